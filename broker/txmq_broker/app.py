@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from msgspec.structs import replace
 
@@ -38,23 +38,12 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
-from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.handlers.groups import GroupHandlers
-from txmq_broker.handlers.offsets import OffsetHandlers
-from txmq_broker.handlers.progress import ProgressHandlers
+from txmq_broker.handlers.families import HandlerFamily, plain_families
 from txmq_broker.handlers.pull import PullHandlers
-from txmq_broker.handlers.query import QueryHandlers
-from txmq_broker.handlers.recall import RecallHandlers
 from txmq_broker.handlers.relay import RelayHandlers
-from txmq_broker.handlers.returns import ReturnHandlers
-from txmq_broker.handlers.send import SendHandlers
-from txmq_broker.handlers.settings import SettingHandlers
-from txmq_broker.handlers.statistics import StatisticsHandlers
-from txmq_broker.handlers.topics import TopicHandlers
-from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.identity import Identity
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
@@ -83,14 +72,6 @@ _TORN_MEANS: Final = {
     "sync": "none of them was acknowledged",
     "async": "they may hold messages that were acknowledged shortly before",
 }
-
-
-class HandlerFamily(Protocol):
-    """The handlers of one family of requests."""
-
-    def table(self) -> dict[int, Handler]:
-        """The handlers by request code."""
-        ...
 
 
 class Broker:
@@ -407,22 +388,10 @@ class Broker:
         self._copies = CopyHandlers(parts, self._leadership, accounts)
         self._pulls.choice = self._copies.choice
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
-        sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
-            sends,
-            ReturnHandlers(parts, sends.topic_of_group),
-            RecallHandlers(parts),
-            TransactionHandlers(parts),
+            *plain_families(parts, self._door.accounts),
             self._pulls,
             self._client_handlers,
-            OffsetHandlers(parts),
-            QueryHandlers(parts),
-            TopicHandlers(parts),
-            GroupHandlers(parts),
-            ProgressHandlers(parts),
-            StatisticsHandlers(parts),
-            SettingHandlers(parts),
-            AccountHandlers(parts, self._door.accounts),
             self._relays,
             self._copies,
             self._set_handlers,

@@ -60,21 +60,30 @@ def test_unfinished_frames_of_all_peers_share_one_budget():
 
 
 def test_unread_answers_of_all_peers_share_one_budget():
-    body = b"x" * 3_000_000
+    served = []
+
+    def serve(_, request):
+        served.append(request)
+        return commands.answer(request, body=b"x" * 250_000)
 
     async def scenario(listener, opened):
         first, second = [await opened() for _ in range(2)]
-        for _, writer in (first, second):
-            writer.transport.pause_reading()
         ask = commands.encode(QUICK, 1)
-        first[1].write(ask * 3)
-        await until(lambda: listener.owed.total > 2_000_000)
+
+        async def leave_unread(writer, is_enough):
+            # One by one: the sockets take the first answers, and the rest must not come at once.
+            writer.transport.pause_reading()
+            while not is_enough():
+                expected = len(served) + 1
+                writer.write(ask)
+                await until(lambda expected=expected: len(served) == expected)
+
+        await leave_unread(first[1], lambda: listener.owed.total > 2_000_000)
         listener.owed._limit = listener.owed.total + 1_000_000
-        second[1].write(ask * 3)
-        await until(lambda: listener.owed.cut > 0)
+        await leave_unread(second[1], lambda: listener.owed.cut)
         assert listener.connections == 1
 
-    listening(scenario, {QUICK: lambda _, request: commands.answer(request, body=body)})
+    listening(scenario, {QUICK: serve})
 
 
 def test_many_slow_requests_of_one_read_let_others_have_their_turn(monkeypatch):

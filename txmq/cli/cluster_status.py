@@ -9,10 +9,10 @@ from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin, BrokerCopies
 from txmq.client.routes import MASTER
-from txmq.errors import TxmqError
+from txmq.errors import TopicNotFound, TxmqError
 from txmq.runtime.coordinator import short_name
 
-__all__ = ["copies_of", "print_copies"]
+__all__ = ["copies_of", "is_drained", "print_copies"]
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -112,3 +112,20 @@ def _seconds(follower: dict[str, Any]) -> str:
     if seconds is None:
         return "unknown"
     return f"more than {seconds:.1f}" if follower["is_longer"] else f"{seconds:.1f}"
+
+
+async def is_drained(admin: Admin, broker: str) -> bool | None:
+    """Whether name servers have withdrawn the write permission of a broker's topics.
+
+    Each broker has a topic of its own name, which nobody changes. ``None`` if the name servers do
+    not know that topic.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    try:
+        route = await admin.route(broker)
+    except TopicNotFound:
+        return None
+    writable = {queue.broker for queue in route.writable} | set(route.waiting)
+    return broker not in writable

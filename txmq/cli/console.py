@@ -36,6 +36,15 @@ def console(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show everything, and change nothing.")
     ] = False,
+    database: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="TXMQ_CONSOLE_DATABASES",
+            metavar="NAME=URL",
+            help="Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
+            "table other than txmq_outbox.",
+        ),
+    ] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:
@@ -49,7 +58,7 @@ def console(
     try:
         with named_extra():
             from txmq.console.server import serve
-            from txmq.console.settings import ConsoleSettings, origins_of
+            from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
         is_local = SystemNetwork().is_loopback(host)
         needs_login = not is_local or _has_certificate()
@@ -62,6 +71,7 @@ def console(
                 is_read_only=read_only,
                 needs_login=needs_login,
                 operator=_user(),
+                outboxes=tuple(map(outbox_address, database or ())),
             )
 
             def ready() -> None:

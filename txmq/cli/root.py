@@ -1,67 +1,86 @@
 """All commands joined into one."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer._completion_classes import completion_init
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 import txmq
 from txmq.cli.mqadmin import help_line
 from txmq.cli.output import say
 
-__all__ = ["app"]
+__all__ = ["SUMMARIES", "app", "load_command"]
 
 # In the order of the help. Each is a module beside this one, with a Typer called ``app`` or with a
-# function of its own name.
-_NAMES: Final = (
-    "serve",
-    "names",
-    "topic",
-    "group",
-    "producer",
-    "message",
-    "trace",
-    "stats",
-    "tx",
-    "resolve",
-    "xa",
-    "relay",
-    "worker",
-    "outbox",
-    "dlq",
-    "log",
-    "backup",
-    "reconcile",
-    "cluster",
-    "console",
-    "broker",
-    "acl",
-    "audit",
-    "schema",
-    "config",
-    "completion",
-)
+# function of its own name. The help shows the first sentences from here, because loading all
+# modules for them takes longer than all the rest.
+SUMMARIES: Final[Mapping[str, str]] = {
+    "serve": "Run a broker until it is stopped; SIGTERM drains it.",
+    "names": "Run a name server until it is stopped.",
+    "topic": "Create, change, show and delete topics.",
+    "group": "Create, watch, move and delete consumer groups.",
+    "producer": "Show the producers that are connected.",
+    "message": "Send, recall, fetch and look up messages.",
+    "trace": "Follow the traces that clients leave.",
+    "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
+    "find": "Find topics, groups, producers, brokers, transactions and messages.",
+    "tx": "Show open transactions, and decide them by hand.",
+    "resolve": (
+        "Answer brokers that ask about transactions of services that are down, until it is stopped."
+    ),
+    "xa": "List and end prepared transactions over several databases.",
+    "relay": "Publish the committed messages of an outbox; several relays share the work.",
+    "worker": "Run the consumers, transaction managers and relays of an application.",
+    "outbox": "Show rows that wait for relays; retry them or put them aside.",
+    "dlq": "Show messages that groups could not consume, and resend them.",
+    "log": "Verify, repair, show and export the log of a stopped broker.",
+    "backup": "Back up a broker while it runs; verify and restore the backup.",
+    "reconcile": (
+        "Reconcile a business date, or several in their order: both banks' books and the broker's "
+        "log."
+    ),
+    "cluster": "Show clusters and their brokers.",
+    "console": "Serve a web console, until it is stopped.",
+    "broker": "Show brokers that run, and change their settings.",
+    "acl": "The accounts of a broker or a name server.",
+    "audit": "List what operators did: who, from where, when, what, and whether it was refused.",
+    "schema": "Create and clean the tables that txmq needs in a database.",
+    "config": "The settings of a broker.",
+    "completion": "Print the script with which a shell completes commands and options.",
+}
 
 
 class _Commands(TyperGroup):
-    """Loads a command when somebody asks for it: a broker does not wait for fourteen others."""
+    """Loads a command when it runs: a broker does not wait for all the others."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         # The help and "did you mean" need the names, and have them without loading anything.
-        commands: dict[str, Any] = dict.fromkeys(_NAMES)
+        commands: dict[str, Any] = dict.fromkeys(SUMMARIES)
         self.commands = commands
+        self._is_help = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._is_help = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_help = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if self._is_help and cmd_name in self.commands:
+            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
         if cmd_name in self.commands and self.commands[cmd_name] is None:
-            self.commands[cmd_name] = _loaded(cmd_name)
+            self.commands[cmd_name] = load_command(cmd_name)
         return super().get_command(ctx, cmd_name)
 
 
-def _loaded(name: str) -> Any:
+def load_command(name: str) -> Any:
+    """Import a command of :data:`SUMMARIES` with its subcommands."""
     module = import_module(f"txmq.cli.{name}")
     alone = typer.Typer()
     if hasattr(module, "app"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["SECTIONS", "Listed", "Section", "section_of"]
+__all__ = ["SECTIONS", "Listed", "Section", "is_listed", "section_of"]
 
 
 class Listed(NamedTuple):
@@ -36,10 +36,32 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/topics", "Topics", "/topic"),
             Listed("/messages", "Find a message", "/message"),
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
+            Listed("/delayed", "Delayed", "/delayed"),
         ),
     ),
-    Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
+    Section(
+        "Clients",
+        (
+            Listed("/groups", "Consumer groups", "/group"),
+            Listed("/producers", "Producers", ""),
+        ),
+    ),
+    Section(
+        "Cluster",
+        (
+            Listed("/cluster", "Brokers and members", "/cluster"),
+            Listed("/settings", "Settings", "/settings"),
+            Listed("/access", "Access", "/access"),
+            Listed("/audit", "Audit", ""),
+        ),
+    ),
+    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
 )
+
+
+def is_listed(path: str) -> bool:
+    """Whether the navigation names a page."""
+    return any(page.path == path for section in SECTIONS for page in section.pages)
 
 
 def section_of(path: str) -> Section | None:

@@ -395,7 +395,9 @@ class EtcdCoordinator:
             return ""
         if isinstance(error, ssl.SSLError):
             return self._tls.reason_of(error)
-        return "" if str(error) else "no answer with TLS"
+        # An etcd without TLS answers the first bytes of TLS, resets the connection, or is silent.
+        is_cut = isinstance(error, ConnectionResetError) or not str(error)
+        return "no answer with TLS" if is_cut else ""
 
     def _leave(self, address: str) -> None:
         """Begin the next request with another endpoint."""

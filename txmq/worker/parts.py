@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from txmq import blocking
-from txmq.blocking import OpenableFacade
 from txmq.client.client import Client
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.pull_consumer import PullConsumer
@@ -18,6 +17,7 @@ from txmq.client.consume.push_consumer import PushConsumer
 from txmq.client.consume.scheduled_pull import ScheduledPull
 from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
+from txmq.facade import OpenableFacade
 from txmq.quantity import quantity
 from txmq.transaction.manager import TransactionManager
 from txmq.transaction.producer import TransactionProducer

@@ -134,6 +134,10 @@ class DelayStore(DelayLines):
         """
         return self._leaving > 0
 
+    def seconds_from(self, start: Due, most: int) -> Iterator[tuple[int, list[Due]]]:
+        """The waiting messages from a place on, by second; see :class:`DueMessages`."""
+        return self._waiting.seconds_from(start, most)
+
     def next_ms(self) -> int | None:
         """Return the time of the next look for due messages."""
         return self._waiting.next_ms()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 __all__ = ["LINES_MAX", "NOWHERE", "Due", "DueMessages", "LinePlace", "split_where", "where_of"]
@@ -118,7 +119,25 @@ class DueMessages:
         heapq.heapify(self._now)
         self._begun = second
 
+    def seconds_from(self, start: Due, most: int) -> Iterator[tuple[int, list[Due]]]:
+        """The waiting messages from a place on: those of some seconds, each with its number.
+
+        A second is sorted as a whole, however many messages it has.
+        """
+        first = start.due_ms << _WHERE_BITS | where_of(start.line, start.offset)
+        if self._now:
+            yield self._begun, _sorted(self._now, first)
+        second = start.due_ms // _MS
+        for number in heapq.nsmallest(most, (one for one in self._later if one >= second)):
+            base = number * _MS << _WHERE_BITS
+            yield number, _sorted((base + value for value in self._later[number]), first)
+
     def drop_first(self) -> None:
         """Remove the message of :meth:`first`."""
         heapq.heappop(self._now)
         self._count -= 1
+
+
+def _sorted(values: Iterable[int], first: int) -> list[Due]:
+    chosen = sorted(value for value in values if value >= first)
+    return [Due(value >> _WHERE_BITS, *split_where(value & _WHERE_MASK)) for value in chosen]

@@ -150,6 +150,30 @@ class ClusterCalls:
         """
         return await self._change_set(broker, SetChange("rejoin", member, operator, reason))
 
+    async def hand_over(self, broker: str, member: str, *, reason: str, operator: str) -> str:
+        """Have the leader of a broker set hand over to a follower that is in sync.
+
+        The leader answers what it has accepted before it hands over, so nothing is lost. The call
+        returns when the store of the set has recorded the act, before the follower leads.
+
+        Args:
+            broker: The name of the set.
+            member: The member, by its whole name or the one in its settings.
+            reason: Why; the set keeps it.
+            operator: Who decides; the set keeps it.
+
+        Returns:
+            The whole name of the member.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The member is unknown.
+            IllegalOperation: It leads already, is not in sync, or the set has no coordinator.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        return await self._change_set(broker, SetChange("hand-over", member, operator, reason))
+
     async def _change_set(self, broker: str, change: SetChange) -> str:
         (address,) = (await self._masters(broker=broker)).values()
         answer = await self._session.request(

@@ -278,6 +278,8 @@ class PullConsumer(Lifecycle):
         while not buffer.is_closed:
             messages = buffer.take()
             if messages:
+                if (telemetry := self.client.settings.telemetry) is not None:
+                    telemetry.metrics.count_polled(self.group, messages)
                 return messages
             await buffer.wait()
         return []

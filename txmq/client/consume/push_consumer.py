@@ -221,6 +221,7 @@ class PushConsumer(Lifecycle):
         if telemetry is not None:
             about = self.group, self.client.id
             hooks.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
+            hooks.append(telemetry.metrics.of_consumer(self.group, session.clock))
         return HandlerHooks(hooks) if hooks else None
 
     async def _close_hooks(self) -> None:

@@ -107,6 +107,7 @@ class Producer(Lifecycle):
         telemetry = self.client.settings.telemetry
         if telemetry is not None and self.settings is not TRACE_SETTINGS:
             hooks.append(telemetry.of_producer(self.group, self.client.id))
+            hooks.append(telemetry.metrics.of_producer(self.group, pending.clock))
         self._hooks = SendHooks(hooks) if hooks else None
         if self.settings is not TRACE_SETTINGS:
             self._chain = SendChain.of(self.client.middlewares)

@@ -1,21 +1,21 @@
-"""Open transactions: listed, shown as a timeline, rechecked, and decided by hand."""
+"""Transactions: listed while they are open, shown as nine steps, rechecked, and decided by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from txmq.cli.message import find_traces
-from txmq.cli.moments import age_of
-from txmq.cli.traces import trace_row
+from txmq.cli.transaction_steps import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import RequestNotSupported, TxmqError, UsageError
+from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 
@@ -31,14 +31,13 @@ _AGES: Final = (
     ("1 to 24 hours", 86_400),
 )
 _OLDEST: Final = "over a day"
-
-
-class TimelineStep(NamedTuple):
-    """One line of a transaction's history."""
-
-    at_ms: int | None
-    text: str
-    mood: str = ""
+_MOODS: Final = {"parked": "bad", "committed": "good", "rolled back": "good"}
+_STATUS_WORDS: Final = {
+    IMPLIED: "follows from the decision",
+    UNKNOWN: "not known",
+    NEXT: "next",
+    OPEN: "not yet",
+}
 
 
 async def show_list(visit: Visit) -> PageContent:
@@ -74,19 +73,36 @@ async def show_list(visit: Visit) -> PageContent:
 
 
 async def show_one(visit: Visit) -> PageContent:
-    """Show one open transaction, its history and its message."""
-    transaction, message = await _find(visit)
+    """Show one transaction, open or decided: its nine steps and its message."""
+    try:
+        report, message = await find_report(
+            visit.admin,
+            visit.required("id"),
+            visit.text("topic"),
+            visit.text("broker") or None,
+            visit.settings.cluster,
+        )
+    except RequestNotSupported:
+        return PageContent("transaction_missing.html", {"title": "Transaction"})
+    transaction = report.transaction
+    traces = await traces_of(visit.admin, transaction.queue.topic, transaction.id)
     values = {
         "title": "Transaction",
         "transaction": transaction,
+        "report": report,
+        "is_open": report.final is None,
+        "mood": _MOODS.get(transaction.state, "calm"),
         "message": message,
-        "timeline": await _timeline(visit, transaction, message),
+        "steps": steps_of(report, message, traces),
+        "has_traces": bool(traces),
+        "statuses": _STATUS_WORDS,
         "body": body_view(message.body, visit.text("as")),
         "body_link": {
             form: link(
                 "/transaction",
-                id=transaction.id,
+                id=visit.text("id"),
                 broker=transaction.queue.broker,
+                topic=visit.text("topic"),
                 **{"as": form},
             )
             for form in ("json", "text", "hex")
@@ -143,6 +159,17 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
 
 
+async def recheck_all(form: ChangeForm) -> ChangeDone:
+    """Have the brokers ask the producers of all open transactions, or of those of a group."""
+    visit = form.visit
+    state, group = visit.text("state"), visit.text("group")
+    counts = await visit.admin.recheck_transactions(
+        state=state, group=group, cluster=visit.settings.cluster
+    )
+    notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
+    return ChangeDone(url_of("/transactions", state=state, group=group), notice)
+
+
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:
     decision = visit.required("decision")
     if decision == "commit":
@@ -168,46 +195,6 @@ def _repeated(transaction: OpenTransaction) -> tuple[str, str]:
     return "id", transaction.id
 
 
-async def _timeline(
-    visit: Visit, transaction: OpenTransaction, message: ReceivedMessage
-) -> list[TimelineStep]:
-    """What is known of the nine steps, in order of time."""
-    origin = transaction.origin or "an unknown client"
-    steps = [
-        TimelineStep(
-            message.born_ms or None, f"{origin} of group {transaction.group} sent the half message"
-        ),
-        TimelineStep(
-            transaction.stored_ms,
-            f"{transaction.queue.broker} stored it at {transaction.offset_id}, invisible to "
-            "consumers",
-        ),
-    ]
-    try:
-        traces = await find_traces(visit.admin, transaction.queue.topic, message.id)
-    except TxmqError:
-        traces = []  # Most clients leave no traces, and then their topic does not exist.
-    for record in traces:
-        event, _, group, *_, more = trace_row(record)
-        steps.append(TimelineStep(record.at_ms, f"trace of group {group}: {event}, {more}"))
-    steps.sort(key=lambda step: step.at_ms or 0)
-    age = age_of(visit.clock.wall_ms() - transaction.stored_ms)
-    if transaction.checks:
-        asked = "once" if transaction.checks == 1 else f"{transaction.checks} times"
-        steps.append(
-            TimelineStep(None, f"the broker asked the producers {asked}; none had a decision")
-        )
-    if transaction.is_being_decided:
-        steps.append(TimelineStep(None, "a decision is being written now"))
-    elif transaction.state == "parked":
-        text = f"parked, open for {age}: the broker asks no more, and a person must decide"
-        steps.append(TimelineStep(None, text, "bad"))
-    else:
-        text = f"open for {age}: the broker waits for the producer, or asks it"
-        steps.append(TimelineStep(None, text, "wait"))
-    return steps
-
-
 def _by_age(found: list[OpenTransaction], now_ms: int) -> dict[str, int]:
     counts: dict[str, Any] = dict.fromkeys([name for name, _ in _AGES] + [_OLDEST], 0)
     for transaction in found:
@@ -224,4 +211,5 @@ PAGES: Final = (
 CHANGES: Final = (
     ChangeRoute("/transaction/decision", decide, show_decision),
     ChangeRoute("/transaction/recheck", recheck, show_one),
+    ChangeRoute("/transactions/recheck", recheck_all, show_list),
 )

@@ -81,9 +81,10 @@ class SeveralBrokers(BrokerProcess):
         self._seen.update(self.pids().values())
 
     def refusal(self, *words):
-        """What `txmq serve` says on this directory with other options, and its exit code."""
+        """The exit code of a command about this directory, and the last line that it prints."""
+        verb, more = words[0].split(), words[1:]
         done = subprocess.run(
-            [sys.executable, "-m", "txmq", "serve", "--data", str(self.folder / "data"), *words],
+            [sys.executable, "-m", "txmq", *verb, "--data", str(self.folder / "data"), *more],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,

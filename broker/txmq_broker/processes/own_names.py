@@ -55,6 +55,8 @@ class OwnNames:
         self._watches: list[asyncio.Task[None]] = []
         self._parts: dict[int, dict[str, TopicConfig]] = {}
         self._holders: dict[int, object] = {}
+        self.address = settings.names_listen
+        """The host and port it listens on."""
         self.refusals: dict[int, str] = {}
         """Why the last registration of a broker was refused, by its number."""
 
@@ -75,6 +77,7 @@ class OwnNames:
             OSError: The address is taken, or not one of this machine.
         """
         await self._server.open(*split_address(self._settings.names_listen))
+        self.address = "{}:{}".format(*self._server.address)
 
     async def __aexit__(
         self,
@@ -89,11 +92,6 @@ class OwnNames:
         for watch in self._watches:
             watch.cancel()
         await self._stack.aclose()
-
-    @property
-    def address(self) -> str:
-        """The host and port it listens on."""
-        return "{}:{}".format(*self._server.address)
 
     # What brokers send
 

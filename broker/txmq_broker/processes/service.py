@@ -224,7 +224,8 @@ class BrokersService:
         if self.names is not None:
             self.names.unregister(number)
         if end.failure is None:
-            log.error("broker %s ended: %s; it %s", state.name, end, _after(pause_s))
+            level = logging.INFO if end.code == 0 else logging.ERROR
+            log.log(level, "broker %s ended: %s; it %s", state.name, end, _after(pause_s))
             return
         reason, before = end.failure.reason, state.failure
         state.failure = reason
@@ -244,4 +245,6 @@ class BrokersService:
 
 
 def _after(pause_s: float | None) -> str:
-    return "does not start again" if pause_s is None else f"starts again in {pause_s:.1f} s"
+    if pause_s is None:
+        return "does not start again"
+    return f"starts again in {pause_s:.1f} s" if pause_s else "starts again at once"

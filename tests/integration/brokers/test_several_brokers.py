@@ -169,14 +169,13 @@ def test_a_drained_directory_is_not_served_in_part(brokers):
 
     assert not any(is_running(pid) for pid in pids)
     assert "Traceback" not in brokers.tail(1_000_000)
-    code, text = brokers.refusal("--brokers", "1")
-    assert code == 2
-    assert "also holds broker-b" in text
-    code, text = brokers.refusal()
-    assert code == 2
-    assert "Start all with --brokers 2" in text
-    code, text = brokers.refusal(
-        "--data", str(brokers.folder / "data" / "broker-a"), "--brokers", "2"
-    )
-    assert code == 2
-    assert "is the directory of one broker" in text
+    first = brokers.folder / "data" / "broker-a"
+    for words, reason in {
+        ("serve", "--brokers", "1"): "also holds broker-b",
+        ("serve",): "Start all with --brokers 2",
+        ("serve", "--data", str(first), "--brokers", "2"): "is the directory of one broker",
+        ("log verify",): f"broker-a, broker-b; name one, as {first}",
+    }.items():
+        code, text = brokers.refusal(*words)
+        assert code == 2
+        assert reason in text

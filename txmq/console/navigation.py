@@ -29,7 +29,7 @@ class Section(NamedTuple):
 
 SECTIONS: Final[tuple[Section, ...]] = (
     Section("Overview", (Listed("/", "Overview", ""),)),
-    Section("Transactions", (Listed("/transactions", "Open and parked", "/transaction"),)),
+    Section("Transactions", (Listed("/transactions", "Open and decided", "/transaction"),)),
     Section(
         "Messages",
         (
@@ -55,7 +55,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/audit", "Audit", ""),
         ),
     ),
-    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
+    Section(
+        "Databases",
+        (
+            Listed("/outbox", "Outboxes", "/outbox"),
+            Listed("/reconciliation", "Reconciliation", "/reconciliation"),
+        ),
+    ),
 )
 
 

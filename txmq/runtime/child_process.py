@@ -227,7 +227,7 @@ class ChildProcess:
             while line := await reader.readline():
                 self._take(_DECODE_NOTICE.decode(line))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            log.warning("process %d: its line broke: %s", self.number, error)
+            log.debug("process %d: its line broke: %s", self.number, error)
         finally:
             self._reported.set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
@@ -34,6 +35,9 @@ __all__ = [
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """One line; the figures of a thousand series have half a megabyte."""
+
+WATCH_S: Final = 1.0
+"""How soon a child whose loop is blocked notices that its supervisor is gone."""
 
 FailureKind: TypeAlias = Literal["refused", "unavailable"]
 """Whether the same start must fail again, or may succeed when a server is back."""
@@ -99,6 +103,14 @@ _PIECE_BYTES: Final = 65_536
 _DECODE_ORDER: Final = msgspec.json.Decoder(Order)
 
 
+def _watch(parent: int, grace_s: float) -> None:
+    never = threading.Event()
+    while os.getppid() == parent:
+        never.wait(WATCH_S)
+    never.wait(grace_s)
+    os._exit(1)
+
+
 class ParentLink:
     """The child's end. It is made before the event loop runs, and works inside its ``async with``.
 
@@ -140,6 +152,15 @@ class ParentLink:
         order = _DECODE_ORDER.decode(line)
         assert isinstance(order, StartOrder), "the first line starts the child"
         return order
+
+    def end_after_parent(self, grace_s: float) -> None:
+        """End this process some seconds after its supervisor at the latest, even if a function
+        blocks the event loop.
+        """
+        name = "txmq-parent-watch"
+        threading.Thread(
+            target=_watch, args=(os.getppid(), grace_s), name=name, daemon=True
+        ).start()
 
     async def __aenter__(self) -> Self:
         reader, self._writer = await asyncio.open_connection(

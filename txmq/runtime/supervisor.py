@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class SupervisorEnd(Enum):
     """Why a supervisor ended."""
 
     DRAINED = "all processes finished their work"
-    CUT = "a process did not finish its work in time, and was killed"
+    CUT = "a process did not finish its work in order"
     REFUSED = "the program cannot be started"
     GAVE_UP = "a process died again and again"
 
@@ -331,7 +332,9 @@ class Supervisor:
         self._over.set()
 
     def _note_cut(self, end: ChildEnd) -> None:
-        if end.was_killed and self._end is None:
+        # A child that has loaded nothing has no handler for SIGTERM yet, and nothing in hand.
+        is_in_order = end.code in {0, -signal.SIGTERM} and not end.was_killed
+        if not is_in_order and end.failure is None and self._end is None:
             self._end = SupervisorEnd.CUT
 
     def _notice(self, child: ChildProcess, notice: ChildNotice) -> None:

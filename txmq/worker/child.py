@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from typing import Final
 
 import msgspec
@@ -42,11 +44,16 @@ from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 
 LAG_S: Final = 10.0
 """How often brokers are asked how far groups are behind."""
+LAG_AGAIN_S: Final = 1.0
+"""How soon they are asked again about a group that they do not know yet."""
 LAG_ANSWER_S: Final = 5.0
+
+ORPHAN_GRACE_S: Final = 5.0
+"""How much longer than its drain a process may live after its supervisor."""
 
 IMPORT_NOTICE_S: Final = 10.0
 """How long an import may take before the log says so."""
@@ -85,8 +92,10 @@ class WorkerChild:
         except ConfigError as error:
             link.send(FailedNotice("refused", str(error)))
             return CANNOT_START
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            return runner.run(self.run(link, start.number, plan))
+        link.end_after_parent(plan.drain_s + ORPHAN_GRACE_S)
+        # Not closed: that would wait for threads, in which a handler may hang.
+        runner = asyncio.Runner(loop_factory=fast_loop())
+        return runner.run(self.run(link, start.number, plan))
 
     async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
         """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
@@ -159,27 +168,35 @@ class WorkerChild:
     def _held(self) -> dict[str, int]:
         if self._parts is None:
             return {}
-        return {
-            consumer.group: sum(queue.cached_msg_count for queue in consumer.held().values())
-            for consumer in self._parts.consumers
-        }
+        held: dict[str, int] = {}
+        for consumer in self._parts.consumers:
+            with suppress(RuntimeError):  # A loop in another thread may change it meanwhile.
+                queues = consumer.held().values()
+                held[consumer.group] = sum(queue.cached_msg_count for queue in queues)
+        return held
 
     def _cut_off(self) -> list[str]:
-        consumers = [] if self._parts is None else self._parts.consumers
-        return [one.group for one in consumers if not one.client.session.pool.opened()]
+        found: list[str] = []
+        for consumer in {} if self._parts is None else self._parts.consumers:
+            with suppress(RuntimeError):  # Likewise.
+                if not consumer.client.session.pool.opened():
+                    found.append(consumer.group)
+        return found
 
     async def _look_at_lag_always(self, parts: OpenParts) -> None:
         while True:
-            for consumer in parts.consumers:
+            for consumer, part in parts.consumers.items():
+                admin = consumer.client.admin
                 try:
                     async with asyncio.timeout(LAG_ANSWER_S):
-                        found = await consumer.client.admin.group_lag(consumer.group)
+                        found = await part.in_loop(admin.group_lag(consumer.group))
                 except (TxmqError, TimeoutError) as error:
                     log.debug("the lag of %s is not known: %s", consumer.group, error)
                     self._lag.pop(consumer.group, None)
                 else:
                     self._lag[consumer.group] = found.lag
-            await asyncio.sleep(LAG_S)
+            is_whole = len(self._lag) == len({consumer.group for consumer in parts.consumers})
+            await asyncio.sleep(LAG_S if is_whole else LAG_AGAIN_S)
 
 
 @contextmanager
@@ -213,6 +230,9 @@ def with_signals(stopped: asyncio.Event) -> None:
 def main() -> None:
     """Run one process; the last argument is the file descriptor of its supervisor."""
     child = WorkerChild()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Whole lines, at once: all processes print to the same stream.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         code = child.main(ParentLink(int(sys.argv[-1]), child.report))
     except ConnectionError:
@@ -220,7 +240,8 @@ def main() -> None:
     except Exception:
         log.exception("this process ends because of an error")
         code = CRASHED
-    logging.shutdown()
+    # Libraries send what they have kept, such as traces.
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit runs none
     sys.stdout.flush()
     # A handler that hangs in a thread must not keep the process.
     os._exit(code)

@@ -62,7 +62,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
 
 
 def _module(name: str, target: str) -> ModuleType:
-    if not name or any(not part.isidentifier() for part in name.split(".")):
+    if name.endswith(".py") or any(not part.isidentifier() for part in name.split(".")):
         hint = name.removesuffix(".py").replace("/", ".").strip(".")
         raise ConfigError(
             f"{target!r} is not a target; write module:name, as in {hint or 'app.orders'}:client"
@@ -79,6 +79,10 @@ def _module(name: str, target: str) -> ModuleType:
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}" if error.filename else name
         raise ConfigError(f"{name} cannot be imported: {error.msg} ({place})") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{name} ended the program while it was imported, with exit code {error.code}"
+        ) from error
     except Exception as error:
         raise _import_failed(name, error) from error
 
@@ -159,7 +163,7 @@ class _Search:
         if missing:
             raise ConfigError(
                 f"{self._target} needs {', '.join(missing)}; a worker calls it with names, or with "
-                "nothing"
+                "nothing; to run a handler, name its client"
             )
         given: dict[str, object] = {}
         names = next((one for one in parameters if one.name == "names"), None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from txmq.errors import ConfigError, DirectoryInUse, StoreError, TxmqError
+from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.memory import exempt_from_collection, keep_freed_memory
 from txmq.runtime.parent_link import (
     ContentNotice,
@@ -30,6 +31,7 @@ from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.processes.parent_registration import ParentRegistration
 from txmq_broker.processes.plan import (
     BEAT_S,
+    DRAIN_S,
     BrokerNotice,
     BrokerProcessPlan,
     BrokerReport,
@@ -45,7 +47,10 @@ __all__ = ["CANNOT_START", "CRASHED", "BrokerChild"]
 
 log = logging.getLogger(__name__)
 
-LOCK_WAIT_S: Final = 30.0
+ORPHAN_S: Final = DRAIN_S + KILL_GRACE_S
+"""How long a broker may take to end without its supervisor, even if its event loop is blocked."""
+
+LOCK_WAIT_S: Final = ORPHAN_S + 10.0
 """How long to wait for a directory: after a supervisor was killed, its brokers are still ending."""
 LOCK_PAUSE_S: Final = 0.1
 
@@ -80,6 +85,7 @@ class BrokerChild:
             The exit code of the process.
         """
         keep_freed_memory()
+        self._link.end_after_parent(ORPHAN_S)
         drain_at_sigterm(self._link.stopped)
         settings = self.plan.settings
         allow_files(settings.connections_max)

@@ -13,6 +13,7 @@ from txmq_broker.config import BrokerSettings
 __all__ = [
     "BEAT_S",
     "DECODE_NOTICE",
+    "DRAIN_S",
     "BrokerNotice",
     "BrokerProcessPlan",
     "BrokerReport",
@@ -24,6 +25,10 @@ __all__ = [
 
 BEAT_S: Final = 1.0
 """How often the process of a broker sends a sign of life."""
+
+
+DRAIN_S: Final = 30.0
+"""How long a broker may take to drain, before it is killed."""
 
 
 class BrokerProcessPlan(msgspec.Struct, frozen=True):

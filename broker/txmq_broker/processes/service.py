@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from txmq_broker.processes.layout import check_directory, settings_of_brokers
 from txmq_broker.processes.own_names import OwnNames
 from txmq_broker.processes.plan import (
     DECODE_NOTICE,
+    DRAIN_S,
     BrokerProcessPlan,
     HeartbeatNotice,
     OpenedNotice,
@@ -37,9 +38,6 @@ from txmq_broker.running import allow_files
 __all__ = ["BrokerState", "BrokersOptions", "BrokersService"]
 
 log = logging.getLogger(__name__)
-
-DRAIN_S: Final = 30.0
-"""How long a broker may take to drain, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

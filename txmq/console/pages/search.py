@@ -43,10 +43,10 @@ async def show(visit: Visit) -> PageContent:
     if not wanted:
         return PageContent("search.html", values)
     if place := await _place_of(visit, wanted):
-        return PageContent("", {}, to=place)
+        return PageContent("search.html", values, to=place)
     found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
     if len(found.exact) == 1 and (to := _url_of(found.exact[0])):
-        return PageContent("", {}, to=to)
+        return PageContent("search.html", values, to=to)
     values["kinds"] = [
         {
             "title": _TITLES[kind],
@@ -67,7 +67,7 @@ def _url_of(hit: SearchHit) -> str:
     if hit.kind in _PATHS:
         return url_of(_PATHS[hit.kind], **fields)
     if hit.kind == "producer":
-        return url_of("/producers", search=hit.name) if is_listed("/producers") else ""
+        return url_of("/producers", group=hit.name) if is_listed("/producers") else ""
     return "/cluster" if is_listed("/cluster") else "/"
 
 

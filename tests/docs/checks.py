@@ -61,6 +61,7 @@ OPERATED = {
     "howto/monitor",
     "howto/replicate",
     "howto/replicate-by-hand",
+    "howto/several-brokers",
     "howto/topics-and-groups",
     "reference/cli",
 }

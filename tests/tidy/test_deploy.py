@@ -28,7 +28,8 @@ from txmq_broker.monitoring.subject import LoneProcess
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus/txmq-broker.rules.yml"
-OF_PROMETHEUS = {"instance", "job", "le"}
+OF_PROMETHEUS = {"instance", "job", "le", "broker"}
+"""Labels that any metric may have; the supervisor of several brokers adds the last."""
 OF_PROCESSES = {
     "process_resident_memory_bytes",
     "process_cpu_seconds_total",

@@ -242,6 +242,6 @@ class ChildProcess:
             self.is_loaded, self.description = True, notice.description
         elif isinstance(notice, ReadyNotice):
             self._ready_at = self._clock.monotonic()
-        else:
+        elif isinstance(notice, FailedNotice):
             self._failure = notice
         self._on_notice(self, notice)

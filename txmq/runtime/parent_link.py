@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
@@ -21,6 +21,7 @@ __all__ = [
     "LINE_BYTES_MAX",
     "AskOrder",
     "ChildNotice",
+    "ContentNotice",
     "FailedNotice",
     "FailureKind",
     "LoadedNotice",
@@ -85,10 +86,16 @@ class ReportNotice(msgspec.Struct, tag="report", frozen=True):
     content: msgspec.Raw
 
 
+class ContentNotice(msgspec.Struct, tag="content", frozen=True):
+    """Something that only the program reads."""
+
+    content: msgspec.Raw
+
+
 Order: TypeAlias = StartOrder | StopOrder | AskOrder
 """What a supervisor sends."""
 
-ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice
+ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice | ContentNotice
 """What a child sends."""
 
 _PIECE_BYTES: Final = 65_536
@@ -116,12 +123,14 @@ class ParentLink:
         is_orphan: Whether the supervisor is gone.
     """
 
-    def __init__(self, descriptor: int, report: Callable[[], bytes]) -> None:
+    def __init__(self, descriptor: int, report: Callable[[], bytes | Awaitable[bytes]]) -> None:
         # Programs that this one starts must not hold the socket open.
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._report = report
         self._reader: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
+        self._asked = 0
         self._writer: asyncio.StreamWriter | None = None
         self.stopped = asyncio.Event()
         self.is_orphan = False
@@ -166,8 +175,9 @@ class ParentLink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._reader, self._reporter):
+            if task is not None:
+                task.cancel()
         if self._writer is not None:
             self._writer.close()
 
@@ -187,6 +197,22 @@ class ParentLink:
                 if isinstance(order, StopOrder):
                     self.stopped.set()
                 elif isinstance(order, AskOrder):
-                    self.send(ReportNotice(order.serial, msgspec.Raw(self._report())))
+                    self._ask(order.serial)
         self.is_orphan = True
         self.stopped.set()
+
+    def _ask(self, serial: int) -> None:
+        self._asked = serial
+        if self._reporter is not None and not self._reporter.done():
+            return  # The report in the making answers this question as well.
+        found = self._report()
+        if isinstance(found, bytes):
+            self._send_report(found)
+        else:
+            self._reporter = asyncio.create_task(self._wait_for(found), name="report")
+
+    async def _wait_for(self, report: Awaitable[bytes]) -> None:
+        self._send_report(await report)
+
+    def _send_report(self, content: bytes) -> None:
+        self.send(ReportNotice(self._asked, msgspec.Raw(content)))

@@ -20,7 +20,13 @@ from txmq.runtime.backoff import Backoff
 from txmq.runtime.child_process import ChildCommand, ChildEnd, ChildProcess
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.parent_link import ChildNotice, FailedNotice, LoadedNotice, ReadyNotice
+from txmq.runtime.parent_link import (
+    ChildNotice,
+    ContentNotice,
+    FailedNotice,
+    LoadedNotice,
+    ReadyNotice,
+)
 from txmq.runtime.tasks import Tasks, Threads
 
 __all__ = ["ChildSlot", "Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
@@ -117,6 +123,7 @@ class Supervisor:
         listener: Notified of what happens.
         clock: Gives the time.
         entropy: Gives randomness.
+        on_content: Called with the number of a child and what it sends for the program alone.
     """
 
     def __init__(
@@ -126,8 +133,10 @@ class Supervisor:
         listener: SupervisorListener,
         clock: Clock,
         entropy: Entropy,
+        on_content: Callable[[int, bytes], None] | None = None,
     ) -> None:
         self._command = command
+        self._on_content = on_content
         self.settings = settings
         self._listener = listener
         self._clock = clock
@@ -234,10 +243,10 @@ class Supervisor:
             slot.is_replacing = True
             slot.child.stop(self.settings.drain_s)
 
-    async def reports(self) -> dict[int, bytes]:
+    async def reports(self, within_s: float = REPORT_S) -> dict[int, bytes]:
         """A report of each child that has sent one, by its number."""
         children = self.children
-        found = await asyncio.gather(*[child.ask(REPORT_S) for child in children])
+        found = await asyncio.gather(*[child.ask(within_s) for child in children])
         return {
             child.number: report for child, report in zip(children, found, strict=True) if report
         }
@@ -335,6 +344,10 @@ class Supervisor:
 
     def _notice(self, child: ChildProcess, notice: ChildNotice) -> None:
         slot = self.slots[child.number - 1]
+        if isinstance(notice, ContentNotice):
+            if self._on_content is not None:
+                self._on_content(child.number, bytes(notice.content))
+            return
         if isinstance(notice, LoadedNotice) and not self._loaded.is_set():
             self._loaded.set()
             self._listener.loaded(notice.description)

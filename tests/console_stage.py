@@ -92,7 +92,7 @@ class Visitor:
 
     def __init__(self, url):
         self.url = url
-        self._client = httpx.Client(base_url=url, follow_redirects=True)
+        self._client = httpx.Client(base_url=url, follow_redirects=True, timeout=30)
 
     def __enter__(self):
         return self

@@ -61,6 +61,10 @@ bytes that are no request, or because of a limit |
 | `transactions`, `topics`, `groups`, `heartbeats`, `offsets`, `locks`, `relays` | requests that \
 exceeded [a limit that all clients share](../howto/limits.md#what-all-clients-share) |
 """,
+    "Several brokers": """\
+With [`txmq serve --brokers`](../howto/several-brokers.md) one page has the metrics of all \
+brokers, and each sample has the label `broker`.
+""",
     "Process": """\
 On Linux the page also has `process_resident_memory_bytes`, `process_virtual_memory_bytes`, \
 `process_cpu_seconds_total`, `process_open_fds`, `process_max_fds` and \
@@ -80,7 +84,7 @@ OF_CONSOLES = f"""\
 Pages have their paths for names; all addresses that are no page count together as `other`.
 The buckets of the histogram end at {", ".join(f"{bound:g}" for bound in CONSOLE_BOUNDS_S)} seconds.
 """
-WHO = {Origin.ALL: "all", Origin.LEADER: "leader", Origin.FOLLOWER: "follower", Origin.BOTH: "both"}
+WHO = {origin: str(origin) for origin in Origin}
 
 
 def page() -> str:

@@ -45,10 +45,10 @@ from txmq_broker.handlers.families import plain_families
 from txmq_broker.handlers.pull import PullHandlers
 from txmq_broker.handlers.relay import RelayHandlers
 from txmq_broker.identity import Identity
-from txmq_broker.interfaces import Counted, HandlerFamily
+from txmq_broker.interfaces import HandlerFamily
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Counted, Parts
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
@@ -59,7 +59,7 @@ from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.own_connections import own_connections
-from txmq_broker.services.registrar import Registrar
+from txmq_broker.services.registrar import Registrar, Registration
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
@@ -89,8 +89,10 @@ class Broker:
         entropy: Entropy | None = None,
         accept_loss: str | None = None,
         leadership: HeldLeadership | None = None,
+        register: Callable[[Identity, Topics], Registration] | None = None,
     ) -> None:
         self.settings = settings
+        self._register = register
         self._accept_loss = accept_loss
         self._leadership = leadership
         self._gate = None if leadership is None else LeaderGate(leadership)
@@ -140,7 +142,7 @@ class Broker:
         self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
         self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
-        self._registrar: Registrar | OwnRegistration | None = None
+        self._registrar: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._delivery: asyncio.Task[None] | None = None
         self.started_ms = 0
@@ -278,7 +280,9 @@ class Broker:
         if self._accept_loss is not None and not self._keeper.has_lost:
             log.warning("nothing is missing, so --accept-loss had no effect")
 
-    async def _open_names(self) -> Registrar | OwnRegistration:
+    async def _open_names(self) -> Registration:
+        if self._register is not None:
+            return self._register(self._identity, self.topics)
         names = self.settings.names
         if not names:
             server = self._names = NameServer(

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from txmq.remoting.dispatch import Handler
 
-__all__ = ["Counted", "HandlerFamily"]
+__all__ = ["HandlerFamily"]
 
 
 class HandlerFamily(Protocol):
@@ -14,12 +14,4 @@ class HandlerFamily(Protocol):
 
     def table(self) -> dict[int, Handler]:
         """The handlers by request code."""
-        ...
-
-
-class Counted(Protocol):
-    """A part that clients make keep something."""
-
-    def figures(self) -> dict[str, int]:
-        """What it keeps, and what it refused since the start."""
         ...

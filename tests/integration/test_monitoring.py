@@ -205,7 +205,8 @@ def test_members_of_a_set_show_who_leads_and_each_leadership(tmp_path, etcd):
         of_followers = {
             PREFIX + name.removesuffix("_total")
             for name, row in METRICS.items()
-            if row.origin is not Origin.LEADER and not name.startswith(("group_", "lease"))
+            if row.origin in {Origin.ALL, Origin.FOLLOWER, Origin.BOTH}
+            and not name.startswith("group_")
         }
         assert copy.families.keys() >= of_followers
         assert copy("serves_reads") in {0, 1}

@@ -45,6 +45,7 @@ from txmq.console.pages import (
     outboxes,
     overview,
     producers,
+    reconciliation,
     search,
     topic_changes,
     topics,
@@ -53,6 +54,7 @@ from txmq.console.pages import (
 from txmq.console.pages import (
     settings as setting_pages,
 )
+from txmq.console.report_links import ReportLinks
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -66,6 +68,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ReconcileRefused,
     ResourceError,
     TopicNotFound,
     TransportError,
@@ -97,6 +100,7 @@ _MODULES: Final = (
     dead_letters,
     delayed,
     outboxes,
+    reconciliation,
     groups,
     group_changes,
     producers,
@@ -114,6 +118,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
     (ResourceError, 503),
+    (ReconcileRefused, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -137,7 +142,9 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
+        ConfigError: ``settings.names`` names no server, or an outbox or the
+            directory of results cannot be used.
+        ReconcileRefused: The file system of the results does not answer.
     """
     return Console(settings, clock, entropy).app()
 
@@ -153,8 +160,9 @@ class Console:
         entropy = entropy or SystemEntropy()
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
-        self._links = ClusterLinks(settings.names, entropy)
+        self._links = ClusterLinks(settings.names, entropy, settings.operator)
         self._outboxes = OutboxDatabases(settings.outboxes)
+        self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()
         self.tally = ConsoleTally()
         self._pages = {page.path: page for page in PAGES}
@@ -224,6 +232,7 @@ class Console:
             yield
         finally:
             self._outboxes.close()
+            self._reports.close()
             await self._links.close()
 
     # Pages
@@ -254,6 +263,7 @@ class Console:
             settings=self._settings,
             clock=self._clock,
             outboxes=self._outboxes,
+            reports=self._reports,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:

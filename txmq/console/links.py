@@ -17,10 +17,12 @@ from txmq.errors import (
 )
 from txmq.protocol.bodies import Heartbeat
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, fields_of
+from txmq.protocol.headers import Header
 from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import Entropy
 
-__all__ = ["ClusterLinks", "ClusterReach"]
+__all__ = ["ClusterLinks", "ClusterReach", "OperatorSession"]
 
 REACH_S: Final = 3.0
 """How long servers may take until they count as unreachable."""
@@ -39,20 +41,56 @@ class ClusterReach(NamedTuple):
     """Why no name server answers."""
 
 
+OPERATOR: Final = "operator"
+"""The field in which requests name a person."""
+
+
+class OperatorSession(Session):
+    """A session without an account, whose requests name a person for the audit of brokers.
+
+    Args:
+        names: The name servers.
+        operator: The person.
+
+    Raises:
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(self, names: str, operator: str) -> None:
+        super().__init__(names)
+        self._operator = operator
+
+    async def request(
+        self,
+        address: str,
+        code: int,
+        header: Header | dict[str, str] | None = None,
+        *,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """See :meth:`txmq.client.Session.request`; servers ignore a field that they do not know."""
+        fields = dict(header) if isinstance(header, dict) else fields_of(header) if header else {}
+        fields.setdefault(OPERATOR, self._operator)
+        return await super().request(address, code, fields, body=body, timeout_s=timeout_s)
+
+
 class ClusterLinks:
     """Opens connections when a page first needs them, and shares them among its visitors.
 
     Args:
         names: The name servers.
         entropy: Makes wrong secrets, to test that brokers refuse them.
+        operator: The person whom requests without an account name.
 
     Raises:
         ConfigError: ``names`` names no server.
     """
 
-    def __init__(self, names: str, entropy: Entropy) -> None:
+    def __init__(self, names: str, entropy: Entropy, operator: str) -> None:
         self._names = names
         self._entropy = entropy
+        self._operator = operator
         self._open: dict[Credentials | None, Session] = {}
         Session(names)  # Checks the addresses now, and not when the first visitor comes.
 
@@ -60,7 +98,11 @@ class ClusterLinks:
         """The requests of an account, or those of visitors without one."""
         session = self._open.get(credentials)
         if session is None:
-            session = self._open[credentials] = Session(self._names, credentials=credentials)
+            session = self._open[credentials] = (
+                OperatorSession(self._names, self._operator)
+                if credentials is None
+                else Session(self._names, credentials=credentials)
+            )
             await session.__aenter__()
         return Admin(session)
 

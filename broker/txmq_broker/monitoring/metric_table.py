@@ -28,6 +28,8 @@ class Origin(StrEnum):
     FOLLOWER = "follower"
     BOTH = "both"
     """A leader, and a follower, which may serve reads."""
+    SUPERVISOR = "supervisor"
+    """The supervisor of several brokers on one machine."""
 
 
 class MetricRow(NamedTuple):
@@ -174,6 +176,15 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         ),
         "pulls_sent_to_leader_total": _counter(
             "Pulls that the follower sent to its leader.", origin=Origin.FOLLOWER
+        ),
+    },
+    "Several brokers": {
+        "processes": _gauge("Brokers that the supervisor runs.", origin=Origin.SUPERVISOR),
+        "process_ready": _gauge(
+            "1 if this broker takes requests.", "broker", origin=Origin.SUPERVISOR
+        ),
+        "process_restarts_total": _counter(
+            "Times that this broker was started again.", "broker", origin=Origin.SUPERVISOR
         ),
     },
 }

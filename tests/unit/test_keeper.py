@@ -285,3 +285,16 @@ def test_a_broker_repairs_a_table_as_soon_as_there_is_room(caplog):
         assert not [line for line in caplog.messages if "topics.json" in line]
 
     simulate(scenario, 1)
+
+
+def test_a_large_table_has_no_lines_for_people_and_is_loaded_all_the_same():
+    disk = MemoryDisk()
+    first = Tables(disk)
+    assert disk.open("config/topics.json").read(0, 10_000).count(b"\n") > 2
+    for number in range(3_000):
+        first.topics.put(TopicConfig(f"Topic-{number}", 1, 1, 6), 1)
+    first.keeper.save_topics(first.topics)
+
+    file = disk.open("config/topics.json")
+    assert file.read(0, file.size()).count(b"\n") == 1, "the line of the header"
+    assert len(Tables(disk).topics) == len(first.topics)

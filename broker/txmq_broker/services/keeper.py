@@ -39,6 +39,9 @@ _WAY_OUT: Final = (
 PROMOTE_COMMAND: Final = "txmq cluster promote --data DIR --reason TEXT"
 """The command in error texts."""
 
+_PRETTY_BYTES_MAX: Final = 256 * 1024
+"""A table of this size has one row on a line, for people."""
+
 B = TypeVar("B", bound=Body)
 
 
@@ -275,4 +278,6 @@ class Keeper:
 
 
 def _pretty(body: Body) -> bytes:
-    return msgspec.json.format(body.write(), indent=1)
+    text = body.write()
+    # Nobody reads a large table line by line, and its lines would cost as much as all the rest.
+    return text if len(text) > _PRETTY_BYTES_MAX else msgspec.json.format(text, indent=1)

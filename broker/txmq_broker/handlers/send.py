@@ -17,7 +17,7 @@ from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import SMALLEST, Postmark, tail_of
+from txmq.protocol.record import SMALLEST, Postmark
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
@@ -34,6 +34,7 @@ from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic, config_for_group
 from txmq_broker.parts import Parts
+from txmq_broker.store.queue_store import Appended
 
 __all__ = ["SendHandlers", "queues_to_write"]
 
@@ -54,6 +55,7 @@ class SendHandlers:
         self._topics = parts.topics
         self._groups = parts.groups
         self._append = parts.store.append
+        self._append_all = parts.store.append_all
         self._coordinator = parts.coordinator
         self._schedule = parts.schedule
         self._clients = parts.clients
@@ -221,7 +223,7 @@ class SendHandlers:
             self._new_key,
         )
         # All messages are checked before the first is staged: a batch is stored whole or refused.
-        messages: list[tuple[int, bytes, bytes, int, tuple[int, ...]]] = []
+        messages: list[Appended] = []
         first_unique = ""
         name_field = topic.name_field
         size = len(items) * SMALLEST
@@ -231,19 +233,16 @@ class SendHandlers:
                 if is_marked_half(special):
                     raise MessageIllegal("a batch cannot be transactional")
                 refuse_delay(special, "a batch")
-            tail = tail_of(name_field, data)
+            tail = name_field + _length(len(data)) + data
             # Shared properties are stored with each message, so a small batch may fill the log.
             size += len(body) + len(tail)
             if size > SPAN_BYTES_MAX:
                 raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
             first_unique = first_unique or unique
             messages.append((flag, body, tail, tags_code, hashes))
-        queue, append = topic.queues[number], self._append
+        queue = topic.queues[number]
         offset = queue.next_offset
-        positions = [
-            append(queue, postmark, flag, body, tail, tags_code, hashes)[1]
-            for flag, body, tail, tags_code, hashes in messages
-        ]
+        positions = self._append_all(queue, postmark, messages)
         topic.put_count += len(items)
         topic.put_bytes += len(request.body)
         return templates.sent(request, self._offset_ids(positions), number, offset, first_unique)

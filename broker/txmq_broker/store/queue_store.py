@@ -31,6 +31,7 @@ from txmq_broker.store.sealed_bytes import SealedBytes
 __all__ = [
     "ENTRY",
     "ENTRY_BYTES",
+    "Appended",
     "Block",
     "ConsumeQueue",
     "Entry",
@@ -341,6 +342,9 @@ def keys_in(text: str) -> list[str]:
     return keys
 
 
+Appended: TypeAlias = tuple[int, bytes, bytes, int, tuple[int, ...]]
+"""A message of a batch, as the last arguments of :meth:`QueueStore.append`."""
+
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
 """A record that is not durable yet: its queue; the position, size, tag's hash and checksum of its
 entry there; and the hashes of its keys.
@@ -439,6 +443,42 @@ class QueueStore:
         checksum = crc32(tail, crc32(body, crc32(head)))
         self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
         return offset, position
+
+    def append_all(
+        self, queue: ConsumeQueue, postmark: Postmark, messages: Sequence[Appended]
+    ) -> list[int]:
+        """Stage the messages of a batch, and return their log positions.
+
+        Their queue offsets follow each other. It does the same as :meth:`append` for each of them;
+        what they share is packed once.
+        """
+        shared = records.shared_field(postmark)
+        if shared is None:
+            return [self.append(queue, postmark, *message)[1] for message in messages]
+        log, number, offset = self._log, queue.number, queue.next_offset
+        position = log.next_position
+        pack, fixed, magic = records.HEAD_WITH_SHARED.pack, records.HEAD_BYTES, records.MAGIC
+        pieces: list[bytes] = []
+        staged: list[Staged] = []
+        positions: list[int] = []
+        for flag, body, tail, tags_code, key_hashes in messages:
+            body_size = len(body)
+            size = fixed + body_size + len(tail)
+            crc = crc32(body) & 0x7FFFFFFF
+            head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
+            checksum = crc32(tail, crc32(body, crc32(head)))
+            pieces += head, body, tail
+            staged.append((queue, position, size, tags_code, checksum, key_hashes))
+            positions.append(position)
+            offset += 1
+            position += size
+        # Assigned last: a record that cannot be packed must not leave a gap.
+        queue.next_offset = offset
+        log.last_ms = postmark[3]
+        log.staged += pieces
+        log.next_position = position
+        self.staged += staged
+        return positions
 
     def stage(
         self,

@@ -262,7 +262,7 @@ def pulled(
             to.opaque,
             _text(remark),
         )
-        size = sum([len(record) for record in records])
+        size = sum(map(len, records))
         return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
     fields = PullAnswer(replica, next_offset, min_offset, max_offset)
     return answer(to, code, fields, body=b"".join(records), remark=remark)

@@ -160,6 +160,21 @@ def test_names_we_use_ourselves_mean_nothing_in_a_header():
         assert command.field_map() == {"topic": "T"}
 
 
+@pytest.mark.parametrize(
+    "ours", [b'"kind":1', b'"kind":0', b'"fields":{"a":"evil"}', b'"fields":null']
+)
+def test_names_we_use_ourselves_mean_nothing_in_the_most_frequent_requests(ours):
+    fields = (
+        b'"producerGroup":"P","tranStateTableOffset":"1","commitLogOffset":"2",'
+        b'"commitOrRollback":"8"'
+    )
+
+    command = received(b'{"code":37,"body":"aGk=",%b,"extFields":{%b}}' % (ours, fields), b"body")
+
+    assert (command.kind, command.body) == (JSON, b"body")
+    assert command.read(EndTransaction) == EndTransaction("P", 1, 2, 8)
+
+
 def test_of_two_fields_with_one_name_the_last_one_counts():
     header = b'{"code":1,"code":2,"extFields":{"topic":"a"},"extFields":{"topic":"b","topic":"c"}}'
 

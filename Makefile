@@ -46,8 +46,8 @@ format: $(READY)  ## format every file, and mend what ruff can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(READY)  ## the benchmarks, JSON on stdout
-	@$(RUN) -m tests.benchmarks
+bench: $(READY)  ## the benchmarks, JSON on stdout; AGAINST=REVISION compares two commits
+	@$(RUN) -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST))
 
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md

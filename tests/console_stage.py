@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from html import unescape
 
 import httpx
 
 from tests.serving import START_SECONDS, STOP_SECONDS, environment
-from txmq import LocalTransactionState, TransactionProducer
+from txmq import LocalTransactionState, TransactionProducer, blocking
 from txmq.client import Admin, Session
+from txmq.console.app import console_app
+from txmq.console.settings import ConsoleSettings
 from txmq.message import Message
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
@@ -29,11 +32,29 @@ PARKING = BrokerSettings(
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 
 
-class ConsoleProcess:
-    """A console on a free port."""
+ORIGIN = "http://localhost:8080"
 
-    def __init__(self, names, *options):
-        command = [sys.executable, "-m", "txmq", "console", "--listen", "127.0.0.1:0"]
+
+@asynccontextmanager
+async def visitor(names, clock=None, **settings):
+    """A visitor of a console in this process, by default without accounts."""
+    given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
+    app = console_app(ConsoleSettings(names=names, **given), clock)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app._app.router.lifespan_context(app._app),
+        httpx.AsyncClient(
+            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
+        ) as client,
+    ):
+        yield client
+
+
+class ConsoleProcess:
+    """A console, on a free port if none is named."""
+
+    def __init__(self, names, *options, port=0):
+        command = [sys.executable, "-m", "txmq", "console", "--listen", f"127.0.0.1:{port}"]
         self.process = subprocess.Popen(
             [*command, "--names", names, *options],
             stdout=subprocess.PIPE,
@@ -87,13 +108,42 @@ class Visitor:
         data = ({"token": found[1]} if found else {}) | fields
         return self._client.post(path, data=data, headers={"origin": self.url})
 
+    def event(self, path, shown=""):
+        """The next event for a page that shows something: its name, its HTML, and its mark."""
+        query = {"page": path, "shown": shown}
+        with self._client.stream("GET", "/live", params=query) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream"), answer.read()
+            return next(events_in(answer.iter_lines()))
+
     def log_in(self, access_key, secret_key, to="/"):
         return self.post(f"/login?next={to}", access_key=access_key, secret_key=secret_key)
 
 
+def events_in(lines):
+    """The events of a stream: name, data and id."""
+    name, data, mark = "", [], ""
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            mark = value
+        elif not line and name:
+            yield name, "\n".join(data), mark
+            name, data, mark = "", [], ""
+
+
+def mark_of(response):
+    """What a page says that it shows."""
+    return re.search(r'data-mark="(\S+)"', response.text)[1]
+
+
 def text_of(response):
-    """What a reader sees of a page, more or less."""
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.text)).split())
+    """What a reader sees of a page, or of a part of it, more or less."""
+    html = response if isinstance(response, str) else response.text
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def run_apart(work):
@@ -182,3 +232,27 @@ def consume(names, group, topic, bodies):
         return receipts
 
     return asked(names, run)
+
+
+def delay(names, topic, key):
+    """A message that waits for an hour, and one that waits for minutes; the first one's handle."""
+
+    async def send(admin, _session):
+        await admin.send(Message(topic=topic, body=b"x", keys=("later",), delay_level=9))
+        late = Message(topic=topic, body=b"x", properties={"note": key}, deliver_after_s=3_600)
+        return (await admin.send(late)).recall_handle
+
+    return asked(names, send)
+
+
+@contextmanager
+def connected(names, group, topic):
+    """A producer that stays connected, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        producer = blocking.Producer(group, names)
+        pool.submit(producer.__enter__).result()
+        try:
+            pool.submit(producer.send, Message(topic=topic, body=b"x")).result()
+            yield
+        finally:
+            pool.submit(producer.__exit__, None, None, None).result()

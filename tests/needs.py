@@ -13,7 +13,16 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import browser, databases, etcd_server, java_archive, jdbc_driver, redis_server
+from tests import (
+    axe,
+    browser,
+    databases,
+    etcd_server,
+    java_archive,
+    jdbc_driver,
+    prometheus_server,
+    redis_server,
+)
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
@@ -165,6 +174,13 @@ NEEDS = (
         cpp_compiler,
     ),
     Need(
+        "Prometheus, with promtool",
+        "metrics and alert rules",
+        "prometheus",
+        "fetches Debian's package without installing it, or skips these tests",
+        prometheus_server.fetch,
+    ),
+    Need(
         "RocketMQ's C++ client",
         "interoperability",
         "",
@@ -177,6 +193,13 @@ NEEDS = (
         "",
         f"fetches `{interop_clients.ONS_PACKAGE}` from npm",
         interop_clients.prepare_ons,
+    ),
+    Need(
+        "axe-core",
+        "the tests of the console's pages",
+        "",
+        f"fetches `{axe.PACKAGE}` from npm",
+        axe.script,
     ),
 )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txmq.client.consume.pull_consumer import PullConsumer
     from txmq.client.consume.push_consumer import PushConsumer
     from txmq.client.consume.scheduled_pull import PullContext, ScheduledPull
+    from txmq.client.middleware import Middleware, ReceiveNext, SendNext
     from txmq.client.observe.telemetry import Telemetry
     from txmq.client.send.producer import Producer
     from txmq.client.send.request_reply import Reply, reply_to
@@ -72,6 +73,7 @@ __all__ = [
     "LogPosition",
     "ManagerSettings",
     "Message",
+    "Middleware",
     "Outbox",
     "Producer",
     "ProducerSettings",
@@ -82,12 +84,14 @@ __all__ = [
     "PushConsumer",
     "Queue",
     "QueueOffset",
+    "ReceiveNext",
     "ReceivedMessage",
     "Relay",
     "RelaySettings",
     "Reply",
     "SQLResource",
     "ScheduledPull",
+    "SendNext",
     "SendResult",
     "SendStatus",
     "StartFrom",
@@ -121,6 +125,9 @@ _LATER: Final = {
     "PushConsumer": "txmq.client.consume.push_consumer",
     "PullContext": "txmq.client.consume.scheduled_pull",
     "ScheduledPull": "txmq.client.consume.scheduled_pull",
+    "Middleware": "txmq.client.middleware",
+    "ReceiveNext": "txmq.client.middleware",
+    "SendNext": "txmq.client.middleware",
     "Producer": "txmq.client.send.producer",
     "ClientSettings": "txmq.client.settings",
     "ConsumerSettings": "txmq.client.settings",

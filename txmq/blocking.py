@@ -22,21 +22,24 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast
 
 import txmq
 from txmq.background import Background
 from txmq.client import settings
 from txmq.client.consume.handler import BatchHandler, MessageHandler
 from txmq.client.consume.subscription import ANY_TAG
+from txmq.client.middleware import Middleware, ReceiveFunction
+from txmq.client.schedule import MadeBody, ScheduleOptions
 from txmq.client.values import SendResult
-from txmq.errors import ConfigError, UsageError
+from txmq.errors import ConfigError
+from txmq.facade import AsyncContext, Facade, OpenableFacade, in_loop, iterates, waits
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.runtime.tasks import Threads
 from txmq.transaction.listener import CallerThread, TransactionListener
@@ -65,185 +68,78 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 D = TypeVar("D")
 M = TypeVar("M", bound=MessageHandler)
+F = TypeVar("F", bound=MadeBody)
+W = TypeVar("W", bound="Middleware | ReceiveFunction")
 B = TypeVar("B", bound=BatchHandler)
-
-
-class _Facade(Generic[T_co]):
-    """A blocking facade: an object of the asyncio client, and its loop."""
-
-    def __init__(self, background: Background, real: T_co) -> None:
-        self._background = background
-        self._real = real
-
-
-def _waits(
-    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[_Facade[T], P], R]:
-    @functools.wraps(method)
-    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self._background.wait(method(self._real, *args, **kwargs))
-
-    return call
-
-
-def _iterates(
-    method: Callable[Concatenate[T, P], AsyncIterator[R]],
-) -> Callable[Concatenate[_Facade[T], P], Iterator[R]]:
-    @functools.wraps(method)
-    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        return _items(self._background, method(self._real, *args, **kwargs))
-
-    return call
-
-
-def _items(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
-    async def next_item() -> tuple[R] | None:
-        try:
-            return (await anext(found),)
-        except StopAsyncIteration:
-            return None
-
-    while (item := background.wait(next_item())) is not None:
-        yield item[0]
-
-
-def _in_loop(
-    method: Callable[Concatenate[T, P], R],
-) -> Callable[Concatenate[_Facade[T], P], R]:
-    """Run a plain method in the loop's thread."""
-
-    @functools.wraps(method)
-    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        async def run() -> R:
-            return method(self._real, *args, **kwargs)
-
-        return self._background.wait(run())
-
-    return call
-
-
-class _AsyncContext(Protocol):
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
-
-
 S = TypeVar("S")
-X = TypeVar("X", bound=_AsyncContext)
+X = TypeVar("X", bound=AsyncContext)
 
 
-class _Openable(_Facade[X]):
-    """An object that ``with`` opens and closes."""
-
-    def __init__(self, background: Background, real: X, *, is_own: bool) -> None:
-        super().__init__(background, real)
-        self._is_own = is_own
-
-    def start(self) -> None:
-        """Open it, as ``with`` does; for programs whose start and end lie apart.
-
-        Raises:
-            UsageError: It is already open, or a required part is missing.
-            TxmqError: Any error of its counterpart in :mod:`txmq`.
-        """
-        self.__enter__()
-
-    def stop(self) -> None:
-        """Close it, as leaving ``with`` does; has no effect if it is not open."""
-        self.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        if self._is_own and self._background.is_running:
-            raise UsageError("this is open already")
-        try:
-            if self._is_own:
-                self._background.start()
-            self._background.wait(self._real.__aenter__())
-        except BaseException:
-            if self._is_own:
-                self._background.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self._background.is_running:
-            return  # It is closed, or belongs to the parent process of a fork.
-        try:
-            self._background.wait(self._real.__aexit__(kind, error, trace))
-        finally:
-            if self._is_own:
-                self._background.stop()
-
-
-class Admin(_Facade[txmq.Admin]):
+class Admin(Facade[txmq.Admin]):
     """:class:`txmq.Admin`, which documents the methods and their errors."""
 
-    create_topic = _waits(txmq.Admin.create_topic)
-    update_topic = _waits(txmq.Admin.update_topic)
-    delete_topic = _waits(txmq.Admin.delete_topic)
-    topics = _waits(txmq.Admin.topics)
-    route = _waits(txmq.Admin.route)
-    topic_config = _waits(txmq.Admin.topic_config)
-    topics_of_broker = _waits(txmq.Admin.topics_of_broker)
-    topic_status = _waits(txmq.Admin.topic_status)
-    topic_groups = _waits(txmq.Admin.topic_groups)
-    clusters_of = _waits(txmq.Admin.clusters_of)
-    traffic = _waits(txmq.Admin.traffic)
-    create_group = _waits(txmq.Admin.create_group)
-    delete_group = _waits(txmq.Admin.delete_group)
-    groups = _waits(txmq.Admin.groups)
-    group_progress = _waits(txmq.Admin.group_progress)
-    group_connections = _waits(txmq.Admin.group_connections)
-    group_lag = _waits(txmq.Admin.group_lag)
-    producer_connections = _waits(txmq.Admin.producer_connections)
-    producers = _waits(txmq.Admin.producers)
-    consumer_report = _waits(txmq.Admin.consumer_report)
-    consume_directly = _waits(txmq.Admin.consume_directly)
-    max_offset = _waits(txmq.Admin.max_offset)
-    min_offset = _waits(txmq.Admin.min_offset)
-    offset_by_time = _waits(txmq.Admin.offset_by_time)
-    committed_offset = _waits(txmq.Admin.committed_offset)
-    commit_offset = _waits(txmq.Admin.commit_offset)
-    plan_reset = _waits(txmq.Admin.plan_reset)
-    reset_offset = _waits(txmq.Admin.reset_offset)
-    plan_clone = _waits(txmq.Admin.plan_clone)
-    clone_offsets = _waits(txmq.Admin.clone_offsets)
-    send = _waits(txmq.Admin.send)
-    send_batch = _waits(txmq.Admin.send_batch)
-    recall = _waits(txmq.Admin.recall)
-    pull = _waits(txmq.Admin.pull)
-    view = _waits(txmq.Admin.view)
-    query = _waits(txmq.Admin.query)
-    find = _waits(txmq.Admin.find)
-    transactions = _waits(txmq.Admin.transactions)
-    transaction = _waits(txmq.Admin.transaction)
-    decide_transaction = _waits(txmq.Admin.decide_transaction)
-    recheck_transaction = _waits(txmq.Admin.recheck_transaction)
-    dead_letter_groups = _waits(txmq.Admin.dead_letter_groups)
-    dead_letters = _iterates(txmq.Admin.dead_letters)
-    dead_letter = _waits(txmq.Admin.dead_letter)
-    resent_copy = _waits(txmq.Admin.resent_copy)
-    resend_dead_letter = _waits(txmq.Admin.resend_dead_letter)
-    cluster = _waits(txmq.Admin.cluster)
-    broker_stats = _waits(txmq.Admin.broker_stats)
-    broker_config = _waits(txmq.Admin.broker_config)
-    change_broker_config = _waits(txmq.Admin.change_broker_config)
-    forbid_writing = _waits(txmq.Admin.forbid_writing)
-    allow_writing = _waits(txmq.Admin.allow_writing)
+    create_topic = waits(txmq.Admin.create_topic)
+    update_topic = waits(txmq.Admin.update_topic)
+    delete_topic = waits(txmq.Admin.delete_topic)
+    topics = waits(txmq.Admin.topics)
+    route = waits(txmq.Admin.route)
+    topic_config = waits(txmq.Admin.topic_config)
+    topics_of_broker = waits(txmq.Admin.topics_of_broker)
+    topic_status = waits(txmq.Admin.topic_status)
+    topic_groups = waits(txmq.Admin.topic_groups)
+    clusters_of = waits(txmq.Admin.clusters_of)
+    traffic = waits(txmq.Admin.traffic)
+    create_group = waits(txmq.Admin.create_group)
+    delete_group = waits(txmq.Admin.delete_group)
+    groups = waits(txmq.Admin.groups)
+    group_progress = waits(txmq.Admin.group_progress)
+    group_connections = waits(txmq.Admin.group_connections)
+    group_lag = waits(txmq.Admin.group_lag)
+    producer_connections = waits(txmq.Admin.producer_connections)
+    producers = waits(txmq.Admin.producers)
+    consumer_report = waits(txmq.Admin.consumer_report)
+    consume_directly = waits(txmq.Admin.consume_directly)
+    max_offset = waits(txmq.Admin.max_offset)
+    min_offset = waits(txmq.Admin.min_offset)
+    offset_by_time = waits(txmq.Admin.offset_by_time)
+    committed_offset = waits(txmq.Admin.committed_offset)
+    commit_offset = waits(txmq.Admin.commit_offset)
+    plan_reset = waits(txmq.Admin.plan_reset)
+    reset_offset = waits(txmq.Admin.reset_offset)
+    plan_clone = waits(txmq.Admin.plan_clone)
+    clone_offsets = waits(txmq.Admin.clone_offsets)
+    send = waits(txmq.Admin.send)
+    send_batch = waits(txmq.Admin.send_batch)
+    recall = waits(txmq.Admin.recall)
+    pull = waits(txmq.Admin.pull)
+    view = waits(txmq.Admin.view)
+    query = waits(txmq.Admin.query)
+    find = waits(txmq.Admin.find)
+    transactions = waits(txmq.Admin.transactions)
+    transaction = waits(txmq.Admin.transaction)
+    decide_transaction = waits(txmq.Admin.decide_transaction)
+    recheck_transaction = waits(txmq.Admin.recheck_transaction)
+    recheck_transactions = waits(txmq.Admin.recheck_transactions)
+    dead_letter_groups = waits(txmq.Admin.dead_letter_groups)
+    dead_letters = iterates(txmq.Admin.dead_letters)
+    dead_letter = waits(txmq.Admin.dead_letter)
+    resent_copy = waits(txmq.Admin.resent_copy)
+    resend_dead_letter = waits(txmq.Admin.resend_dead_letter)
+    cluster = waits(txmq.Admin.cluster)
+    broker_stats = waits(txmq.Admin.broker_stats)
+    broker_config = waits(txmq.Admin.broker_config)
+    change_broker_config = waits(txmq.Admin.change_broker_config)
+    forbid_writing = waits(txmq.Admin.forbid_writing)
+    allow_writing = waits(txmq.Admin.allow_writing)
+    audit = waits(txmq.Admin.audit)
+    delayed = waits(txmq.Admin.delayed)
+    recall_delayed = waits(txmq.Admin.recall_delayed)
+    broker_settings = waits(txmq.Admin.broker_settings)
+    accounts = waits(txmq.Admin.accounts)
+    hand_over = waits(txmq.Admin.hand_over)
 
 
-class Client(_Openable[txmq.Client]):
+class Client(OpenableFacade[txmq.Client]):
     """:class:`txmq.Client` with its own background loop; ``with`` opens and closes both."""
 
     def __init__(self, names: str, settings: settings.ClientSettings | None = None) -> None:
@@ -262,7 +158,16 @@ class Client(_Openable[txmq.Client]):
         """See :meth:`txmq.Client.on`."""
         return self._real.on(topic, tags, group=group, sql=sql, settings=settings)
 
-    wait = _waits(txmq.Client.wait)
+    def middleware(self, hook: W) -> W:
+        """See :meth:`txmq.Client.middleware`."""
+        return self._real.middleware(hook)
+
+    def every(self, *, topic: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], F]:
+        """See :meth:`txmq.Client.every`."""
+        return self._real.every(topic=topic, **options)
+
+    wait = waits(txmq.Client.wait)
+    start_handlers = waits(txmq.Client.start_handlers)
 
     @property
     def id(self) -> str:
@@ -270,7 +175,7 @@ class Client(_Openable[txmq.Client]):
         return self._real.id
 
 
-class _Member(_Openable[X], Generic[X, S]):
+class _Member(OpenableFacade[X], Generic[X, S]):
     """A producer or consumer, in a shared client or in its own."""
 
     _kind: Callable[[str, str | txmq.Client, S | None], X]
@@ -290,12 +195,12 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
 
     _kind = txmq.Producer
 
-    send = _waits(txmq.Producer.send)
-    send_oneway = _waits(txmq.Producer.send_oneway)
-    send_batch = _waits(txmq.Producer.send_batch)
-    send_ordered = _waits(txmq.Producer.send_ordered)
-    recall = _waits(txmq.Producer.recall)
-    request = _waits(txmq.Producer.request)
+    send = waits(txmq.Producer.send)
+    send_oneway = waits(txmq.Producer.send_oneway)
+    send_batch = waits(txmq.Producer.send_batch)
+    send_ordered = waits(txmq.Producer.send_ordered)
+    recall = waits(txmq.Producer.recall)
+    request = waits(txmq.Producer.request)
 
     def send_to(
         self, message: Message, select: Callable[[Sequence[Queue], Message, T], Queue], arg: T
@@ -355,8 +260,8 @@ class TransactionProducer(Producer):
         here = CallerThread()
         return self._background.wait(self._real.transact(message, arg, here), here)
 
-    prepare = _waits(txmq.TransactionProducer.prepare)
-    decide = _waits(txmq.TransactionProducer.decide)
+    prepare = waits(txmq.TransactionProducer.prepare)
+    decide = waits(txmq.TransactionProducer.decide)
 
 
 class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
@@ -483,12 +388,12 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
         """See :meth:`txmq.PushConsumer.on_batch`."""
         return self._real.on_batch(topic, tags, sql=sql)
 
-    wait = _waits(txmq.PushConsumer.wait)
-    commit = _waits(txmq.PushConsumer.commit)
-    move = _waits(txmq.PushConsumer.move)
-    pause = _in_loop(txmq.PushConsumer.pause)
-    resume = _in_loop(txmq.PushConsumer.resume)
-    positions = _in_loop(txmq.PushConsumer.positions)
+    wait = waits(txmq.PushConsumer.wait)
+    commit = waits(txmq.PushConsumer.commit)
+    move = waits(txmq.PushConsumer.move)
+    pause = in_loop(txmq.PushConsumer.pause)
+    resume = in_loop(txmq.PushConsumer.resume)
+    positions = in_loop(txmq.PushConsumer.positions)
 
     @property
     def queues(self) -> list[Queue]:
@@ -505,22 +410,22 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
         """See :meth:`txmq.PullConsumer.subscribe`."""
         self._real.subscribe(topic, tags, sql=sql)
 
-    assign = _waits(txmq.PullConsumer.assign)
-    queues_of = _waits(txmq.PullConsumer.queues_of)
-    poll = _waits(txmq.PullConsumer.poll)
-    commit = _waits(txmq.PullConsumer.commit)
-    seek = _waits(txmq.PullConsumer.seek)
-    seek_to_begin = _waits(txmq.PullConsumer.seek_to_begin)
-    seek_to_end = _waits(txmq.PullConsumer.seek_to_end)
-    seek_to_time = _waits(txmq.PullConsumer.seek_to_time)
-    pull = _waits(txmq.PullConsumer.pull)
-    committed = _waits(txmq.PullConsumer.committed)
-    note_offset = _in_loop(txmq.PullConsumer.note_offset)
-    pause = _in_loop(txmq.PullConsumer.pause)
-    resume = _in_loop(txmq.PullConsumer.resume)
-    positions = _in_loop(txmq.PullConsumer.positions)
-    end = _in_loop(txmq.PullConsumer.end)
-    _next_batch = _waits(txmq.PullConsumer.__anext__)
+    assign = waits(txmq.PullConsumer.assign)
+    queues_of = waits(txmq.PullConsumer.queues_of)
+    poll = waits(txmq.PullConsumer.poll)
+    commit = waits(txmq.PullConsumer.commit)
+    seek = waits(txmq.PullConsumer.seek)
+    seek_to_begin = waits(txmq.PullConsumer.seek_to_begin)
+    seek_to_end = waits(txmq.PullConsumer.seek_to_end)
+    seek_to_time = waits(txmq.PullConsumer.seek_to_time)
+    pull = waits(txmq.PullConsumer.pull)
+    committed = waits(txmq.PullConsumer.committed)
+    note_offset = in_loop(txmq.PullConsumer.note_offset)
+    pause = in_loop(txmq.PullConsumer.pause)
+    resume = in_loop(txmq.PullConsumer.resume)
+    positions = in_loop(txmq.PullConsumer.positions)
+    end = in_loop(txmq.PullConsumer.end)
+    _next_batch = waits(txmq.PullConsumer.__anext__)
 
     @property
     def queues(self) -> list[Queue]:
@@ -560,10 +465,10 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
     ) -> None:
         super().__init__(group, names, settings)
         self.consumer = PullConsumer.__new__(PullConsumer)
-        _Facade.__init__(self.consumer, self._background, self._real.consumer)
+        Facade.__init__(self.consumer, self._background, self._real.consumer)
         self._threads = self._fresh_threads()
 
-    wait = _waits(txmq.ScheduledPull.wait)
+    wait = waits(txmq.ScheduledPull.wait)
 
     def _fresh_threads(self) -> Threads:
         consumer = self._real.consumer

@@ -13,17 +13,12 @@
     │   ├─ FenceMissing · FenceOutdated · FenceElsewhere · FenceUnsafe
     │   ├─ RolledBackByCheck · CommittedBefore · TransactionExpired · TransactionBroken
     │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable · TableMissing
-    ├─ KeyInProgress              another worker is processing this key now
-    ├─ KeyConflict                this key was used before with other content
-    ├─ VersionGap                 an earlier version has not arrived yet
-    ├─ TokenRefused               the token was not issued here or has expired
-    ├─ LeaseLost                  the work took longer than its lease
+    ├─ KeyInProgress · KeyConflict · VersionGap · TokenRefused · LeaseLost    guards
+    ├─ PayloadInvalid             a message's body does not fit its handler
     ├─ ReconcileRefused           a reconciliation cannot run on its input
     ├─ ProtocolError              bytes violate the protocol
-    │   ├─ LocalProtocolError     this side's fault
-    │   └─ RemoteProtocolError    the peer's fault
-    ├─ TransportError
-    │   ├─ ConnectFailed · ConnectionLost · RequestTimeout
+    │   └─ LocalProtocolError · RemoteProtocolError     this side's fault, the peer's fault
+    ├─ TransportError             ConnectFailed · ConnectionLost · RequestTimeout
     ├─ BrokerRefused              a response code with its remark; one class per code
     └─ StoreError
         ├─ CorruptRecord · DamagedFile · ForeignFile · LogTooShort
@@ -82,6 +77,7 @@ __all__ = [
     "NotFound",
     "OffsetMoved",
     "OutcomeUnknown",
+    "PayloadInvalid",
     "ProtocolError",
     "PullNotFound",
     "PullRetryImmediately",
@@ -260,6 +256,10 @@ class KeyInProgress(TxmqError):
 
 class KeyConflict(TxmqError):
     """This key was used before with other content. Nothing was done now."""
+
+
+class PayloadInvalid(TxmqError):
+    """A message's body does not fit the type that its handler declares; nothing was called."""
 
 
 class VersionGap(TxmqError):

@@ -21,6 +21,7 @@ _EXTRAS: Final = {
     "starlette": "console",
     "jinja2": "console",
     "uvicorn": "console",
+    "opentelemetry": "telemetry",
 }
 
 

@@ -49,6 +49,10 @@ RECALLED_TRANSACTIONS: Final = 4_096
 REASON_CHARS_MAX: Final = 500
 """A consumer's reason for a failed message; the broker keeps it with the dead letter."""
 
+PAYLOAD_REASON_CHARS_MAX: Final = 300
+"""Why a body is not what its handler declares; the rest of a consumer's reason has room beside
+it."""
+
 DELAY_LEVELS_MAX: Final = 64
 """Delay levels of one broker; each is a queue, and RocketMQ has 18."""
 
@@ -133,14 +137,16 @@ TLS_HANDSHAKE_BYTES_MAX: Final = 64 * 1024
 REPEATED_LINES_MAX: Final = 1_000
 """Different log lines about refused peers that are counted; a stranger can cause any number."""
 
-ROUTE_TOPICS_MAX: Final = 100_000
-"""Topics a name server keeps; it refuses a broker that registers more."""
+ROUTE_TOPICS_MAX: Final = 300_000
+"""Topics a name server keeps; it refuses a broker that registers more. Its list of all topics must
+fit one frame, also with names of 50 characters."""
 
 ROUTE_BROKERS_MAX: Final = 10_000
 """Replicas of brokers that a name server keeps; each has a connection of its own."""
 
-TOPICS_MAX: Final = 50_000
-"""Topics one broker keeps: all of them must fit the one frame that registers it."""
+TOPICS_MAX: Final = 150_000
+"""Topics one broker keeps, with those of retries and dead letters. Each takes 2 KiB of memory with
+four queues, and a start reads 100,000 of them in 2 seconds."""
 
 GROUPS_MAX: Final = 50_000
 """Consumer groups one broker keeps; each has a retry topic."""
@@ -328,12 +334,26 @@ RELAY_THREADS: Final = 4
 """Concurrent statements of a relay on a blocking database: it reads, deletes, renews its lease, and
 reports figures."""
 
+CHECKED_TRANSACTIONS_KEPT: Final = 8_192
+"""Transactions whose latest checks a broker remembers, for people who look at them."""
+
+CHECKS_KEPT: Final = 8
+"""The latest checks of each of them; both limits together are 25 MB at most."""
+
 CONSOLE_SESSIONS_MAX: Final = 200
 """Visitors of a web console with a session; one more ends the session that is unused for
 longest."""
 
-CONSOLE_REQUESTS_MAX: Final = 100
+CONSOLE_REQUESTS_MAX: Final = 400
 """Connections of a web console; to one more it answers 503. A browser opens at most six."""
+
+CONSOLE_STREAMS_MAX: Final = 200
+"""Pages of a web console that receive their changes over a connection of their own; one more gets
+503, and shows what it has. The other connections remain for requests."""
+
+CONSOLE_STREAMS_OF_SESSION_MAX: Final = 4
+"""Such pages of one session; one more ends the oldest. A browser has six connections to one host,
+and needs the others for its next pages. Hidden tabs have none."""
 
 CONSOLE_FORM_BYTES_MAX: Final = 256 * 1024
 """A form of a web console; the largest has the body of a test message."""
@@ -343,6 +363,12 @@ CONSOLE_ROWS: Final = 50
 
 CONSOLE_RESENT_MAX: Final = 500
 """Dead letters that one press of a button in a web console resends: some seconds."""
+
+WORKER_PROCESSES_MAX: Final = 256
+"""Processes of one worker; each has an interpreter of its own, with 50 MB."""
+
+WATCHED_FILES_MAX: Final = 10_000
+"""Source files that a reloading worker looks at three times a second: some 30 ms."""
 
 HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
 """A request for a page about metrics or health; those of browsers have one or two thousand."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from msgspec.structs import replace
 
@@ -38,27 +38,16 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
-from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.handlers.groups import GroupHandlers
-from txmq_broker.handlers.offsets import OffsetHandlers
-from txmq_broker.handlers.progress import ProgressHandlers
+from txmq_broker.handlers.families import HandlerFamily, plain_families
 from txmq_broker.handlers.pull import PullHandlers
-from txmq_broker.handlers.query import QueryHandlers
-from txmq_broker.handlers.recall import RecallHandlers
 from txmq_broker.handlers.relay import RelayHandlers
-from txmq_broker.handlers.returns import ReturnHandlers
-from txmq_broker.handlers.send import SendHandlers
-from txmq_broker.handlers.settings import SettingHandlers
-from txmq_broker.handlers.statistics import StatisticsHandlers
-from txmq_broker.handlers.topics import TopicHandlers
-from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.identity import Identity
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Counted, Parts
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
@@ -68,7 +57,7 @@ from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.own_connections import own_connections
-from txmq_broker.services.registrar import Registrar
+from txmq_broker.services.registrar import Registrar, Registration
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
@@ -85,22 +74,6 @@ _TORN_MEANS: Final = {
 }
 
 
-class HandlerFamily(Protocol):
-    """The handlers of one family of requests."""
-
-    def table(self) -> dict[int, Handler]:
-        """The handlers by request code."""
-        ...
-
-
-class Counted(Protocol):
-    """A part that clients make keep something."""
-
-    def figures(self) -> dict[str, int]:
-        """What it keeps, and what it refused since the start."""
-        ...
-
-
 class Broker:
     """A broker, with its own name server unless the settings name others."""
 
@@ -114,8 +87,10 @@ class Broker:
         entropy: Entropy | None = None,
         accept_loss: str | None = None,
         leadership: HeldLeadership | None = None,
+        register: Callable[[Identity, Topics], Registration] | None = None,
     ) -> None:
         self.settings = settings
+        self._register = register
         self._accept_loss = accept_loss
         self._leadership = leadership
         self._gate = None if leadership is None else LeaderGate(leadership)
@@ -162,7 +137,7 @@ class Broker:
         self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
         self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
-        self._registrar: Registrar | OwnRegistration | None = None
+        self._registrar: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._delivery: asyncio.Task[None] | None = None
         self.started_ms = 0
@@ -298,7 +273,9 @@ class Broker:
         if self._accept_loss is not None and not self._keeper.has_lost:
             log.warning("nothing is missing, so --accept-loss had no effect")
 
-    async def _open_names(self) -> Registrar | OwnRegistration:
+    async def _open_names(self) -> Registration:
+        if self._register is not None:
+            return self._register(self._identity, self.topics)
         names = self.settings.names
         if not names:
             server = self._names = NameServer(
@@ -411,22 +388,10 @@ class Broker:
         self._copies = CopyHandlers(parts, self._leadership, accounts)
         self._pulls.choice = self._copies.choice
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
-        sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
-            sends,
-            ReturnHandlers(parts, sends.topic_of_group),
-            RecallHandlers(parts),
-            TransactionHandlers(parts),
+            *plain_families(parts, self._door.accounts),
             self._pulls,
             self._client_handlers,
-            OffsetHandlers(parts),
-            QueryHandlers(parts),
-            TopicHandlers(parts),
-            GroupHandlers(parts),
-            ProgressHandlers(parts),
-            StatisticsHandlers(parts),
-            SettingHandlers(parts),
-            AccountHandlers(parts, self._door.accounts),
             self._relays,
             self._copies,
             self._set_handlers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import insert
+from sqlalchemy import ColumnElement, case, insert, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.bank_transfer.books import (
@@ -45,21 +45,28 @@ async def debit(
         IntegrityError: A transfer with this id exists.
     """
     # The row comes first: a second order with the same id fails on its key before an account is
-    # locked, and the end of a transfer locks in the same order. SQLite locks no rows, but has one
-    # writer from here on, so the values read below do not change.
+    # locked, and the end of a transfer locks in the same order.
     await _open(session, order, now_ms, state, way=way, xid=xid)
-    account = await _account(session, order.payer, order)
+    # The clock of another program may be past midnight already; a day begins once.
     today = now_ms // DAY_MS
-    if account.sent_on == today + 1:
-        today += 1  # The clock of another program is past midnight already; a day begins once.
-    sent = order.amount + (account.sent_today if account.sent_on == today else 0)
-    if sent > DAY_MAX:
-        most = Money(DAY_MAX, order.currency)
-        raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {most} a day at most")
-    if account.balance < order.amount:
-        raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
-    account.balance -= order.amount
-    account.sent_on, account.sent_today = today, sent
+    days = (today, today + 1)
+    sent = order.amount + case((Account.sent_on.in_(days), Account.sent_today), else_=0)
+    day = case((Account.sent_on == today + 1, today + 1), else_=today)
+    # One statement compares and takes, so no second transfer comes between.
+    take = (
+        update(Account)
+        .where(*_usable(order.payer, order), Account.balance >= order.amount, sent <= DAY_MAX)
+        .values(balance=Account.balance - order.amount, sent_on=day, sent_today=sent)
+        .returning(Account.number)
+    )
+    while await session.scalar(take) is None:
+        account = await _account(session, order.payer, order)
+        sent_today = account.sent_today if account.sent_on in days else 0
+        if sent_today + order.amount > DAY_MAX:
+            most = Money(DAY_MAX, order.currency)
+            raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {most} a day at most")
+        if account.balance < order.amount:
+            raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
     await _book(session, order, Kind.DEBIT, order.payer, -order.amount, now_ms)
 
 
@@ -71,10 +78,10 @@ async def credit(
     Raises:
         Refused: The books do not allow it.
     """
-    account = await _account(session, order.payee, order)
-    if account.balance + order.amount > BALANCE_MAX:
-        raise Refused(Reason.TOO_MUCH_MONEY, order.payee)
-    account.balance += order.amount
+    while not await _give(session, order.payee, order):
+        account = await _account(session, order.payee, order)
+        if account.balance + order.amount > BALANCE_MAX:
+            raise Refused(Reason.TOO_MUCH_MONEY, order.payee)
     await _open(session, order, now_ms, State.CREDITED, way=way, xid=xid)
     await _book(session, order, Kind.CREDIT, order.payee, order.amount, now_ms)
 
@@ -98,22 +105,28 @@ async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
     Raises:
         Refused: The transfer was never sent, or has ended otherwise.
     """
-    row = await session.get(Transfer, advice.id, with_for_update=True)
-    if row is None:
-        raise Refused(Reason.BAD_ADVICE, f"transfer {advice.id} was never sent")
     state = State.SETTLED if advice.outcome is Outcome.CREDITED else State.RETURNED
-    if state not in MOVES[State(row.state)]:
-        raise Refused(
-            Reason.BAD_ADVICE, f"transfer {advice.id} is {row.state}, and cannot become {state}"
+    end = (
+        update(Transfer)
+        .where(
+            Transfer.id == advice.id,
+            Transfer.state.in_([before for before in State if state in MOVES[before]]),
         )
-    row.state, row.reason, row.ended_ms = state, advice.reason[:REASON_CHARS], now_ms
+        .values(state=state, reason=advice.reason[:REASON_CHARS], ended_ms=now_ms)
+        .returning(Transfer)
+    )
+    while (row := await session.scalar(end)) is None:
+        found = await session.get(Transfer, advice.id, with_for_update=True)
+        if found is None:
+            raise Refused(Reason.BAD_ADVICE, f"transfer {advice.id} was never sent")
+        if state not in MOVES[State(found.state)]:
+            raise Refused(
+                Reason.BAD_ADVICE,
+                f"transfer {advice.id} is {found.state}, and cannot become {state}",
+            )
     if state is State.RETURNED:
         order = Order(row.id, row.payer, row.payee, row.amount, row.currency)
-        account = await session.get(Account, row.payer, with_for_update=True)
-        to = UNCLAIMED
-        if account is not None and account.is_open and account.balance + row.amount <= BALANCE_MAX:
-            account.balance += row.amount
-            to = row.payer
+        to = row.payer if await _give(session, row.payer, order) else UNCLAIMED
         await _book(session, order, Kind.RETURN, to, row.amount, now_ms)
     return state
 
@@ -135,7 +148,24 @@ async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) ->
     account.is_open = is_open
 
 
+def _usable(number: str, order: Order) -> tuple[ColumnElement[bool], ...]:
+    """The conditions for an account to pay or receive an order's money."""
+    return Account.number == number, Account.is_open, Account.currency == order.currency
+
+
+async def _give(session: AsyncSession, number: str, order: Order) -> bool:
+    """Give an order's money to an account; returns whether the account can take it."""
+    give = (
+        update(Account)
+        .where(*_usable(number, order), Account.balance <= BALANCE_MAX - order.amount)
+        .values(balance=Account.balance + order.amount)
+        .returning(Account.number)
+    )
+    return await session.scalar(give) is not None
+
+
 async def _account(session: AsyncSession, number: str, order: Order) -> Account:
+    """Lock an account that an order names, to find out why it cannot be used."""
     account = await session.get(Account, number, with_for_update=True)
     if account is None:
         raise Refused(Reason.UNKNOWN_ACCOUNT, number)
@@ -168,10 +198,10 @@ async def _book(
 ) -> None:
     """Write both sides: the amount for the account, and its opposite for clearing."""
     both = ((account, amount), (CLEARING, -amount))
-    await session.execute(insert(Entry), [
+    await session.execute(insert(Entry).values([
         {
             "transfer": order.id, "kind": kind, "account": name, "amount": amount,
             "currency": order.currency, "booked_ms": now_ms,
         }
         for name, amount in both
-    ])  # fmt: skip
+    ]))  # fmt: skip

@@ -65,8 +65,10 @@ class Bench:
     def floor(self):
         return Floor(self, self.new_folder())
 
-    def broker(self, flush="async", folder=None, settings=()):
-        return Broker(self, folder or self.new_folder(), flush, settings)
+    def broker(self, flush="async", folder=None, settings=(), checkout=CHECKOUT):
+        broker = Broker(self, folder or self.new_folder(), flush, settings)
+        broker.checkout = checkout
+        return broker
 
 
 class Server:
@@ -75,6 +77,7 @@ class Server:
     def __init__(self, bench, folder):
         self.bench = bench
         self.folder = folder
+        self.checkout = CHECKOUT
         self.process = None
         self.port = 0
         self.start_s = 0.0
@@ -98,6 +101,7 @@ class Server:
         """Run it; notes how long it took from the start of the process until it was ready."""
         clean = {name: each for name, each in os.environ.items() if not name.startswith("TXMQ_")}
         core = self.bench.core
+        path = os.pathsep.join([str(self.checkout), str(self.checkout / "broker")])
         with (self.folder / "stderr").open("ab") as log:
             begun = time.perf_counter()
             self.process = subprocess.Popen(
@@ -106,7 +110,7 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self.folder,
-                env=clean | {"PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"},
+                env=clean | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
             )
             if core is not None:
                 os.sched_setaffinity(self.process.pid, {core})

@@ -1,6 +1,7 @@
 """The benchmarks: one JSON document on stdout, progress on stderr.
 
     python tests/benchmarks/run.py [--quick] [--full] [--seconds S] [--only NAME ...] [--check]
+    python tests/benchmarks/run.py --against REVISION    a table of this tree and another
 
 All figures that must hold are ratios taken within this run; they stand under ``checks`` with their
 limits. The exit code is 0 whatever they are, unless ``--check`` asks for a verdict.
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 
 import bench_process
 from bench_access import access
+from bench_against import against, table
 from bench_bank import bank
+from bench_brokers import brokers
 from bench_checks import checks
 from bench_consumer import consumer, soak
 from bench_copies import copies
@@ -48,6 +51,7 @@ SECTIONS = {
     "access": access,
     "scrape": scrape,
     "tls": tls,
+    "brokers": brokers,
     "copies": copies,
     "drain": drain,
     "filters": filters,
@@ -78,6 +82,7 @@ class Plan:
     warm_up_s: float = 0.3
     turn_s: float = 0.3
     turns: int = 20
+    broker_turns: int = 5
     filter_turns: int = 20
     counted_rounds: int = 1000
     decorated_at_once: tuple[int, ...] = (1, 16, 64)
@@ -120,6 +125,7 @@ def plan_for(options):
             warm_up_s=0.05,
             turn_s=0.05,
             turns=2,
+            broker_turns=1,
             filter_turns=2,
             counted_rounds=200,
             decorated_at_once=(16,),
@@ -153,6 +159,7 @@ def plan_for(options):
             seconds=seconds,
             turn_s=min(seconds, 0.2),
             turns=2,
+            broker_turns=2,
             syncs=50,
             connections=500,
             starts=2,
@@ -192,6 +199,11 @@ def read_options(arguments):
         "--full", action="store_true", help="rebuild a log's indexes; more turns of bank"
     )
     parser.add_argument("--only", choices=SECTIONS, nargs="+", help="these sections alone")
+    parser.add_argument(
+        "--against",
+        metavar="REVISION",
+        help="instead, compare this tree with a revision of git; prints a table",
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 where a check fails")
     parser.add_argument("--pin", action="store_true", help="servers on one core, driver on another")
     parser.add_argument("--dir", help="where logs and days lie; up to 5 GB, deleted afterwards")
@@ -215,6 +227,16 @@ def measure(options):
     return document
 
 
+def compare(options):
+    """The table of this tree and another."""
+    plan = plan_for(options)
+    core = bench_process.pin_driver()
+    with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
+        bench = bench_process.Bench(folder, core)
+        rows = against(bench, plan, options.against)
+    return table(rows, options.against)
+
+
 def machine():
     """What has to be said of the machine for the figures to mean anything."""
     return {
@@ -231,6 +253,9 @@ def main(arguments=None):
     if not sys.platform.startswith("linux"):
         print("the benchmarks read process clocks and memory as Linux tells them", file=sys.stderr)
         return 2
+    if options.against:
+        print(compare(options))
+        return 0
     document = measure(options)
     print(json.dumps(document, indent=2))
     failed = any(not each["passed"] for each in document["checks"].values())

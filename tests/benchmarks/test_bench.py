@@ -1,11 +1,13 @@
 """The benchmarks run and print what their readers count on; how fast anything is, is not asked."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bench_against import ROWS, Compared, median_bounds
 from bench_checks import CHECKS, checks
 
 from tests.soak import IS_SOAK
@@ -20,6 +22,19 @@ SEND_FIGURES = {
     "rss_mb_before",
     "rss_mb",
 }
+
+
+def test_bounds_of_a_median_leave_out_as_many_figures_as_chance_allows():
+    assert median_bounds([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
+    # With 20 figures, 5 or fewer lie on one side of the true median with a chance of 4.1 %.
+    assert median_bounds(list(range(20))) == (5, 14)
+
+
+def test_a_ratio_counts_only_if_its_bounds_exclude_one():
+    row = Compared("CPU of a send", 8.0, 7.2, 0.9, 0.88, 0.93)
+    assert (row.verdict(is_cost=True), row.verdict(is_cost=False)) == ("better", "worse")
+    assert row._replace(high=1.01).verdict(is_cost=True) == "as before"
+    assert row._replace(low=1.02, high=1.1).verdict(is_cost=True) == "worse"
 
 
 def test_a_check_passes_at_its_limit_and_fails_beyond_it():
@@ -105,7 +120,7 @@ def test_sections_left_out_are_not_judged():
 SECTIONS = (
     *("floor", "sends", "ratios", "access", "scrape"),
     *(
-        ("tls", "transactions", "pending", "decorated", "filters", "resolve", "delays")
+        ("tls", "brokers", "transactions", "pending", "decorated", "filters", "resolve", "delays")
         if IS_SOAK
         else ()
     ),
@@ -118,6 +133,16 @@ def run(*sections):
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr  # Where money was lost, among other reasons.
     return json.loads(done.stdout)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not IS_SOAK, reason="takes half a minute")
+def test_this_tree_is_compared_with_its_own_last_commit():
+    command = [sys.executable, str(RUN), "--smoke", "--against", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stdout.splitlines() if re.search(r" to \d", line)]
+    assert len(rows) == len(ROWS), done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +173,13 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
 def test_a_run_tells_what_tls_costs(document):
     assert document["tls"]["plain_over_off"]["median"] > 0
     assert document["tls"]["medians"].keys() == {"off", "plain", "tls"}
+
+
+@pytest.mark.soak
+def test_a_run_tells_what_a_second_broker_brings(document):
+    for each in document["brokers"].values():
+        assert each["brokers"].keys() == {"1", "2"}
+        assert each["two_over_one_per_cpu_s"]["median"] > 0
 
 
 @pytest.mark.soak

@@ -193,7 +193,7 @@ def test_a_removed_member_does_not_follow_before_it_is_let_back(trio):
     (removed,) = found["removed"]
     assert (removed["name"], removed["operator"]) == (gone.name, "Li Na")
     refused = change(trio, "remove", gone.name)
-    assert (refused.returncode, "was removed by Li Na" in refused.stderr) == (1, True)
+    assert (refused.returncode, "was removed from the set by Li Na" in refused.stderr) == (1, True)
 
     # With a new directory it is not let in either, and the next leader knows.
     gone.kill()

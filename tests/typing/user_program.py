@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,7 @@ from txmq import (
     LogPosition,
     ManagerSettings,
     Message,
+    Middleware,
     Outbox,
     Producer,
     ProducerSettings,
@@ -43,10 +45,12 @@ from txmq import (
     Queue,
     QueueOffset,
     ReceivedMessage,
+    ReceiveNext,
     Relay,
     RelaySettings,
     Reply,
     ScheduledPull,
+    SendNext,
     SendResult,
     SendStatus,
     SQLResource,
@@ -286,6 +290,53 @@ async def serve(names: str) -> None:
         print(message.key)
         return None
 
+    async with client:
+        await client.wait()
+
+
+@dataclass
+class Refund:
+    """What a refund's body holds."""
+
+    order: str
+
+
+class Tenant(Middleware):
+    """Carries a property from one message to the next."""
+
+    async def send(self, message: Message, call_next: SendNext) -> SendResult | None:
+        """Add the property."""
+        named = {**message.properties, "tenant": "bank"}
+        return await call_next(replace(message, properties=named))
+
+
+async def serve_bodies(names: str) -> None:
+    """Handlers of declared types, middleware, and a message every night."""
+    client = Client(names)
+    client.middleware(Tenant())
+
+    @client.middleware
+    async def measure(message: ReceivedMessage, call_next: ReceiveNext) -> Later | None:
+        print(message.topic)
+        return await call_next(message)
+
+    @client.on("Refunds", group="refunds")
+    async def refund(body: Refund) -> None:
+        print(body.order)
+
+    @client.on("Returns", group="refunds")
+    def take_back(body: Refund, message: ReceivedMessage) -> Later | None:
+        return None if body.order else Later(DEAD_LETTER, reason=message.key)
+
+    @client.every(topic="Reports", daily="02:00", zone=UTC)
+    async def report(moment: datetime) -> Mapping[str, str]:
+        return {"day": moment.date().isoformat()}
+
+    @client.every(topic="Ticks", seconds=60, tags="Tick", name="tick")
+    def tick() -> bytes:
+        return b"tick"
+
+    await refund(Refund("order-7"))
     async with client:
         await client.wait()
 

@@ -310,3 +310,28 @@ async def test_a_broker_that_moves_takes_its_name_along(world):
     await moved.stop()
     await pool.close()
     await stage.close()
+
+
+@in_world
+async def test_many_topics_reach_a_name_server_in_parts_and_then_only_their_changes(world):
+    stage = Stage(world, "n1")
+    names = [f"T{number}" for number in range(3_000)]
+    stage.topics.become(*names)
+    await stage.serve("n1")
+    await stage.registrar.start()
+    assert all(stage.knows("n1", name) for name in (names[0], names[-1]))
+
+    known = stage.servers["n1"].routes.version
+    await asyncio.sleep(3 * PERIOD_S + 1)
+    assert stage.knows("n1", names[-1]), "comparing versions counts as a sign of life"
+    stage.topics.become(*names, "New")
+    stage.registrar.changed()
+    await asyncio.sleep(0.5)
+    assert stage.knows("n1", "New")
+    (replica,) = stage.servers["n1"].routes._replicas()
+    assert known(replica.broker_name, replica.address) == stage.topics.saved().data_version
+
+    await stage.kill("n1")
+    await stage.serve("n1")
+    await until(lambda: stage.knows("n1", names[0]) and stage.knows("n1", "New"), world, 10.0)
+    await stage.close()

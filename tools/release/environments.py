@@ -17,7 +17,7 @@ from tools.release.refusal import ReleaseRefused, checked
 HERE = Path(__file__).parent
 RULES = ROOT / "examples/bank_transfer/recon.toml"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("", "cli", "broker", "sql", "redis", "console", "broker,sql", "spark", "all")
+EXTRAS = ("", "cli", "broker", "sql", "redis", "console", "telemetry", "broker,sql", "spark", "all")
 """What strangers install; README.md needs `broker,sql`."""
 NEEDS_PYTEST = "txmq.testing.plugin"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")

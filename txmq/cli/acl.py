@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.account_rows import ACCOUNT_COLUMNS, account_row
 from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
     Cluster,
     Names,
     Yes,
@@ -22,7 +22,8 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.output import note, print_rows, say
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.output import note, say
 from txmq.errors import ConfigError, Effect, TransportError, TxmqError
 from txmq.runtime.clock import SystemClock
 
@@ -51,14 +52,43 @@ InFile = Annotated[
 
 
 @app.command("show")
-def show_accounts(file: File, *, as_json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("account", "account"),
+        ListColumn("admin", "admin"),
+        ListColumn("topics", "topics"),
+        ListColumn("groups", "groups"),
+        ListColumn("unsigned from", "unsigned_from"),
+        ListColumn("tls subject", "tls_subject"),
+    ],
+    empty="no accounts",
+)
+def show_accounts(file: File) -> Listing:
     """Check a file of accounts, and list them without their secrets.
 
     The broker reads a file the same way when it starts and when the file changes.
     """
-    rows = [account.described() for account in _rules(file).accounts.values()]
-    columns = ["account", "admin", "topics", "groups", "unsigned from", "tls subject"]
-    print_rows(rows, columns, [row.values() for row in rows], json=as_json)
+    return Listing([account.described() for account in _rules(file).accounts.values()])
+
+
+@app.command("list")
+@listed(ACCOUNT_COLUMNS, empty="no accounts")
+def list_accounts(
+    *,
+    broker: Annotated[str | None, typer.Option(help="Only of this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List the accounts of brokers that run, without their secrets."""
+
+    async def read(admin: Admin) -> list[dict[str, Any]]:
+        known = [info.name for info in await admin.cluster()] if broker is None else [broker]
+        return [
+            account_row(name, account)
+            for name in known
+            for account in (await admin.accounts(name)).plain_access_configs
+        ]
+
+    return Listing(ask(names, read))
 
 
 @app.command("test")

@@ -1,48 +1,135 @@
-"""``txmq audit``: what operators did to a broker, from the record in its directory."""
+"""``txmq audit``: what operators did to brokers, from a directory or over the wire.
 
-from __future__ import annotations
+Modules with commands evaluate their annotations at once, because typer reads them when it runs.
+"""
 
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
-from txmq.cli.common import WRONGLY_CALLED, AsJson, fail, moment_of
-from txmq.cli.moments import time_text
+from txmq.broker_directories import hint_of_brokers
+from txmq.cli.common import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Names,
+    ask,
+    fail,
+    moment_of,
+)
+from txmq.cli.moments import EARLIEST, LATEST, time_text
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
+from txmq.client import Admin
 from txmq.printable import printable
+from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
 
-__all__ = ["audit"]
+__all__ = ["act_text", "audit", "person_of"]
+
+_LISTED_MAX: Final = 1_000
 
 
 def audit(
     *,
     data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The broker's directory; it may be running."),
-    ],
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="A broker's directory; it may be running. By default, brokers are asked.",
+        ),
+    ] = None,
     since: Annotated[
         str, typer.Option(help="Then or later: 2024-05-01T12:00, 2h (ago), earliest.")
     ] = "earliest",
+    until: Annotated[str, typer.Option(help="Before this moment; latest for all.")] = "latest",
+    by: Annotated[
+        str, typer.Option(help="Only entries with this text in account, operator or address.")
+    ] = "",
+    action: Annotated[str, typer.Option(help="Only requests with this text in the name.")] = "",
     refused: Annotated[bool, typer.Option("--refused", help="Only refused requests.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="The most entries; the newest are listed.")
+    ] = None,
+    broker: Annotated[str | None, typer.Option(help="Only this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """List what operators did: who, from where, when, what, and whether it was refused."""
-    from txmq_broker.access.audit import read_audit
+    """List what operators did: who, from where, when, what, and whether it was refused.
 
-    if not data.is_dir():
-        fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
-    from_ms = moment_of(since, "--since")
-    for entry in read_audit(ReadOnlyDisk(data), note):
-        if entry.at_ms < from_ms or (refused and not entry.refused):
-            continue
+    With --data the command also checks the seals of the entries. Without it, brokers list at most
+    1,000 entries each unless --limit has another number.
+    """
+    since_ms, until_ms = moment_of(since, "--since"), moment_of(until, "--until")
+    if until_ms == EARLIEST:
+        fail("--until earliest leaves out everything; name a later moment", WRONGLY_CALLED)
+    wanted: dict[str, Any] = {
+        "since_ms": max(EARLIEST, since_ms),
+        "until_ms": EARLIEST if until_ms == LATEST else until_ms,
+        "person": by,
+        "action": action,
+        "refused": refused,
+    }
+    if data is not None:
+        if broker is not None:
+            fail("--data is the directory of one broker; leave out --broker", WRONGLY_CALLED)
+        if not data.is_dir():
+            fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
+        if hint := hint_of_brokers(data):
+            fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
+        rows: Iterable[tuple[str, AuditedRequest]] = (("", one) for one in _stored(data, wanted))
+        rows = rows if limit is None else deque(rows, limit)
+    else:
+        rows = ask(names, lambda admin: _listed(admin, broker, wanted, limit or _LISTED_MAX))
+    for at, entry in rows:
         if as_json:
-            print_json(msgspec.to_builtins(entry))
-            continue
-        fields = " ".join(f"{name}={text}" for name, text in entry.fields.items())
-        who = f"{entry.account or 'no account'} at {entry.peer}"
-        result = f"  refused: {entry.refused}" if entry.refused else ""
-        say(printable(f"{time_text(entry.at_ms)} {who}: {entry.request} {fields}{result}"))
+            print_json(({"broker": at} if at else {}) | msgspec.to_builtins(_fields(entry)))
+        else:
+            say(printable(f"{f'{at} ' if at else ''}{act_text(entry)}"))
+
+
+def person_of(entry: AuditedRequest) -> str:
+    """Who sent a request, as far as the broker knows: the account, or the name in the request."""
+    return entry.account or entry.fields.get("operator", "")
+
+
+def act_text(entry: AuditedRequest) -> str:
+    """One line about an entry."""
+    fields = " ".join(f"{name}={text}" for name, text in entry.fields.items())
+    who = f"{entry.account or 'no account'} at {entry.peer}"
+    result = f"  refused: {entry.refused}" if entry.refused else ""
+    return f"{time_text(entry.at_ms)} {who}: {entry.request} {fields}{result}"
+
+
+def _stored(data: Path, wanted: dict[str, Any]) -> Iterator[AuditedRequest]:
+    from txmq_broker.access.audit import read_audit
+    from txmq_broker.access.audit_pages import is_wanted
+
+    query = ListAudit(**wanted)
+    for entry in read_audit(ReadOnlyDisk(data), note):
+        shown = AuditedRequest(**msgspec.structs.asdict(entry))
+        if shown.at_ms >= query.since_ms and is_wanted(shown, query):
+            yield shown
+
+
+async def _listed(
+    admin: Admin, broker: str | None, wanted: dict[str, Any], limit: int
+) -> list[tuple[str, AuditedRequest]]:
+    known = [info.name for info in await admin.cluster()] if broker is None else [broker]
+    rows: list[tuple[str, AuditedRequest]] = []
+    for name in known:
+        page = await admin.audit(name, limit=limit, **wanted)
+        rows += [(name, entry) for entry in page.entries]
+    rows.sort(key=lambda row: row[1].at_ms)
+    return rows[-limit:]
+
+
+def _fields(entry: AuditedRequest) -> dict[str, Any]:
+    found = msgspec.structs.asdict(entry)
+    always = ("at_ms", "request", "peer")
+    return {name: value for name, value in found.items() if value or name in always}

@@ -18,6 +18,7 @@ from txmq.cli.common import (
 from txmq.cli.known_names import nearest
 from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
 from txmq.cli.output import as_json, note, print_result, table
+from txmq.cli.setting_rows import SOURCES, setting_rows
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
 
@@ -102,6 +103,8 @@ def _print_figures(rows: list[dict[str, Any]], *, everything: bool) -> None:
         ListColumn("broker", "broker"),
         ListColumn("setting", "setting"),
         ListColumn("value", "value"),
+        ListColumn("default", "default"),
+        ListColumn("source", "source", lambda source: SOURCES.get(source, source)),
     ],
     empty="no settings",
 )
@@ -118,25 +121,19 @@ def get(
     if bool(setting) is everything:
         fail("name the settings to show, or write --all", WRONGLY_CALLED)
 
-    async def read(admin: Admin) -> dict[str, dict[str, str]]:
-        return {name: await admin.broker_config(name) for name in await _chosen(admin, at)}
+    async def read(admin: Admin) -> list[dict[str, Any]]:
+        chosen = await _chosen(admin, at)
+        return [row for name in chosen for row in await setting_rows(admin, name)]
 
     found = ask(names, read)
-    known = sorted({name for values in found.values() for name in values})
+    known = sorted({row["setting"] for row in found})
     for name in setting or ():
         if found and name not in known:
             fail(
                 f"no broker has a setting {name!r}{nearest(name, known)}; "
                 "list all of them with: txmq broker config get --all"
             )
-    return Listing(
-        [
-            {"broker": at_broker, "setting": name, "value": values[name]}
-            for at_broker, values in found.items()
-            for name in (setting or values)
-            if name in values
-        ]
-    )
+    return Listing([row for row in found if everything or row["setting"] in (setting or ())])
 
 
 @settings.command("set")

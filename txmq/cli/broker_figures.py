@@ -29,7 +29,7 @@ def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
     Args:
         figures: The broker's answer.
     """
-    shown = {"version": figures.get("brokerVersionDesc", "")}
+    shown = {"version": _version(figures)}
     shown["up for"] = figures.get("runtime", "").strip("[ ]")
     for label, names in _RATES.items():
         shown[label] = next((_averages(figures[name]) for name in names if name in figures), "")
@@ -43,6 +43,12 @@ def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
     for label, name in _COUNTS.items():
         shown[label] = figures.get(name, "")
     return {label: text for label, text in shown.items() if text}
+
+
+def _version(figures: Mapping[str, str]) -> str:
+    spoken = figures.get("brokerVersionDesc", "")
+    own = figures.get("txmqVersion", "")
+    return f"txmq {own}, speaks {spoken}" if own else spoken
 
 
 def _averages(text: str) -> str:

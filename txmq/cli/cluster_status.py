@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
+from txmq.cli.common import for_each
 from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say, table
-from txmq.client import Admin, BrokerCopies
+from txmq.client import Admin, BrokerCopies, BrokerInfo
 from txmq.client.routes import MASTER
-from txmq.errors import TxmqError
+from txmq.errors import TopicNotFound, TxmqError
 from txmq.runtime.coordinator import short_name
 
-__all__ = ["copies_of", "print_copies"]
+__all__ = ["copies_of", "is_drained", "print_copies"]
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -25,8 +26,8 @@ _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
 
 async def copies_of(admin: Admin) -> list[dict[str, Any]]:
     """The copies of every broker, for JSON; a broker that does not answer has a ``problem``."""
-    rows: list[dict[str, Any]] = []
-    for info in await admin.cluster():
+
+    async def row_of(info: BrokerInfo) -> dict[str, Any]:
         row: dict[str, Any] = {"cluster": info.cluster, "broker": info.name}
         row["address"] = info.addresses.get(MASTER, "")
         try:
@@ -34,8 +35,9 @@ async def copies_of(admin: Admin) -> list[dict[str, Any]]:
         except TxmqError as error:
             # The other brokers are shown all the same.
             row["problem"] = str(error).strip()
-        rows.append(row)
-    return rows
+        return row
+
+    return await for_each(await admin.cluster(), row_of)
 
 
 def _fields(copies: BrokerCopies) -> dict[str, Any]:
@@ -112,3 +114,20 @@ def _seconds(follower: dict[str, Any]) -> str:
     if seconds is None:
         return "unknown"
     return f"more than {seconds:.1f}" if follower["is_longer"] else f"{seconds:.1f}"
+
+
+async def is_drained(admin: Admin, broker: str) -> bool | None:
+    """Whether name servers have withdrawn the write permission of a broker's topics.
+
+    Each broker has a topic of its own name, which nobody changes. ``None`` if the name servers do
+    not know that topic.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    try:
+        route = await admin.route(broker)
+    except TopicNotFound:
+        return None
+    writable = {queue.broker for queue in route.writable} | set(route.waiting)
+    return broker not in writable

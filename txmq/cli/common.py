@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.known_names import check_topic
 from txmq.cli.moments import moment_ms
-from txmq.cli.output import note
+from txmq.cli.output import note, progress_bar
 from txmq.client import Admin, Session
 from txmq.errors import (
     ConfigError,
@@ -111,15 +111,27 @@ def ask(
         fail(f"{sentence_of(error)}{in_doubt(error) if changes else ''}")
 
 
-async def for_each(things: list[K], query: Callable[[K], Awaitable[T]]) -> list[T]:
-    """Query a cluster about each thing, several at a time; the results are in order."""
+async def for_each(
+    things: list[K], query: Callable[[K], Awaitable[T]], *, label: str = ""
+) -> list[T]:
+    """Query a cluster about each thing, several at a time; the results are in order.
+
+    Args:
+        things: What to ask about.
+        query: Asks about one thing.
+        label: The things' name, for a progress bar on a terminal; empty for none.
+    """
     limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
 
     async def one(thing: K) -> T:
         async with limit:
-            return await query(thing)
+            found = await query(thing)
+        advance()
+        return found
 
-    return await asyncio.gather(*map(one, things))
+    is_long = len(things) > ASKED_TOGETHER_MAX
+    with progress_bar(label if is_long else "", len(things)) as advance:
+        return await asyncio.gather(*map(one, things))
 
 
 def sentence_of(error: TxmqError) -> str:

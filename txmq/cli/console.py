@@ -13,7 +13,7 @@ from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, ReconcileRefused
 from txmq.extras import named_extra
 from txmq.remoting.pool import split_address
 from txmq.runtime.network import SystemNetwork
@@ -36,6 +36,22 @@ def console(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show everything, and change nothing.")
     ] = False,
+    database: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="TXMQ_CONSOLE_DATABASES",
+            metavar="NAME=URL",
+            help="Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
+            "table other than txmq_outbox.",
+        ),
+    ] = None,
+    reports: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Show the results of reconciliations in this directory to administrators.",
+        ),
+    ] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:
@@ -49,7 +65,7 @@ def console(
     try:
         with named_extra():
             from txmq.console.server import serve
-            from txmq.console.settings import ConsoleSettings, origins_of
+            from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
         is_local = SystemNetwork().is_loopback(host)
         needs_login = not is_local or _has_certificate()
@@ -62,6 +78,8 @@ def console(
                 is_read_only=read_only,
                 needs_login=needs_login,
                 operator=_user(),
+                outboxes=tuple(map(outbox_address, database or ())),
+                reports=reports,
             )
 
             def ready() -> None:
@@ -76,7 +94,7 @@ def console(
 
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
                 runner.run(run())
-    except ConfigError as error:
+    except (ConfigError, ReconcileRefused) as error:
         fail(str(error), WRONGLY_CALLED)
     except OSError as error:
         fail(f"cannot listen on {listen}: {error.strerror}; name another address with --listen")

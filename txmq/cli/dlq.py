@@ -31,7 +31,6 @@ from txmq.cli.output import (
     listing,
     message_fields,
     print_result,
-    print_rows,
     progress_bar,
     say,
     table,
@@ -113,6 +112,19 @@ def list_(
 
 
 @app.command()
+@listed(
+    [
+        ListColumn("place", "offset_id"),
+        ListColumn("age", "stored_ms", _age, neg),
+        ListColumn("attempts", "attempts"),
+        ListColumn("topic", "origin_topic"),
+        ListColumn("tag", "tags"),
+        ListColumn("keys", "keys", " ".join),
+        ListColumn("id", "id"),
+        ListColumn("reason", "reason"),
+    ],
+    empty="no dead letters of this kind",
+)
 def show(
     group: Group,
     message_id: Annotated[
@@ -124,12 +136,10 @@ def show(
     until: Until = "latest",
     topic: Topic = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Show the dead letters of a group, or one of them in full."""
     if message_id is not None:
-        _show_one(group, message_id, names, json=json)
-        return
+        return _one_in_full(group, message_id, names)
     wanted = _letter_filter(group, since, until, topic)
 
     async def read(admin: Admin) -> list[ReceivedMessage]:
@@ -139,17 +149,12 @@ def show(
         return found
 
     found = ask(names, read)
-    shown = found[:limit]
-    now_ms = SystemClock().wall_ms()
-    print_rows(
-        [_fields(message) for message in shown],
-        ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"],
-        [_row(message, now_ms) for message in shown],
-        json=json,
+    more = f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows"
+    return Listing(
+        [_fields(message) for message in found[:limit]],
+        [more] if len(found) > limit else [],
         empty=f"group {group} has no dead letters of this kind",
     )
-    if len(found) > limit and not json:
-        say(f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows")
 
 
 @app.command()
@@ -220,17 +225,18 @@ def resend(
         fail("--reason is empty; give a reason", WRONGLY_CALLED)
     wanted = _letter_filter(group, since, until, topic)
     ask(names, lambda admin: check_group(admin, group))
+    there = len(message_ids) if message_ids else None
     if everything and not yes:
         there = sum(
             letters.messages for letters in ask(names, lambda a: a.dead_letter_groups(group))
         )
         choice = "" if wanted == _letter_filter(group) else ", if selected,"
         confirm(f"resend the {quantity(there, 'dead letter')}{choice} to {group}?", yes=yes)
-    run = ResendRun(group, reason, operator or getpass.getuser(), force=force)
-    if message_ids:
-        found = ask(names, partial(run.these, message_ids), changes=True)
-    else:
-        found = ask(names, partial(run.all, wanted), changes=True)
+    who = operator or getpass.getuser()
+    with progress_bar("dead letters", there) as advance:
+        run = ResendRun(group, reason, who, force=force, on_progress=advance)
+        resend_them = partial(run.these, message_ids) if message_ids else partial(run.all, wanted)
+        found = ask(names, resend_them, changes=True)
     if json:
         as_json([result._asdict() for result in found])
     else:
@@ -268,24 +274,29 @@ async def _write(wanted: LetterFilter, file: BinaryIO, admin: Admin) -> int:
     return count
 
 
-def _show_one(group: str, message_id: str, names: str, *, json: bool) -> None:
+def _one_in_full(group: str, message_id: str, names: str) -> Listing:
     async def read(admin: Admin) -> tuple[ReceivedMessage, ReceivedMessage | None]:
         await check_group(admin, group)
         found = await admin.dead_letter(group, message_id)
         return found, await admin.resent_copy(group, found)
 
     found, copy = ask(names, read)
+    named = {} if copy is None else copy.properties
+    at_ms = named.get(RESENT_AT, "")
+    resent = {
+        "by": named.get(RESENT_BY, ""),
+        "reason": named.get(RESENT_REASON, ""),
+        "at_ms": int(at_ms) if at_ms.isdecimal() else None,
+    }
+    return Listing(
+        [_fields(found) | {"resent": None if copy is None else resent}],
+        as_json=lambda chosen: chosen[0] if chosen else None,
+        for_people=partial(_list_fields, found, copy),
+    )
+
+
+def _list_fields(found: ReceivedMessage, copy: ReceivedMessage | None) -> None:
     fields = _fields(found)
-    if json:
-        named = {} if copy is None else copy.properties
-        at_ms = named.get(RESENT_AT, "")
-        resent = {
-            "by": named.get(RESENT_BY, ""),
-            "reason": named.get(RESENT_REASON, ""),
-            "at_ms": int(at_ms) if at_ms.isdecimal() else None,
-        }
-        as_json(fields | {"resent": None if copy is None else resent})
-        return
     fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
     fields["keys"] = " ".join(found.keys)
     fields["dead since"] = _time(found.stored_ms)
@@ -309,19 +320,6 @@ def _line(message: ReceivedMessage) -> dict[str, object]:
     fields.pop("body", None)
     body = base64.b64encode(message.body).decode()
     return fields | {"flag": message.flag, "body_base64": body}
-
-
-def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
-    return [
-        message.offset_id,
-        age_of(now_ms - message.stored_ms),
-        message.attempts,
-        message.properties.get(properties.RETRY_TOPIC, ""),
-        message.tags,
-        " ".join(message.keys),
-        message.id,
-        message.properties.get(properties.DEAD_REASON, ""),
-    ]
 
 
 def _letter_filter(

@@ -1,5 +1,6 @@
 """``txmq group``: consumer groups created, watched, moved and deleted."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -8,8 +9,8 @@ from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, con
 from txmq.cli.group_moves import clone, reset, skip
 from txmq.cli.group_state import is_of_system, monitor, status
 from txmq.cli.known_names import check_group, check_topic
-from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
-from txmq.cli.output import print_result, print_rows, say
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.output import print_result
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline
@@ -102,16 +103,24 @@ def delete(
 
 
 @app.command()
+@listed(
+    [
+        ListColumn("topic", "queue", lambda queue: queue.topic),
+        ListColumn("broker", "queue", lambda queue: queue.broker),
+        ListColumn("queue", "queue", lambda queue: queue.number, lambda queue: queue.number),
+        ListColumn("stored to", "broker_offset"),
+        ListColumn("consumed to", "group_offset"),
+        ListColumn("behind", "lag"),
+    ],
+    empty="0 messages behind",
+)
 def progress(
     name: Name,
     *,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     cluster: Cluster = None,
-    watch: Watch = False,
-    every: Every = EVERY_DEFAULT,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Show the consumer lag of a group in each queue."""
 
     async def read(admin: Admin) -> list[QueueProgress]:
@@ -123,34 +132,18 @@ def progress(
                 await check_topic(admin, topic)
         return found
 
-    def show(found: list[QueueProgress]) -> None:
-        _print_progress(name, found, json=json)
-
-    watched(lambda: ask(names, read), show, watch=watch, every=every)
-
-
-def _print_progress(name: str, found: list[QueueProgress], *, json: bool) -> None:
-    lag = sum(queue.lag for queue in found)
     fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
-    queues = [{field: getattr(queue, field) for field in fields} for queue in found]
-    print_rows(
-        {"group": name, "lag": lag, "queues": queues},
-        ["topic", "broker", "queue", "stored to", "consumed to", "behind"],
-        [
-            [
-                queue.queue.topic,
-                queue.queue.broker,
-                queue.queue.number,
-                queue.broker_offset,
-                queue.group_offset,
-                queue.lag,
-            ]
-            for queue in found
-        ],
-        json=json,
+    rows = [{field: getattr(queue, field) for field in fields} for queue in ask(names, read)]
+    lag = sum(row["lag"] for row in rows)
+    return Listing(
+        rows,
+        [f"{quantity(lag, 'message')} behind"],
+        as_json=lambda chosen: {
+            "group": name,
+            "lag": sum(row["lag"] for row in chosen),
+            "queues": chosen,
+        },
     )
-    if not json:
-        say(f"{quantity(lag, 'message')} behind")
 
 
 app.command()(reset)
@@ -161,9 +154,16 @@ app.command()(monitor)
 
 
 @app.command()
-def clients(
-    name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT, json: AsJson = False
-) -> None:
+@listed(
+    [
+        ListColumn("client", "id"),
+        ListColumn("address", "address"),
+        ListColumn("language", "language"),
+        ListColumn("version", "version"),
+    ],
+    empty="no consumer is connected",
+)
+def clients(name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT) -> Listing:
     """Show the connected consumers of a group."""
 
     async def read(admin: Admin) -> GroupConnections:
@@ -174,11 +174,8 @@ def clients(
             raise
 
     found = ask(names, read)
-    print_rows(
-        found,
-        ["client", "address", "language", "version"],
-        [[client.id, client.address, client.language, client.version] for client in found.clients],
-        json=json,
+    return Listing(
+        found.clients,
+        [f"subscribed to {topic}: {text}" for topic, text in found.subscriptions.items()],
+        as_json=lambda chosen: replace(found, clients=tuple(chosen)),
     )
-    for topic, expression in ({} if json else found.subscriptions).items():
-        say(f"subscribed to {topic}: {expression}")

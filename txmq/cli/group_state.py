@@ -67,7 +67,7 @@ def status(
                 # The other consumers are shown all the same.
                 return {"client": client, "problem": str(error).strip()}
 
-        return await for_each([client.id for client in online.clients], report)
+        return await for_each([client.id for client in online.clients], report, label="consumers")
 
     def show(consumers: list[dict[str, Any]]) -> None:
         if json:
@@ -164,7 +164,9 @@ def monitor(
         now_ms = SystemClock().wall_ms()
         groups = await admin.groups(cluster=cluster)
         wanted = [name for name in groups if everything or not is_of_system(name)]
-        return await for_each(wanted, lambda name: _progress(admin, name, cluster, now_ms))
+        return await for_each(
+            wanted, lambda name: _progress(admin, name, cluster, now_ms), label="groups"
+        )
 
     rows = ask(names, read)
     warnings = [

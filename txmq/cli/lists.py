@@ -78,6 +78,10 @@ class Listing(NamedTuple):
     """The exit code, for scripts that watch something."""
     empty: str = ""
     """The line for people if there is no row, instead of the command's."""
+    as_json: Callable[[Sequence[Any]], object] | None = None
+    """Makes the value for programs of the chosen rows, if that is not their list."""
+    for_people: Callable[[], None] | None = None
+    """Prints the rows for people, if they are not a table."""
 
 
 class _View(NamedTuple):
@@ -191,7 +195,9 @@ def _print(found: Listing, view: _View, empty: str, *, json: bool) -> None:
     chosen = view.chosen(found.rows)
     shown = view.cut(chosen)
     if json:
-        as_json(shown)
+        as_json(found.as_json(shown) if found.as_json else shown)
+    elif found.for_people is not None and chosen:
+        found.for_people()
     elif not chosen:
         say("no row matches" if found.rows else found.empty or empty)
     else:

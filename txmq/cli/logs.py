@@ -26,9 +26,21 @@ _OF_A_RECORD: Final = frozenset(
 )
 
 
-def configure(form: Form, level: Level) -> None:
-    """Write every log record of this process to standard error."""
+def configure(form: Form, level: Level, **fields: object) -> None:
+    """Write every log record of this process to standard error.
+
+    Args:
+        form: The format.
+        level: The lowest level that is written.
+        fields: Fields of every record.
+    """
+
+    def complete(record: logging.LogRecord) -> bool:
+        vars(record).update(fields)
+        return True
+
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(complete)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers = [handler]

@@ -1,9 +1,10 @@
 """``txmq message``: messages sent, recalled, fetched and found."""
 
+import getpass
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -17,16 +18,20 @@ from txmq.cli.common import (
     Names,
     ask,
     fail,
+    moment_of,
     queue_of,
 )
+from txmq.cli.delayed_rows import DELAYED_COLUMNS, delayed_rows
 from txmq.cli.known_names import check_topic
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.message_scan import ScanWish, scan_messages
+from txmq.cli.moments import LATEST
 from txmq.cli.output import (
     as_json,
     listing,
     message_fields,
     message_listing,
     print_result,
-    print_rows,
     say,
 )
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
@@ -47,6 +52,29 @@ app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up me
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
 OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of a body; ``--json`` has all of it."""
+    text = body[:BODY_BYTES_SHOWN].decode(errors="backslashreplace")
+    if len(body) <= BODY_BYTES_SHOWN:
+        return text
+    return f"{text}… ({quantity(len(body), 'byte')})"
+
+
+_COLUMNS: Final = (
+    ListColumn("broker", "queue", lambda queue: queue.broker),
+    ListColumn("queue", "queue", lambda queue: queue.number, lambda queue: queue.number),
+    ListColumn("offset", "offset"),
+    ListColumn("id", "id"),
+    ListColumn("tag", "tags"),
+    ListColumn("keys", "keys", " ".join),
+    ListColumn("body", "body", _shown),
+)
+
+
+def _all_fields(messages: Sequence[ReceivedMessage]) -> list[dict[str, object]]:
+    return [message_fields(message) for message in messages]
 
 
 @app.command()
@@ -101,17 +129,56 @@ def send(
 @app.command()
 def recall(
     topic: Topic,
-    handle: Annotated[str, typer.Argument(help="The recall handle that its sender received.")],
+    handle: Annotated[
+        str,
+        typer.Argument(help="The handle that its sender received, or that `delayed` lists."),
+    ],
     *,
+    reason: Annotated[
+        str, typer.Option(help="Why; a txmq broker then records who recalled it in its audit.")
+    ] = "",
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Recall a delayed message, so that it is never delivered."""
-    recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True, topic=topic)
+
+    async def make(admin: Admin) -> str:
+        if not reason.strip():
+            return await admin.recall(topic, handle)
+        operator = getpass.getuser()
+        return await admin.recall_delayed(topic, handle, operator=operator, reason=reason)
+
+    recalled = ask(names, make, changes=True, topic=topic)
     print_result({"id": recalled}, f"recalled {recalled}", json=json)
 
 
 @app.command()
+@listed(DELAYED_COLUMNS, empty="no message waits for its time")
+def delayed(
+    *,
+    level: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only this delay level; 0 for messages with a time of their own."),
+    ] = None,
+    from_: Annotated[
+        str, typer.Option("--from", help="Due then or later: 2030-05-01T12:00 (UTC), or earliest.")
+    ] = "earliest",
+    most: Annotated[int, typer.Option(min=1, help="The most messages, those due first.")] = 1_000,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List messages that wait for their time, those due first."""
+    from_ms = max(0, moment_of(from_, "--from"))
+    return Listing(
+        ask(
+            names,
+            lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most),
+        )
+    )
+
+
+@app.command()
+@listed(_COLUMNS, empty="no messages")
 def pull(
     topic: Topic,
     *,
@@ -123,8 +190,7 @@ def pull(
     tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
     hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Fetch messages without consuming them: no group's offset moves."""
 
     async def fetch(admin: Admin) -> list[ReceivedMessage]:
@@ -138,7 +204,47 @@ def pull(
             found += await _fetch(admin, source, offset, count, pulls)
         return found
 
-    _show(ask(names, fetch, topic=topic), json=json)
+    return Listing(ask(names, fetch, topic=topic), as_json=_all_fields)
+
+
+@app.command("list")
+@listed(_COLUMNS, empty="no messages")
+def list_(
+    topic: Topic,
+    *,
+    since: Annotated[
+        str, typer.Option(help="Stored then or later: 2h (ago), 2024-05-01T12:00.")
+    ] = "earliest",
+    until: Annotated[str, typer.Option(help="Stored then or earlier.")] = "latest",
+    contains: Annotated[
+        str, typer.Option(help="Only with this text in a key, the tag, the id or the body.")
+    ] = "",
+    queue: OneQueue = None,
+    count: Annotated[int, typer.Option(min=1, help="The most messages.")] = 32,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List messages of a topic, the newest first, without consuming them.
+
+    Long bodies are cut; `txmq message view` shows one message as a whole.
+    """
+    until_ms = moment_of(until, "--until")
+    wish = ScanWish(
+        topic=topic,
+        queue=None if queue is None else queue_of(topic, queue),
+        since_ms=max(0, moment_of(since, "--since")),
+        until_ms=None if until_ms == LATEST else until_ms,
+        contains=contains,
+    )
+
+    async def scan(admin: Admin) -> list[ReceivedMessage]:
+        step = await scan_messages(admin, wish, count)
+        found = step.messages
+        while step.next and len(found) < count:
+            step = await scan_messages(admin, wish, count - len(found), step.next)
+            found += step.messages
+        return [scanned.message for scanned in found]
+
+    return Listing(ask(names, scan, topic=topic), as_json=_all_fields)
 
 
 @app.command()
@@ -198,33 +304,40 @@ def consume_directly(
 
 
 @app.command()
+@listed(_COLUMNS, empty="no messages")
 def query(
     topic: Topic,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
     count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Find messages by key."""
-    _show(ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic), json=json)
+    found = ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic)
+    return Listing(found, as_json=_all_fields)
 
 
 @app.command()
+@listed(
+    [ListColumn(heading, heading) for heading in HEADINGS],
+    empty="no traces",
+)
 def trace(
     topic: Topic,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
     trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Show who sent and handled a message, if clients leave traces."""
     records = ask(
         names, lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
     )
-    fields, rows = map(trace_fields, records), map(trace_row, records)
-    print_rows(list(fields), HEADINGS, rows, json=json, empty="no traces")
+    rows = [
+        dict(zip(HEADINGS, trace_row(record), strict=True)) | {"fields": trace_fields(record)}
+        for record in records
+    ]
+    return Listing(rows, as_json=lambda chosen: [row["fields"] for row in chosen])
 
 
 async def find_traces(
@@ -278,32 +391,3 @@ def _seconds(text: str) -> int:
         return math.ceil(parse_duration(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error
-
-
-def _shown(body: bytes) -> str:
-    """The beginning of a body; ``--json`` has all of it."""
-    text = body[:BODY_BYTES_SHOWN].decode(errors="backslashreplace")
-    if len(body) <= BODY_BYTES_SHOWN:
-        return text
-    return f"{text}… ({quantity(len(body), 'byte')})"
-
-
-def _show(found: list[ReceivedMessage], *, json: bool) -> None:
-    print_rows(
-        [message_fields(message) for message in found],
-        ["broker", "queue", "offset", "id", "tag", "keys", "body"],
-        [
-            [
-                message.queue.broker,
-                message.queue.number,
-                message.offset,
-                message.id,
-                message.tags,
-                " ".join(message.keys),
-                _shown(message.body),
-            ]
-            for message in found
-        ],
-        json=json,
-        empty="no messages",
-    )

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.common import WRONGLY_CALLED, AsJson, Yes, confirm, fail
-from txmq.cli.lists import EVERY_DEFAULT, Every, Watch, watched
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, listing, print_result, print_rows, say
+from txmq.cli.output import as_json, listing, print_result
 from txmq.cli.schema import Database, OutboxName, SchemaName, database_errors
 from txmq.errors import NotFound
 from txmq.quantity import quantity
 
 if TYPE_CHECKING:
     from txmq.message import Message
-    from txmq.outbox.operator_access import OutboxOperator, WaitingMessage
+    from txmq.outbox.operator_access import OutboxOperator
 
 __all__ = ["app"]
 
@@ -31,7 +31,45 @@ app = typer.Typer(
 RowId = Annotated[int, typer.Argument(metavar="ID", min=1, help="The id of the row.")]
 
 
+@app.command()
+def status(
+    *,
+    database: Database,
+    outbox: OutboxName = "txmq_outbox",
+    schema: SchemaName = None,
+    json: AsJson = False,
+) -> None:
+    """Show how far behind an outbox is: rows that wait, blocked ones, and relays."""
+    with _operator(database, outbox, schema) as operator:
+        found = operator.summary()
+    if json:
+        as_json(found)
+        return
+    more = "+" if found.is_cut else ""
+    listing(
+        {
+            "waiting": f"{found.waiting}{more}",
+            "oldest": age_of(found.oldest_ms) if found.waiting else "none",
+            "blocked": f"{quantity(found.blocked, 'row')}, {quantity(found.blocked_lanes, 'lane')}",
+            "put aside": found.put_aside,
+            "relays": f"{found.relays} alive in the last minute",
+        }
+    )
+
+
 @app.command("list")
+@listed(
+    [
+        ListColumn("row", "id"),
+        ListColumn("state", "state"),
+        ListColumn("age", "age_ms", age_of),
+        ListColumn("lane", "lane"),
+        ListColumn("topic", "topic"),
+        ListColumn("message", "message_id"),
+        ListColumn("problem", "problem"),
+    ],
+    empty="no rows",
+)
 def list_(
     *,
     database: Database,
@@ -43,25 +81,12 @@ def list_(
     lane: Annotated[str | None, typer.Option(help="Only rows of this lane.")] = None,
     after: Annotated[int, typer.Option(min=0, help="Only rows with larger ids.")] = 0,
     limit: Annotated[int, typer.Option(min=1, help="The most rows.")] = 100,
-    watch: Watch = False,
-    every: Every = EVERY_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List the rows of an outbox, the oldest first."""
-
-    def show(rows: list[WaitingMessage]) -> None:
-        columns = ["row", "state", "age", "lane", "topic", "message", "problem"]
-        print_rows(rows, columns, map(_cells, rows), json=json, empty="no rows")
-        if len(rows) == limit and not json:
-            say(f"there may be more rows; the next ones: --after {rows[-1].id}")
-
     with _operator(database, outbox, schema) as operator:
-        watched(
-            lambda: operator.waiting(after=after, limit=limit, failed_only=failed, lane=lane),
-            show,
-            watch=watch,
-            every=every,
-        )
+        rows = operator.waiting(after=after, limit=limit, failed_only=failed, lane=lane)
+    more = f"there may be more rows; the next ones: --after {rows[-1].id}" if rows else ""
+    return Listing(rows, [more] if len(rows) == limit else [])
 
 
 @app.command()
@@ -141,11 +166,6 @@ def _operator(database: str, outbox: str, schema: str | None) -> Iterator[Outbox
             fail(str(error))
         finally:
             engine.dispose()
-
-
-def _cells(row: WaitingMessage) -> list[object]:
-    more = [row.lane or "", row.topic, row.message_id, row.problem or ""]
-    return [row.id, row.state, age_of(row.age_ms), *more]
 
 
 def _message_fields(message: Message) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from txmq.message import ReceivedMessage
@@ -97,13 +97,15 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, total: int | None) -> Iterator[Callable[[], None]]:
-    """Show how far long work is, if standard error is a terminal.
+def progress_bar(label: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """Show how far long work is, if it has a label and standard error is a terminal.
 
-    Yields a function to call after each step.
+    Yields a function to call after each step, or with the number of steps.
     """
-    is_hidden = not sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
+    is_hidden = not (label and sys.stderr.isatty())
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
         task = bar.add_task(label, total=total)
         yield partial(bar.advance, task)
 

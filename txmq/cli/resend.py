@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
@@ -68,13 +68,23 @@ class ResendRun:
         reason: Why; kept with each copy.
         operator: Who; kept with the reason.
         force: Also resend those that were resent before.
+        on_progress: Called after each dead letter.
     """
 
-    def __init__(self, group: str, reason: str, operator: str, *, force: bool) -> None:
+    def __init__(
+        self,
+        group: str,
+        reason: str,
+        operator: str,
+        *,
+        force: bool,
+        on_progress: Callable[[], object] = lambda: None,
+    ) -> None:
         self._group = group
         self._reason = reason
         self._operator = operator
         self._force = force
+        self._on_progress = on_progress
         self._found: list[ResendResult] = []
         self._is_cut_off = False
         self._resent = 0
@@ -153,3 +163,4 @@ class ResendRun:
 
     def _note(self, message_id: str, place: str, outcome: str, note: str) -> None:
         self._found.append(ResendResult(message_id, place, outcome, note))
+        self._on_progress()

@@ -27,12 +27,14 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "message": "Send, recall, fetch and look up messages.",
     "trace": "Follow the traces that clients leave.",
     "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
+    "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
     "tx": "Show open transactions, and decide them by hand.",
     "resolve": (
         "Answer brokers that ask about transactions of services that are down, until it is stopped."
     ),
     "xa": "List and end prepared transactions over several databases.",
     "relay": "Publish the committed messages of an outbox; several relays share the work.",
+    "worker": "Run the consumers, transaction managers and relays of an application.",
     "outbox": "Show rows that wait for relays; retry them or put them aside.",
     "dlq": "Show messages that groups could not consume, and resend them.",
     "log": "Verify, repair, show and export the log of a stopped broker.",

@@ -54,7 +54,8 @@ def stats(
                     raise
                 return name, error  # The other topics are shown all the same.
 
-        return await for_each(topic or await application_topics(admin), traffic)
+        topics = topic or await application_topics(admin)
+        return await for_each(topics, traffic, label="topics")
 
     only = topic[0] if topic and len(topic) == 1 else None
     found = ask(names, read, topic=only)

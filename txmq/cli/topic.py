@@ -1,8 +1,8 @@
 """``txmq topic``: topics created, changed, shown and deleted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,9 +20,9 @@ from txmq.cli.common import (
 )
 from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.output import as_json, print_result, print_rows, say
+from txmq.cli.output import as_json, print_result, say
 from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
+from txmq.cli.topic_rows import description_of, fields_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
@@ -149,7 +149,7 @@ def _make(wanted: TopicChange, names: str, *, json: bool) -> dict[str, TopicConf
         as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
         return done
     for at, config in done.items():
-        say(f"topic {wanted.topic} at {at}: {_description(config)}")
+        say(f"topic {wanted.topic} at {at}: {description_of(config)}")
     return done
 
 
@@ -158,14 +158,6 @@ def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm
     if allowed is None:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(perms)}", param_hint=option)
     return allowed
-
-
-def _description(config: TopicConfig) -> str:
-    write, read = config.write_queue_nums, config.read_queue_nums
-    counted = quantity(read, "queue")
-    if write != read:
-        counted = f"{quantity(write, 'queue')} to write, {read} to read"
-    return f"{counted}, {permission_of([config])}" + (", ordered" if config.order else "")
 
 
 @app.command("list")
@@ -222,28 +214,45 @@ def status(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
 
 
 @app.command()
-def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("broker", "broker"),
+        ListColumn("replica", "replica"),
+        ListColumn("address", "address"),
+        ListColumn("read queues", "readable"),
+        ListColumn("write queues", "writable"),
+    ],
+    empty="no broker has it",
+)
+def route(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
     """Show which brokers have a topic, and where they listen."""
     found = ask(names, lambda admin: admin.route(name), topic=name)
     rows = [
         {
             "broker": broker,
-            "addresses": found.addresses[broker],
+            "replica": replica,
+            "address": address,
             "readable": sum(queue.broker == broker for queue in found.readable),
             "writable": sum(queue.broker == broker for queue in found.writable),
         }
         for broker in sorted(found.addresses)
+        for replica, address in sorted(found.addresses[broker].items())
     ]
-    print_rows(
-        rows,
-        ["broker", "replica", "address", "read queues", "write queues"],
-        [
-            [row["broker"], replica, address, row["readable"], row["writable"]]
-            for row in rows
-            for replica, address in sorted(found.addresses[str(row["broker"])].items())
-        ],
-        json=json,
-    )
+    return Listing(rows, as_json=_by_broker)
+
+
+def _by_broker(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One value for each broker, with the addresses of its replicas."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        value = found.setdefault(row["broker"], {
+            "broker": row["broker"],
+            "addresses": {},
+            "readable": row["readable"],
+            "writable": row["writable"],
+        })  # fmt: skip
+        value["addresses"][row["replica"]] = row["address"]
+    return list(found.values())
 
 
 @app.command()

@@ -13,10 +13,17 @@ from txmq.message import Queue
 from txmq.protocol.bodies import TopicConfig
 from txmq.quantity import quantity
 
-__all__ = ["TopicChange"]
+__all__ = ["PlannedSettings", "TopicChange"]
 
 NAMED_MAX: Final = 5
 """Queues and groups that one sentence names; it counts the others."""
+
+
+class PlannedSettings(NamedTuple):
+    """The settings of a topic at a broker, now and after a change."""
+
+    before: TopicConfig
+    after: TopicConfig
 
 
 class TopicChange(NamedTuple):
@@ -47,12 +54,22 @@ class TopicChange(NamedTuple):
             TransportError: A broker does not answer; others may have made the change.
             BrokerRefused: A broker refuses; others may have made the change.
         """
+        planned = await self.plan(admin)
+        wanted = {at: change.after for at, change in planned.items()}
+        await admin.update_topic(self.topic, wanted)
+        return wanted
+
+    async def plan(self, admin: Admin) -> dict[str, PlannedSettings]:
+        """What :meth:`make` would change, by broker.
+
+        Raises:
+            TxmqError: As for :meth:`make`.
+        """
         known = await admin.topic_config(self.topic, broker=self.broker)
         wanted = {at: self._change(config) for at, config in known.items()}
         if self.queues is not None:
             wanted = await self._set_queue_count(admin, wanted, self.queues)
-        await admin.update_topic(self.topic, wanted)
-        return wanted
+        return {at: PlannedSettings(known[at], config) for at, config in wanted.items()}
 
     def _change(self, config: TopicConfig) -> TopicConfig:
         if self.perm is not None:

@@ -13,10 +13,12 @@ from txmq.errors import TxmqError
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
+from txmq.quantity import quantity
 
 __all__ = [
     "Rows",
     "application_topics",
+    "description_of",
     "fields_of",
     "own_topics",
     "permission_of",
@@ -78,7 +80,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
             return None  # Its broker does not answer, or the topic is being deleted.
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
-    counts = await for_each(names, messages)
+    counts = await for_each(names, messages, label="topics")
     rows = [
         {"topic": name, **_sums(configs.get(name, [])), "messages": count}
         for name, count in zip(names, counts, strict=True)
@@ -123,3 +125,12 @@ def permission_of(configs: Iterable[TopicConfig]) -> str:
         for config in configs
     )
     return ", ".join(dict.fromkeys(word or "none" for word in words))
+
+
+def description_of(config: TopicConfig) -> str:
+    """The queues and the permission of a topic at one broker, in words."""
+    write, read = config.write_queue_nums, config.read_queue_nums
+    counted = quantity(read, "queue")
+    if write != read:
+        counted = f"{quantity(write, 'queue')} to write, {read} to read"
+    return f"{counted}, {permission_of([config])}" + (", ordered" if config.order else "")

@@ -3,7 +3,7 @@
 import getpass
 from collections import Counter
 from operator import neg
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,16 +17,16 @@ from txmq.cli.common import (
     ask,
     confirm,
     fail,
-    for_each,
 )
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
+from txmq.cli.tx_decided import decided
+from txmq.cli.tx_history import history
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
-from txmq.errors import NotFound
 from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
@@ -43,9 +43,6 @@ Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
 Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
-
-RECHECKED_MAX: Final = 1_000_000
-"""The most transactions of a broker that one command rechecks: more than a broker holds open."""
 
 
 def _age(stored_ms: int) -> str:
@@ -201,32 +198,24 @@ def _recheck_all(
 ) -> None:
     _check_state(state)
 
-    async def recheck_each(admin: Admin) -> int:
-        found = await admin.transactions(state=state, group=group, limit=RECHECKED_MAX, **where)
-        if group and not found:
+    async def recheck_each(admin: Admin) -> dict[str, int]:
+        with progress_bar("transactions", None) as advance:
+            found = await admin.recheck_transactions(
+                state=state, group=group, on_progress=advance, **where
+            )
+        if group and not any(found.values()):
             await check_producer_group(admin, group)
+        return found
 
-        async def one(transaction: OpenTransaction) -> bool:
-            try:
-                await admin.recheck_transaction(
-                    transaction.id or transaction.offset_id,
-                    broker=transaction.queue.broker,
-                    cluster=where["cluster"],
-                )
-            except NotFound:
-                return False  # It was decided meanwhile.
-            finally:
-                advance()
-            return True
-
-        with progress_bar("transactions", len(found)) as advance:
-            return sum(await for_each(found, one))
-
-    count = ask(names, recheck_each, changes=True)
+    counts = ask(names, recheck_each, changes=True)
+    count = sum(counts.values())
     text = f"brokers ask the producers of {quantity(count, 'transaction')}"
-    print_result({"group": group, "rechecks_requested": count}, text, json=json)
+    made = {"group": group, "rechecks_requested": count, "brokers": counts}
+    print_result(made, text, json=json)
 
 
+app.command()(history)
+app.command()(decided)
 app.command()(watch)
 
 

@@ -11,8 +11,9 @@ import typer
 
 from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, note, print_rows, say
+from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.config import parse_duration
@@ -45,6 +46,17 @@ ROUND_S: Final = 30.0
 
 
 @app.command("list")
+@listed(
+    [
+        ListColumn("database", "database"),
+        ListColumn("id", "name"),
+        ListColumn("age", "age_ms", age_of),
+        ListColumn("fence", "fence"),
+        ListColumn("recovery", "recovery"),
+        ListColumn("owner", "owner"),
+    ],
+    empty="nothing is prepared",
+)
 def list_(
     *,
     database: Databases,
@@ -54,8 +66,7 @@ def list_(
     is_complete: Annotated[
         bool, typer.Option("--all", help="Also those of other programs, which stay untouched.")
     ] = False,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
     limit_s = _seconds("--horizon", horizon)
     with database_errors(), xa_resource_of(database, fence, schema) as resource:
@@ -65,13 +76,16 @@ def list_(
             return await resource.look(limit_s, also_others=is_complete)
 
         found = asyncio.run(look())
-    rows = [_fields(branch) for branch in found.waiting]
-    if rows or json or not found.silent:
-        headings = ["database", "id", "age", "fence", "recovery", "owner"]
-        print_rows(rows, headings, map(_row, rows), json=json, empty="nothing is prepared")
-    if found.silent:
-        reasons = (f"{name} did not answer: {why}" for name, why in found.silent.items())
-        fail(" ".join("; ".join(reasons).split()))
+    reasons = [f"{name} did not answer: {why}" for name, why in found.silent.items()]
+    return Listing(
+        [_fields(branch) for branch in found.waiting],
+        warnings=[" ".join(reason.split()) for reason in reasons],
+        code=FAILED if reasons else 0,
+        empty="nothing is prepared at the databases that answer" if reasons else "",
+        as_json=lambda chosen: [
+            {name: row[name] for name in row if name != "name"} for row in chosen
+        ],
+    )
 
 
 def _fields(found: InDoubtBranch) -> dict[str, Any]:
@@ -81,6 +95,7 @@ def _fields(found: InDoubtBranch) -> dict[str, Any]:
     fence = "undecided" if found.decided is None else _DECISIONS[found.decided.name]
     return {
         "database": found.branch,
+        "name": found.xid if is_ours else found.prepared.gid,
         "id": found.xid if is_ours else "",
         "gid": found.prepared.gid,
         "age_ms": int(found.prepared.age_s * 1000),
@@ -88,12 +103,6 @@ def _fields(found: InDoubtBranch) -> dict[str, Any]:
         "recovery": found.duty.value if is_ours else "not ours",
         "owner": found.prepared.owner,
     }
-
-
-def _row(fields: dict[str, Any]) -> list[object]:
-    name = fields["id"] or fields["gid"]
-    rest = [fields[key] for key in ("fence", "recovery", "owner")]
-    return [fields["database"], name, age_of(fields["age_ms"]), *rest]
 
 
 _DECISIONS: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}

@@ -12,6 +12,7 @@ from txmq.client.session import Session
 from txmq.client.values import (
     BrokerCopies,
     BrokerInfo,
+    CheckReport,
     ConnectedClient,
     ConsumerReport,
     FollowerCopy,
@@ -29,12 +30,15 @@ from txmq.client.values import (
     SendResult,
     SendStatus,
     TopicTraffic,
+    TransactionDecision,
+    TransactionReport,
 )
 
 __all__ = [
     "Admin",
     "BrokerCopies",
     "BrokerInfo",
+    "CheckReport",
     "ConnectedClient",
     "ConsumerReport",
     "FollowerCopy",
@@ -54,4 +58,6 @@ __all__ = [
     "SendStatus",
     "Session",
     "TopicTraffic",
+    "TransactionDecision",
+    "TransactionReport",
 ]

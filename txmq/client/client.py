@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Self, TypeVar
+from datetime import UTC, tzinfo
+from types import MappingProxyType
+from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.handler import MessageHandler
 from txmq.client.consume.push_consumer import PushConsumer
+from txmq.client.observe.worker_process import CURRENT
+from txmq.client.schedule import MadeBody, ScheduledMessage, ScheduleRunner, timetable_of
+from txmq.client.send.producer import Producer
 from txmq.client.settings import ClientSettings, ConsumerSettings
 from txmq.errors import UsageError
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.tasks import Tasks, Threads
 
 __all__ = ["Client"]
 
 M = TypeVar("M", bound=MessageHandler)
+F = TypeVar("F", bound=MadeBody)
+
+SCHEDULE_GROUP: Final = "txmq_schedules"
+"""The producer group of periodic messages."""
 
 
 class Client(ClusterClient):
@@ -58,7 +68,10 @@ class Client(ClusterClient):
         entropy: Entropy | None = None,
     ) -> None:
         super().__init__(names, settings, network, clock, entropy)
+        self.starts_handlers = True
+        """Whether opening it calls :meth:`start_handlers`; a worker calls that last."""
         self._own: dict[str, PushConsumer] = {}
+        self._schedules: dict[str, ScheduledMessage] = {}
         self._running = AsyncExitStack()
         self._closed: asyncio.Event | None = None
 
@@ -66,8 +79,8 @@ class Client(ClusterClient):
         await super().__aenter__()
         self._closed = asyncio.Event()
         try:
-            for consumer in self._own.values():
-                await self._running.enter_async_context(consumer)
+            if self.starts_handlers:
+                await self.start_handlers()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -82,6 +95,39 @@ class Client(ClusterClient):
                 at_last.callback(self._closed.set)
             at_last.push_async_callback(super().__aexit__, *ending)
             await self._running.aclose()
+
+    async def start_handlers(self) -> None:
+        """Start the consumers of its handlers, and its periodic messages.
+
+        Raises:
+            TxmqError: Any error of starting a consumer.
+        """
+        for consumer in self._own.values():
+            await self._running.enter_async_context(consumer)
+        await self._start_schedules()
+
+    async def _start_schedules(self) -> None:
+        worker = CURRENT.get()
+        if not self._schedules or (worker is not None and worker.number != 1):
+            return
+        producer, tasks, threads = Producer(SCHEDULE_GROUP, self), Tasks(), Threads("txmq-every", 4)
+        await self._running.enter_async_context(producer)
+        self._running.callback(threads.close)
+        self._running.push_async_callback(tasks.stop)
+        session = self.session
+        for schedule in self._schedules.values():
+            runner = ScheduleRunner(schedule, producer, threads, session.clock, session.entropy)
+            tasks.start(runner.run(), f"schedule {schedule.name}")
+
+    @property
+    def consumers(self) -> Mapping[str, PushConsumer]:
+        """The consumers of its own handlers, by their groups."""
+        return MappingProxyType(self._own)
+
+    @property
+    def schedules(self) -> Mapping[str, ScheduledMessage]:
+        """Its periodic messages, by their names."""
+        return MappingProxyType(self._schedules)
 
     async def wait(self) -> None:
         """Return once the client has closed; for programs that only consume.
@@ -117,8 +163,8 @@ class Client(ClusterClient):
             settings: How the group consumes; one value for all its topics.
 
         Raises:
-            UsageError: The group already has such a function or other settings, or the client is
-                open.
+            UsageError: The group already has such a function or other settings, the client is
+                open, or the function declares a type that cannot be read.
             LocalProtocolError: A name is invalid, or the expression does not parse.
         """
         if self._is_open:
@@ -130,3 +176,54 @@ class Client(ClusterClient):
             raise UsageError(f"group {group} has other settings already")
         self._own[group] = consumer
         return consumer.on(topic, tags, sql=sql)
+
+    def every(
+        self,
+        *,
+        topic: str,
+        seconds: float | None = None,
+        daily: str | None = None,
+        zone: tzinfo = UTC,
+        tags: str = "",
+        name: str | None = None,
+    ) -> Callable[[F], F]:
+        """Send a message periodically, with the body that a function returns; a decorator.
+
+        ::
+
+            @client.every(topic="Reports", daily="02:00")
+            async def report(moment: datetime) -> dict[str, str]:
+                return {"day": moment.date().isoformat()}
+
+        Of the processes of one ``txmq worker`` only the first sends it. Two workers, or two
+        programs that open such a client, both send it, with the same key, ``name@time``: a guard
+        with ``message.key`` handles one of them. A time that passes while no such process runs is
+        left out.
+
+        Args:
+            topic: The topic.
+            seconds: The interval, at least 1; its times are the multiples since 1970.
+            daily: Instead, the time of the day, such as ``"02:00"``.
+            zone: The time zone of ``daily``.
+            tags: The message's tag.
+            name: The name of the schedule; the function's by default.
+
+        The function takes the scheduled time, or nothing. It returns bytes, text or what JSON can
+        carry; ``None`` sends nothing this time. A plain function runs in a thread.
+
+        Raises:
+            UsageError: The client is open, the times are not clear, or the name is taken.
+            LocalProtocolError: The topic's name is invalid.
+        """
+        if self._is_open:
+            raise UsageError("schedules are given before a client opens")
+        timetable = timetable_of(seconds, daily, zone)
+
+        def decorate(make: F) -> F:
+            found = ScheduledMessage.of(make, name, topic, tags, timetable)
+            if found.name in self._schedules:
+                raise UsageError(f"this client has a schedule {found.name} already; give a name")
+            self._schedules[found.name] = found
+            return make
+
+        return decorate

@@ -13,11 +13,13 @@ import os
 import platform
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.broker_requests import BrokerRequests, TransactionOwner
 from txmq.client.lifecycle import Lifecycle
+from txmq.client.middleware import Middleware, ReceiveFunction, as_middleware
+from txmq.client.observe.worker_process import CURRENT
 from txmq.client.replies import Replies
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
@@ -36,6 +38,8 @@ from txmq.runtime.tasks import Tasks
 __all__ = ["ClientMember", "ClusterClient", "client_of"]
 
 log = logging.getLogger(__name__)
+
+W = TypeVar("W", bound="Middleware | ReceiveFunction")
 
 LEAVE_S: Final = 1.0
 """The timeout of unregistering a group; the broker also forgets it with the connection."""
@@ -107,6 +111,25 @@ class ClusterClient(Lifecycle):
         self._to_beat: Counter[str] = Counter()
         self._met: dict[str, str] = {}
         self._is_open = False
+        self.middlewares: list[Middleware] = []
+
+    def middleware(self, hook: W) -> W:
+        """Run code around the handlers and sends of this client; also a decorator.
+
+        The first one given is outermost. Push consumers and producers that share the client have
+        it; batch handlers do not.
+
+        Args:
+            hook: A :class:`~txmq.client.middleware.Middleware`, or an async function of the
+                message and ``call_next`` that runs around each handler.
+
+        Raises:
+            UsageError: The client is open, or it is neither.
+        """
+        if self._is_open:
+            raise UsageError("middleware is given before a client opens")
+        self.middlewares.append(as_middleware(hook))
+        return hook
 
     async def __aenter__(self) -> Self:
         if not self.session.owner.is_current:
@@ -358,4 +381,7 @@ def client_of(
 def _client_id(settings: ClientSettings, entropy: Entropy) -> str:
     host = settings.host or platform.node().replace("@", "-") or "localhost"
     instance = settings.instance or f"{os.getpid()}#{entropy.token(6).hex()}"
+    if settings.instance and CURRENT.get() is not None:
+        # The processes of a worker share their settings, and brokers take one id for one member.
+        instance = f"{instance}-{os.getpid()}"
     return f"{host}@{instance}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -22,6 +23,16 @@ class Lifecycle(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether it is open."""
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The shared objects that must be open before it, such as a client."""
+        return ()
 
     async def start(self) -> None:
         """Open it, as ``async with`` does; for programs whose start and end lie apart.

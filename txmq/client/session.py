@@ -222,13 +222,13 @@ class Session:
         Raises:
             UsageError: The session is not open.
             TransportError: A name server does not answer; all others have the request.
-            BrokerRefused: A name server refuses; those before it have the request.
+            BrokerRefused: A name server refuses; all others have the request.
         """
-        failed: TransportError | None = None
+        failed: TransportError | BrokerRefused | None = None
         for address in self.names:
             try:
                 await self.request(address, code, header)
-            except TransportError as error:
+            except (TransportError, BrokerRefused) as error:
                 failed = failed or error
         if failed is not None:
             raise failed

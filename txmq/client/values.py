@@ -13,6 +13,7 @@ from txmq.message import Queue, QueueOffset, ReceivedMessage
 __all__ = [
     "BrokerCopies",
     "BrokerInfo",
+    "CheckReport",
     "ConnectedClient",
     "ConsumerReport",
     "FollowerCopy",
@@ -31,6 +32,8 @@ __all__ = [
     "SendStatus",
     "StoredBatch",
     "TopicTraffic",
+    "TransactionDecision",
+    "TransactionReport",
 ]
 
 
@@ -149,6 +152,8 @@ class ConnectedClient:
     address: str
     language: str
     version: int
+    seen_ms: int = 0
+    """When the broker last received a heartbeat of it; 0 if the request does not name that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,3 +317,58 @@ class OpenTransaction:
     origin: str
     """The client that sent it; empty if unknown."""
     is_being_decided: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """A check that a broker sent to a producer of an open transaction."""
+
+    asked_ms: int
+    client_id: str
+    address: str
+    answer: str
+    """"unknown"; "silent" if no answer came until the next check; "lost" if the connection closed;
+    "decided" if a decision came; empty while the check is open."""
+    answered_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDecision:
+    """A commit, a rollback, or the parking of a transaction."""
+
+    kind: str
+    """"committed", "rolled_back" or "parked"."""
+    source: str
+    """"producer", "check" if it answered a check, "operator", or "broker"."""
+    at_ms: int
+    reason: str
+    """The operator and the reason, if an operator decided."""
+    offset_id: str
+    """The place of the visible message; empty if the log has it elsewhere, or has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionReport:
+    """What a broker knows about a transaction, open or decided."""
+
+    transaction: OpenTransaction
+    """Its ``state`` may also be "committed" or "rolled back"."""
+    born_ms: int
+    address: str
+    """The address from which the half message came."""
+    decisions: tuple[TransactionDecision, ...]
+    checks: tuple[CheckReport, ...]
+    """The latest checks since the start of the broker, oldest first."""
+    check_max: int
+    """After so many checks without a decision the broker parks the transaction."""
+    next_check_ms: int
+    """When the broker asks again; 0 if it asks no more, or does not know."""
+    waits_for_producer: bool
+    """Whether a check is due, and no producer of the group can be asked."""
+    producers: int
+    """The connected producers of the group."""
+
+    @property
+    def final(self) -> TransactionDecision | None:
+        """The commit or the rollback, if the transaction is decided."""
+        return next((item for item in self.decisions if item.kind != "parked"), None)

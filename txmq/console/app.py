@@ -13,7 +13,13 @@ from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -22,11 +28,34 @@ from txmq.cli.common import in_doubt, sentence_of
 from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
-from txmq.console.markup import PageMarkup, Rendered
-from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.markup import PageMarkup
+from txmq.console.outbox_databases import OutboxDatabases
+from txmq.console.pages import (
+    access,
+    audit,
+    cluster,
+    dead_letters,
+    delayed,
+    group_changes,
+    groups,
+    messages,
+    outboxes,
+    overview,
+    producers,
+    reconciliation,
+    search,
+    topic_changes,
+    topics,
+    transactions,
+)
+from txmq.console.pages import (
+    settings as setting_pages,
+)
+from txmq.console.report_links import ReportLinks
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
+from txmq.console.streams import LiveView, PageStreams
 from txmq.console.visits import ChangeForm, ChangeRoute, PageContent, PageFunction, PageRoute, Visit
 from txmq.errors import (
     BrokerRefused,
@@ -36,6 +65,8 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ReconcileRefused,
+    ResourceError,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -45,16 +76,36 @@ from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 
-__all__ = ["CHANGES", "PAGES", "console_app"]
+__all__ = ["CHANGES", "PAGES", "Console", "console_app"]
 
 log = logging.getLogger(__name__)
 
 PAGE_S: Final = 10.0
 """How long a page may wait for brokers; one request waits for three seconds."""
 LOGIN_COOKIE_S: Final = 600
+LIVE_PATH: Final = "/live"
+"""The address of the streams of pages."""
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+_MODULES: Final = (
+    overview,
+    transactions,
+    topics,
+    topic_changes,
+    messages,
+    dead_letters,
+    delayed,
+    outboxes,
+    reconciliation,
+    groups,
+    group_changes,
+    producers,
+    cluster,
+    setting_pages,
+    access,
+    audit,
+    search,
+)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -62,6 +113,8 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
+    (ResourceError, 503),
+    (ReconcileRefused, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -85,25 +138,42 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server.
+        ConfigError: ``settings.names`` names no server, or an outbox or the
+            directory of results cannot be used.
+        ReconcileRefused: The file system of the results does not answer.
     """
-    return _Console(settings, clock or SystemClock(), entropy or SystemEntropy()).app()
+    return Console(settings, clock, entropy).app()
 
 
-class _Console:
-    def __init__(self, settings: ConsoleSettings, clock: Clock, entropy: Entropy) -> None:
+class Console:
+    """A console; see :func:`console_app`."""
+
+    def __init__(
+        self, settings: ConsoleSettings, clock: Clock | None = None, entropy: Entropy | None = None
+    ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock = clock = clock or SystemClock()
+        entropy = entropy or SystemEntropy()
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
-        self._links = ClusterLinks(settings.names, entropy)
+        self._links = ClusterLinks(settings.names, entropy, settings.operator)
+        self._outboxes = OutboxDatabases(settings.outboxes)
+        self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()
+        self._pages = {page.path: page for page in PAGES}
+        self._streams = PageStreams(self._session_with, self._rendered, self._can_begin, clock)
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""
         self._cookie, self._login_cookie = f"{prefix}txmq_console", f"{prefix}txmq_login"
 
+    def stop(self) -> None:
+        """End the streams of all pages, so that the server can stop at once."""
+        self._streams.stop()
+
     def app(self) -> ASGIApp:
+        """The ASGI application."""
         routes: list[BaseRoute] = [
+            Route(LIVE_PATH, self._live, methods=["GET"]),
             Route("/login", self._login_page, methods=["GET"]),
             Route("/login", self._log_in, methods=["POST"]),
             Route("/logout", self._log_out, methods=["POST"]),
@@ -120,6 +190,8 @@ class _Console:
         try:
             yield
         finally:
+            self._outboxes.close()
+            self._reports.close()
             await self._links.close()
 
     # Pages
@@ -149,6 +221,8 @@ class _Console:
             admin=await self._links.admin(session.credentials),
             settings=self._settings,
             clock=self._clock,
+            outboxes=self._outboxes,
+            reports=self._reports,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:
@@ -159,14 +233,15 @@ class _Console:
             return _problem_page(error)
 
     def _answer(self, request: Request, visit: Visit | None, content: PageContent) -> Response:
-        live = self._markup.live(content.template, {**content.values, "visit": visit})
-        is_problem = content.template == "problem.html"
-        shown = request.headers.get("x-shown")
-        if shown is not None:
-            return self._refreshed(request, live, shown, is_problem=is_problem)
+        if content.to:
+            return RedirectResponse(content.to, 303)
+        view = self._view_of(visit, content)
+        here = _here(request) if request.url.path in self._pages else ""
         notice = ""
         if visit is not None:
             notice, visit.session.notice = visit.session.notice, ""
+            if here and visit.request.method == "GET":
+                self._streams.note(visit.session, here, view)
         text = self._markup.page(
             content.template,
             {
@@ -174,27 +249,60 @@ class _Console:
                 "visit": visit,
                 "notice": notice,
                 "read_only": self._settings.is_read_only,
-                "live": live.live,
-                "mark": f"problem-{live.mark}" if is_problem else live.mark,
-                "here": _here(request),
+                "live": view.html,
+                "mark": view.mark_after(""),
+                "live_path": LIVE_PATH,
+                "here": here if visit is not None or view.is_problem else "",
                 "path": request.url.path,
             },
         )
         return HTMLResponse(text, content.status)
 
-    def _refreshed(
-        self, request: Request, live: Rendered, shown: str, *, is_problem: bool
-    ) -> Response:
-        """The answer to a page that refreshes itself."""
-        if shown.startswith("problem-") and not is_problem:
-            # The page as it was first shown lacks its forms.
-            return Response(status_code=204, headers={"hx-refresh": "true"})
-        begins = shown.partition("-")[0] if shown.startswith("problem-") else "away"
-        mark = f"{begins}-{live.mark}" if is_problem else live.mark
-        if mark == shown:
-            return Response(status_code=204)
-        values = {"live": live.live, "mark": mark, "here": _here(request)}
-        return HTMLResponse(self._markup.page("live.html", values))
+    def _view_of(self, visit: Visit | None, content: PageContent) -> LiveView:
+        values = {**content.values, "visit": visit, "read_only": self._settings.is_read_only}
+        live = self._markup.live(content.template, values)
+        return LiveView(live.live, live.mark, content.template == "problem.html")
+
+    # Streams
+
+    async def _live(self, request: Request) -> Response:
+        """The changes of a page, as server-sent events."""
+        address = request.query_params.get("page", "")
+        if address.partition("?")[0] not in self._pages:
+            return Response(status_code=204)  # A browser asks no more after this status.
+        if self._streams.refuse():
+            return PlainTextResponse("too many pages are open\n", 503)
+        shown = request.headers.get("last-event-id") or request.query_params.get("shown", "")
+        session_id = request.cookies.get(self._cookie, "")
+        events = self._streams.events(session_id, address, shown)
+        # Proxies must pass each event on at once.
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+
+    def _session_with(self, session_id: str) -> VisitorSession | None:
+        return self._sessions.find(session_id, self._clock.monotonic(), is_poll=True)
+
+    async def _can_begin(self) -> bool:
+        """Whether a visitor without a session gets one, or can log in."""
+        if not self._settings.needs_login:
+            try:
+                async with asyncio.timeout(PAGE_S):
+                    await self._links.serves_unsigned()
+            except (TxmqError, TimeoutError):
+                return False
+        return True
+
+    async def _rendered(self, session: VisitorSession, address: str) -> LiveView:
+        path, _, query = address.partition("?")
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [],
+        }
+        visit = await self._visit(Request(scope), session)
+        return self._view_of(visit, await self._content(self._pages[path].show, visit))
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:
         values = {
@@ -240,11 +348,7 @@ class _Console:
     # Sessions
 
     def _session_of(self, request: Request) -> VisitorSession | None:
-        return self._sessions.find(
-            request.cookies.get(self._cookie, ""),
-            self._clock.monotonic(),
-            is_poll="x-shown" in request.headers,
-        )
+        return self._sessions.find(request.cookies.get(self._cookie, ""), self._clock.monotonic())
 
     async def _visitor(self, request: Request) -> VisitorSession | Response:
         """The visitor's session, or the answer that sends the visitor to the log-in.
@@ -255,10 +359,7 @@ class _Console:
         session = self._session_of(request)
         if session is not None:
             return session
-        is_served = not self._settings.needs_login and await self._links.serves_unsigned()
-        if "x-shown" in request.headers:
-            return Response(status_code=204, headers={"hx-refresh": "true"})
-        if is_served:
+        if not self._settings.needs_login and await self._links.serves_unsigned():
             return self._sessions.open(None, self._settings.operator, self._clock.monotonic())
         wanted = quote(_here(request), safe="")
         return RedirectResponse(f"/login?next={wanted}", 303)

@@ -7,12 +7,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-__all__ = ["BodyView", "body_view"]
+__all__ = ["BodyView", "body_view", "first_line"]
 
 SHOWN_BYTES: Final = 32 * 1024
 """A browser shows this much at once, and a person reads less."""
 HEX_BYTES: Final = 4 * 1024
 _ROW: Final = 16
+_FIRST_CHARS: Final = 80
 
 
 class BodyView(NamedTuple):
@@ -39,6 +40,17 @@ def body_view(body: bytes, wanted: str = "") -> BodyView:
     form = wanted if wanted in found else next(iter(found))
     shown = min(len(body), HEX_BYTES if form == "hex" else SHOWN_BYTES)
     return BodyView(form, tuple(found), found[form], len(body), shown)
+
+
+def first_line(body: bytes) -> str:
+    """The beginning of a body for a row of a list: its text, or its bytes in hex."""
+    text = _text(body[: 4 * _FIRST_CHARS + 4])
+    if text is None:
+        text = body[:_FIRST_CHARS].decode(errors="replace")
+        if "\ufffd" in text[: _FIRST_CHARS // 4]:
+            return body[: _FIRST_CHARS // 4].hex(" ")
+    line = text.lstrip().partition("\n")[0]
+    return line if len(line) <= _FIRST_CHARS else f"{line[:_FIRST_CHARS]}…"
 
 
 def _json(body: bytes) -> str | None:

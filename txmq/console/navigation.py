@@ -29,16 +29,39 @@ class Section(NamedTuple):
 
 SECTIONS: Final[tuple[Section, ...]] = (
     Section("Overview", (Listed("/", "Overview", ""),)),
-    Section("Transactions", (Listed("/transactions", "Open and parked", "/transaction"),)),
+    Section("Transactions", (Listed("/transactions", "Open and decided", "/transaction"),)),
     Section(
         "Messages",
         (
             Listed("/topics", "Topics", "/topic"),
             Listed("/messages", "Find a message", "/message"),
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
+            Listed("/delayed", "Delayed", "/delayed"),
         ),
     ),
-    Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
+    Section(
+        "Clients",
+        (
+            Listed("/groups", "Consumer groups", "/group"),
+            Listed("/producers", "Producers", ""),
+        ),
+    ),
+    Section(
+        "Cluster",
+        (
+            Listed("/cluster", "Brokers and members", "/cluster"),
+            Listed("/settings", "Settings", "/settings"),
+            Listed("/access", "Access", "/access"),
+            Listed("/audit", "Audit", ""),
+        ),
+    ),
+    Section(
+        "Databases",
+        (
+            Listed("/outbox", "Outboxes", "/outbox"),
+            Listed("/reconciliation", "Reconciliation", "/reconciliation"),
+        ),
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from txmq.console.app import console_app
+from txmq.console.app import Console
 from txmq.console.settings import ConsoleSettings
 from txmq.limits import CONSOLE_REQUESTS_MAX
 
@@ -22,7 +22,7 @@ STOP_S: Final = 5
 REQUEST_S: Final = 10.0
 """How long the header of a request may take."""
 IDLE_S: Final = 15
-"""How long an idle connection of a browser stays open; pages refresh themselves more often."""
+"""How long an idle connection of a browser stays open."""
 HEADER_BYTES_MAX: Final = 64 * 1024
 
 
@@ -94,8 +94,9 @@ async def serve(
     Raises:
         ConfigError: ``settings.names`` names no server.
     """
+    console = Console(settings)
     config = uvicorn.Config(
-        console_app(settings),
+        console.app(),
         http=_BoundedProtocol,
         ws="none",
         lifespan="on",
@@ -113,6 +114,7 @@ async def serve(
     stopping = asyncio.ensure_future(stopped.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        console.stop()
         server.should_exit = True
         await serving
     finally:

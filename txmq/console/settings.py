@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
 from txmq.errors import ConfigError
 
-__all__ = ["ConsoleSettings", "origins_of"]
+__all__ = ["ConsoleSettings", "OutboxAddress", "origins_of", "outbox_address"]
 
+_NAME_CHARS_MAX: Final = 64
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxAddress:
+    """An outbox that the console shows, and its database."""
+
+    name: str
+    url: str = field(repr=False)
+    """It may have a password."""
+    table: str = "txmq_outbox"
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +41,10 @@ class ConsoleSettings:
     accounts."""
     operator: str = "unknown"
     """The name that the broker records for visitors without an account."""
+    outboxes: tuple[OutboxAddress, ...] = ()
+    """The outboxes that operators see and change."""
+    reports: str | None = None
+    """The directory of results of reconciliations, which operators see."""
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -62,6 +78,25 @@ def origins_of(host: str, port: int, given: str | None, *, is_loopback: bool) ->
         )
     shown = {f"[{host}]" if ":" in host else host, "localhost"}
     return frozenset(f"http://{name}{_port_text('http', port)}" for name in shown)
+
+
+def outbox_address(text: str) -> OutboxAddress:
+    """An outbox as an option names it: ``NAME=URL``, or ``NAME:TABLE=URL`` for another table.
+
+    Raises:
+        ConfigError: The text has another form. The error does not repeat it: it may have a
+            password.
+    """
+    named, equals, url = text.strip().partition("=")
+    name, _, full = named.partition(":")
+    schema, _, table = full.rpartition(".")
+    is_plain = name.isprintable() and 0 < len(name) <= _NAME_CHARS_MAX and not name.isspace()
+    if not equals or not is_plain or "://" not in url or "://" in named:
+        raise ConfigError(
+            "--database needs a name and a URL, such as bank=postgresql://user@host/bank; for an "
+            "outbox with another name, bank:app.my_outbox=postgresql://user@host/bank"
+        )
+    return OutboxAddress(name, url, table or "txmq_outbox", schema or None)
 
 
 def _checked(origin: str) -> str:

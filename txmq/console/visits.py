@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from txmq.client import Admin
+from txmq.console.outbox_databases import OutboxDatabases
+from txmq.console.report_links import ReportLinks
 from txmq.console.sessions import VisitorSession
 from txmq.console.settings import ConsoleSettings
 from txmq.errors import UsageError
@@ -35,6 +37,8 @@ class Visit:
     admin: Admin
     settings: ConsoleSettings
     clock: Clock
+    outboxes: OutboxDatabases
+    reports: ReportLinks
     form: Mapping[str, str] = field(default_factory=dict)
     """The fields of a form that was refused, so that the visitor need not type them again."""
     problem: str = ""
@@ -73,6 +77,8 @@ class PageContent(NamedTuple):
     template: str
     values: Mapping[str, Any]
     status: int = 200
+    to: str = ""
+    """Another page of the console that the visitor sees instead."""
 
 
 class ChangeDone(NamedTuple):

@@ -127,8 +127,12 @@ class DatabaseAdapter(Protocol[S_co]):
         """The exceptions of its library."""
         ...
 
-    async def open(self) -> DatabaseSession[S_co]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[S_co]:
         """Begin a transaction in a new session.
+
+        Args:
+            begins_at_once: The caller's next step is a statement, so the BEGIN may wait for it and
+                travel with it.
 
         Raises:
             DatabaseFailed: The source returned a session that already has a transaction.
@@ -159,8 +163,9 @@ class OneConnectionAdapter(Generic[S]):
         self.problems = adapter.problems
         self._db = db
 
-    async def open(self) -> DatabaseSession[S]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[S]:
         """See :meth:`DatabaseAdapter.open`."""
+        del begins_at_once
         return await self._db.begin_again()
 
     async def execute_outside(self, statement: str) -> None:

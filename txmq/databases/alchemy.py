@@ -20,9 +20,13 @@ from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStat
 from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
-from txmq.databases.forms import Forms
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psycopg_forms
+from txmq.databases.postgres import (
+    PsycopgForms,
+    psycopg_execute,
+    psycopg_execute_async,
+    psycopg_forms,
+)
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
 __all__ = ["alchemy_adapter", "commits_each", "execute", "execute_async"]
@@ -80,8 +84,9 @@ class AlchemyAdapter:
         self._engine = engine
         self._forms = _forms(engine)
 
-    async def open(self) -> DatabaseSession[Session]:
-        """See :meth:`DatabaseAdapter.open`."""
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Session]:
+        """See :meth:`DatabaseAdapter.open`; psycopg sends BEGIN with the first statement anyway."""
+        del begins_at_once
         connection = self._engine.connect()
         try:
             session = self._sessions(bind=connection)
@@ -112,8 +117,9 @@ class AsyncAlchemyAdapter:
         self._launcher = AsyncSession()
         """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
-    async def open(self) -> DatabaseSession[AsyncSession]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[AsyncSession]:
         """See :meth:`DatabaseAdapter.open`."""
+        del begins_at_once
         # Use one greenlet for all calls, because a greenlet costs as much as a statement.
         return await self._launcher.run_sync(self._open_in_greenlet)
 
@@ -142,7 +148,7 @@ class _AlchemySession:
         self,
         session: Session,
         connection: Connection,
-        forms: Forms | None,
+        forms: PsycopgForms | None,
         *,
         is_lent: bool = False,
     ) -> None:
@@ -322,7 +328,7 @@ class _AsyncAlchemySession:
 
 
 def execute(
-    connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
+    connection: Connection, forms: PsycopgForms | None, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement in an open transaction; with ``forms``, psycopg runs it directly."""
     if forms is not None:
@@ -338,7 +344,7 @@ def execute(
 
 async def execute_async(
     connection: Connection,
-    forms: Forms | None,
+    forms: PsycopgForms | None,
     statement: Any,
     values: dict[str, object],
     launcher: AsyncSession,
@@ -353,7 +359,7 @@ async def execute_async(
     return await launcher.run_sync(lambda _: execute(connection, None, statement, values))
 
 
-def _forms(engine: Engine | AsyncEngine) -> Forms | None:
+def _forms(engine: Engine | AsyncEngine) -> PsycopgForms | None:
     """Compiled statements that psycopg runs directly, at half the cost."""
     return psycopg_forms() if engine.dialect.driver == "psycopg" else None
 
@@ -386,7 +392,7 @@ def commits_each(connection: Connection) -> bool:
 def _raise_translated(
     error: Exception,
     connection: Connection,
-    forms: Forms,
+    forms: PsycopgForms,
     statement: Any,
     values: dict[str, object],
 ) -> None:

@@ -67,12 +67,13 @@ class DjangoAdapter:
         self._alias = alias
         self._forms = Forms(_DIALECTS[vendor](paramstyle="pyformat"))
 
-    async def open(self) -> DatabaseSession[Any]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Any]:
         """See :meth:`DatabaseAdapter.open`; the session is the calling thread's connection.
 
         Raises:
             UsageError: This thread already has an open Django transaction.
         """
+        del begins_at_once  # An atomic block begins at once.
         # Django closes connections at the end of a request, and a resource's thread serves none. So
         # a connection opened here is closed here.
         had = [wrapper.alias for wrapper in connections.all(initialized_only=True)]

@@ -169,7 +169,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         """
         if self._db is not None:
             raise UsageError("one object is one local transaction; ask the resource for another")
-        db = self._db = await self._adapter.open()
+        db = self._db = await self._adapter.open(begins_at_once=True)
         try:
             await self._insert_row(db)
             if self._savepoint is not None and db.status() is SessionStatus.UNSURE:

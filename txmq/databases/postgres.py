@@ -7,7 +7,7 @@ psycopg refuses to commit or roll back.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import psycopg
@@ -17,10 +17,17 @@ from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
+from txmq.databases.first_statement import FirstStatement, begins_alone, run_first
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
-__all__ = ["psycopg_adapter", "psycopg_execute", "psycopg_execute_async", "psycopg_forms"]
+__all__ = [
+    "PsycopgForms",
+    "psycopg_adapter",
+    "psycopg_execute",
+    "psycopg_execute_async",
+    "psycopg_forms",
+]
 
 _PROBLEMS: Final = (psycopg.Error, OSError)
 
@@ -45,16 +52,42 @@ def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     return adapter(take, give)
 
 
-def psycopg_forms() -> Forms:
+class PsycopgForms(Forms):
+    """Statements compiled for psycopg, and for libpq if they may travel with their BEGIN."""
+
+    def __init__(self) -> None:
+        super().__init__(psycopg_dialect())  # type: ignore[no-untyped-call]
+        self._firsts: dict[str, FirstStatement | None] = {}
+
+    def first(
+        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], words: str
+    ) -> FirstStatement | None:
+        """The statement, if it may begin the connection's transaction."""
+        if begins_alone(connection):
+            return None
+        if words not in self._firsts:
+            self._firsts[words] = FirstStatement.of(words)
+        return self._firsts[words]
+
+
+def psycopg_forms() -> PsycopgForms:
     """Statements compiled for psycopg."""
-    return Forms(psycopg_dialect())  # type: ignore[no-untyped-call]
+    return PsycopgForms()
 
 
 def psycopg_execute(
-    connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
+    connection: psycopg.Connection[Any],
+    forms: PsycopgForms,
+    statement: Any,
+    values: dict[str, object],
 ) -> StatementResult:
     """Run a statement, regardless of the connection's row factory and cursor class."""
     words, given = forms.of(statement, values)
+    if given and (first := forms.first(connection, words)) is not None:
+        with connection.lock:
+            # Another thread may have begun meanwhile.
+            if not begins_alone(connection) and (plain := first.values(given)) is not None:
+                return StatementResult(connection.wait(run_first(connection, first, plain)), [])
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     cursor.execute(words.encode(), given)
     rows = cursor.fetchall() if cursor.description else []
@@ -63,16 +96,35 @@ def psycopg_execute(
 
 async def psycopg_execute_async(
     connection: psycopg.AsyncConnection[Any],
-    forms: Forms,
+    forms: PsycopgForms,
     statement: Any,
     values: dict[str, object],
 ) -> StatementResult:
     """The same without blocking."""
     words, given = forms.of(statement, values)
+    if given and (first := forms.first(connection, words)) is not None:
+        async with connection.lock:
+            if not begins_alone(connection) and (plain := first.values(given)) is not None:
+                changed = await connection.wait(run_first(connection, first, plain))
+                return StatementResult(changed, [])
     cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
     await cursor.execute(words.encode(), given)
     rows = await cursor.fetchall() if cursor.description else []
     return StatementResult(cursor.rowcount, rows)
+
+
+class _LazyTransaction(psycopg.Transaction):
+    """A block whose BEGIN travels with its first statement."""
+
+    def _get_enter_commands(self) -> Iterator[bytes]:
+        return iter(())
+
+
+class _AsyncLazyTransaction(psycopg.AsyncTransaction):
+    """The same for asyncio."""
+
+    def _get_enter_commands(self) -> Iterator[bytes]:
+        return iter(())
 
 
 class PsycopgAdapter:
@@ -92,14 +144,17 @@ class PsycopgAdapter:
         self._give = give or psycopg.Connection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> DatabaseSession[psycopg.Connection[Any]]:
+    async def open(
+        self, *, begins_at_once: bool = False
+    ) -> DatabaseSession[psycopg.Connection[Any]]:
         """See :meth:`DatabaseAdapter.open`."""
         connection = self._take()
         if inspect.isawaitable(connection):
             raise ConfigError("a function that connects without blocking is an `async def`")
         try:
             _refuse_used(connection)
-            block = connection.transaction()
+            is_lazy = begins_at_once and not connection.autocommit
+            block = _LazyTransaction(connection) if is_lazy else connection.transaction()
             block.__enter__()
         except BaseException:
             self._give(connection)
@@ -128,12 +183,15 @@ class AsyncPsycopgAdapter:
         self._give = give or psycopg.AsyncConnection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
+    async def open(
+        self, *, begins_at_once: bool = False
+    ) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
         """See :meth:`DatabaseAdapter.open`."""
         connection = await self._take()
         try:
             _refuse_used(connection)
-            block = connection.transaction()
+            is_lazy = begins_at_once and not connection.autocommit
+            block = _AsyncLazyTransaction(connection) if is_lazy else connection.transaction()
             await block.__aenter__()
         except BaseException:
             await self._give(connection)
@@ -191,7 +249,7 @@ class _PsycopgSession:
         self,
         session: psycopg.Connection[Any],
         block: psycopg.Transaction | Any,
-        forms: Forms,
+        forms: PsycopgForms,
         give: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
         self.session = session
@@ -249,7 +307,7 @@ class _AsyncPsycopgSession:
         self,
         session: psycopg.AsyncConnection[Any],
         block: psycopg.AsyncTransaction | Any,
-        forms: Forms,
+        forms: PsycopgForms,
         give: Callable[[psycopg.AsyncConnection[Any]], Any],
     ) -> None:
         self.session = session

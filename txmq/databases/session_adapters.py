@@ -22,7 +22,12 @@ from txmq.databases.adapter import StatementResult
 from txmq.databases.alchemy import commits_each, execute, execute_async
 from txmq.databases.dialects import kind_of
 from txmq.databases.forms import Forms
-from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psycopg_forms
+from txmq.databases.postgres import (
+    PsycopgForms,
+    psycopg_execute,
+    psycopg_execute_async,
+    psycopg_forms,
+)
 from txmq.databases.sources import DjangoConnection
 from txmq.errors import UsageError
 
@@ -98,7 +103,7 @@ class _Psycopg:
     kind = "postgresql"
     is_blocking = True
 
-    def __init__(self, session: psycopg.Connection[Any], forms: Forms) -> None:
+    def __init__(self, session: psycopg.Connection[Any], forms: PsycopgForms) -> None:
         self._session = session
         self._forms = forms
 
@@ -111,7 +116,7 @@ class _AsyncPsycopg:
     kind = "postgresql"
     is_blocking = False
 
-    def __init__(self, session: psycopg.AsyncConnection[Any], forms: Forms) -> None:
+    def __init__(self, session: psycopg.AsyncConnection[Any], forms: PsycopgForms) -> None:
         self._session = session
         self._forms = forms
 
@@ -123,7 +128,7 @@ class _AsyncPsycopg:
 class _Alchemy:
     is_blocking = True
 
-    def __init__(self, session: Session | Connection, table: Table, forms: Forms) -> None:
+    def __init__(self, session: Session | Connection, table: Table, forms: PsycopgForms) -> None:
         self.kind = _kind(session, table)
         self._session = session
         self._table = table
@@ -141,7 +146,7 @@ class _AsyncAlchemy:
         self,
         session: AsyncSession | AsyncConnection,
         table: Table,
-        forms: Forms,
+        forms: PsycopgForms,
         launcher: AsyncSession,
     ) -> None:
         plain = (
@@ -214,7 +219,7 @@ def _begun(session: Session | Connection, table: Table) -> Connection:
     return connection
 
 
-def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
+def _forms_for(connection: Connection, forms: PsycopgForms) -> PsycopgForms | None:
     """The forms for psycopg, if that is the driver and SQLAlchemy renames no tables."""
     is_psycopg = connection.dialect.driver == "psycopg"
     is_renamed = "schema_translate_map" in connection.get_execution_options()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     ColumnElement,
@@ -13,6 +13,10 @@ from sqlalchemy import (
     Engine,
     RowMapping,
     Select,
+    and_,
+    case,
+    distinct,
+    func,
     literal_column,
     select,
     update,
@@ -27,7 +31,12 @@ from txmq.message import Message
 from txmq.outbox.row import unpack
 from txmq.outbox.table import Outbox
 
-__all__ = ["OutboxOperator", "WaitingMessage"]
+__all__ = ["COUNTED_MAX", "OutboxOperator", "OutboxSummary", "WaitingMessage"]
+
+COUNTED_MAX: Final = 100_000
+"""Rows that a summary counts: a table of millions would take seconds."""
+_RECENT_MS: Final = 60_000
+"""A relay says several times a minute that it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,25 @@ class WaitingMessage:
     """Why no broker takes it."""
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxSummary:
+    """How far behind an outbox is."""
+
+    waiting: int
+    """Rows that relays have still to publish, blocked ones included."""
+    oldest_ms: int
+    """The age of the oldest of them; 0 if there are none."""
+    blocked: int
+    """Rows that no broker takes; a relay tries each again once a minute."""
+    blocked_lanes: int
+    """Lanes that wait behind such a row."""
+    put_aside: int
+    relays: int
+    """The relays that were alive in the last minute."""
+    is_cut: bool
+    """Whether the table has more than :data:`COUNTED_MAX` rows; the numbers leave out the rest."""
+
+
 class OutboxOperator:
     """Reads and changes single rows, beside the relays that work on them.
 
@@ -55,8 +83,48 @@ class OutboxOperator:
 
     def __init__(self, outbox: Outbox, engine: Engine) -> None:
         self._rows = outbox.rows
+        self._relays = outbox.relays
         self._engine = engine
         self._now: ColumnElement[int] = literal_column(NOW_MS[kind_of(engine.dialect.name)])
+
+    def summary(self) -> OutboxSummary:
+        """The rows that wait, in numbers.
+
+        Raises:
+            TableMissing: The database has no such outbox.
+            DatabaseFailed: The database refused, or does not answer.
+        """
+        rows = self._rows.c
+        first = (
+            select(rows.lane, rows.problem, rows.failed_ms, rows.created_ms)
+            .order_by(rows.id)
+            .limit(COUNTED_MAX + 1)
+            .subquery()
+        )
+        is_waiting = first.c.failed_ms.is_(None)
+        is_blocked = and_(is_waiting, first.c.problem.is_not(None))
+        counts = select(
+            func.count().label("all_rows"),
+            func.count(case((is_waiting, 1))).label("waiting"),
+            (self._now - func.min(case((is_waiting, first.c.created_ms)))).label("oldest_ms"),
+            func.count(case((is_blocked, 1))).label("blocked"),
+            func.count(distinct(case((is_blocked, first.c.lane)))).label("blocked_lanes"),
+            func.count(first.c.failed_ms).label("put_aside"),
+        ).select_from(first)
+        seen = self._relays.c.seen_ms
+        relays = select(func.count()).where(seen >= self._now - _RECENT_MS)
+        with self._connection() as connection:
+            found = connection.execute(counts).mappings().one()
+            alive = int(connection.execute(relays).scalar_one())
+        return OutboxSummary(
+            waiting=int(found["waiting"]),
+            oldest_ms=max(0, int(found["oldest_ms"] or 0)),
+            blocked=int(found["blocked"]),
+            blocked_lanes=int(found["blocked_lanes"]),
+            put_aside=int(found["put_aside"]),
+            relays=alive,
+            is_cut=int(found["all_rows"]) > COUNTED_MAX,
+        )
 
     def waiting(
         self,

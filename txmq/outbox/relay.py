@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -194,6 +195,21 @@ class Relay(Lifecycle):
             )
         self._producer.client.session.owner.check()
         await self._stopped.wait()
+
+    @property
+    def outbox(self) -> Outbox:
+        """The tables that it reads."""
+        return self._outbox
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it works."""
+        return self._stopped is not None and not self._stopped.is_set()
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client or the producer that it shares with others, if it does."""
+        return self._producer.needs if self._is_own else (self._producer,)
 
     @property
     def tally(self) -> RelayTally:

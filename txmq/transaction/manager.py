@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -242,6 +242,16 @@ class TransactionManager(Lifecycle, Generic[S]):
     ) -> None:
         """Wait for transactions and checks in progress, for ``stop_s`` at most."""
         await self._producer.__aexit__(kind, problem, trace)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return self._producer.is_open
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client that it shares with others, if it does."""
+        return self._producer.needs
 
     # Decorated functions
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -239,10 +240,13 @@ class TransactionProducer(Producer):
         sender = self._sender
         if sender is None:
             raise self._not_open()
-        if self._hooks is None:
-            return await sender.send_half(message, None)
-        with self.stories.inside(xid):
-            return await self._hooks.send(sender.send_half, message, None)
+        send = sender.send_half
+        if self._hooks is not None:
+            send = partial(self._hooks.send, sender.send_half)
+        with self.stories.inside(xid) if self._hooks is not None else nullcontext():
+            if self._chain is not None:
+                return await self._chain.send(send, message, None)
+            return await send(message, None)
 
     def half_of(self, message: Message, xid: str = "") -> Message:
         """The encoded half message.

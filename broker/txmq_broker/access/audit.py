@@ -16,13 +16,15 @@ import msgspec
 
 from txmq.errors import BrokerRefused, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import Command
+from txmq.protocol.command import Command, FrameReader, answer, decode
+from txmq.protocol.operations import ListAudit
 from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import View
 from txmq.runtime.disk import Disk, File
+from txmq_broker.access.audit_pages import FOLDER, audit_files, audit_page
 
 __all__ = ["AUDITED", "AuditEntry", "AuditLog", "entries_about", "read_audit"]
 
@@ -48,7 +50,9 @@ AUDITED: Final = frozenset(
         _CODE.DELETE_EXPIRED_COMMITLOG,
         _CODE.DECIDE_TRANSACTION,
         _CODE.RECHECK_TRANSACTION,
+        _CODE.RECHECK_TRANSACTIONS,
         _CODE.CHANGE_SET,
+        _CODE.RECALL_DELAYED,
         _CODE.RESUME_CHECK_HALF_MESSAGE,
         _CODE.PUT_KV_CONFIG,
         _CODE.DELETE_KV_CONFIG,
@@ -61,7 +65,6 @@ AUDITED: Final = frozenset(
 )
 """The requests that are recorded."""
 
-FOLDER: Final = "audit"
 FILE_BYTES_MAX: Final = 16 * 1024**2
 FILES_KEPT: Final = 16
 """A file is full at this size; older files than these are deleted."""
@@ -71,6 +74,9 @@ _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
 """Fields that are shown apart, and those with secrets: of the sender, or of a new account."""
+_COUNTED: Final = frozenset((_CODE.RECHECK_TRANSACTIONS,))
+"""Requests whose answers say how much they changed."""
+_NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,7 +120,7 @@ class AuditLog:
             owner: The identity of the directory's log.
         """
         self._owner = owner
-        if names := _files(self._disk):
+        if names := audit_files(self._disk):
             # Read now: all clients would wait while the first entry reads it.
             newest = _AuditFile(self._disk, names[-1], owner)
             for warning in newest.warnings():
@@ -123,11 +129,19 @@ class AuditLog:
             self._is_torn = newest.is_torn
 
     def watched(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The same handlers, of which the audited ones leave an entry."""
-        return {
+        """The same handlers, of which the audited ones leave an entry, and the one that lists the
+        entries.
+        """
+        found = {
             code: self._watched(handler) if code in AUDITED else handler
             for code, handler in handlers.items()
         }
+        return found | {_CODE.LIST_AUDIT: self.list_entries}
+
+    def list_entries(self, connection: Connection, request: Command) -> bytes:
+        """7720: what operators did, newest first, a page at a time."""
+        del connection
+        return answer(request, body=audit_page(self._disk, request.read(ListAudit)).write())
 
     def _watched(self, handler: Handler) -> Handler:
         @wraps(handler)
@@ -137,12 +151,19 @@ class AuditLog:
             except BrokerRefused as error:
                 self.note(connection, request, refused=str(error))
                 raise
-            self.note(connection, request)
+            self.note(connection, request, result=_result(request, found))
             return found
 
         return handle
 
-    def note(self, connection: Connection, request: Command, *, refused: str = "") -> None:
+    def note(
+        self,
+        connection: Connection,
+        request: Command,
+        *,
+        refused: str = "",
+        result: Mapping[str, str] = _NO_FIELDS,
+    ) -> None:
         """Append an entry. If the disk refuses, the request goes on, and the log says so."""
         try:
             fields = request.field_map()
@@ -154,7 +175,11 @@ class AuditLog:
             RequestCode(request.code).name,
             connection.address,
             _cut(fields.get(ACCESS_KEY) or (connection.subject.text if connection.subject else "")),
-            {name: _cut(text) for name, text in fields.items() if name not in _HIDDEN},
+            {
+                name: _cut(text)
+                for name, text in {**fields, **result}.items()
+                if name not in _HIDDEN
+            },
             _cut(request.body.decode(errors="replace")),
             _cut(refused),
         )
@@ -190,7 +215,7 @@ class AuditLog:
 
     def _open_file(self) -> None:
         """Continue the newest file, or begin the next one if that is full."""
-        names = _files(self._disk)
+        names = audit_files(self._disk)
         is_next = not names or self._size >= FILE_BYTES_MAX
         self.close()
         number = self._number + is_next
@@ -257,7 +282,7 @@ class _AuditFile:
 
 def read_audit(disk: Disk, warn: Callable[[str], None]) -> Iterator[AuditEntry]:
     """The entries, oldest first. ``warn`` receives what is wrong with a file."""
-    for name in _files(disk):
+    for name in audit_files(disk):
         file = _AuditFile(disk, name)
         for warning in file.warnings():
             warn(warning)
@@ -281,8 +306,10 @@ def entries_about(before: View) -> Iterator[AuditEntry]:
         yield AuditEntry(act.at_ms, "HAND_OVER", where, act.operator, fields)
 
 
-def _files(disk: Disk) -> list[str]:
-    return sorted(name for name in disk.names(FOLDER) if name.endswith(".jsonl"))
+def _result(request: Command, reply: bytes | None) -> Mapping[str, str]:
+    if reply is None or request.code not in _COUNTED:
+        return _NO_FIELDS
+    return decode(FrameReader().feed(reply)[0]).field_map()
 
 
 def _seal(before: bytes, text: bytes) -> bytes:

@@ -15,7 +15,7 @@ from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, Write
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import FOLDER, SpanHead, start_in
 from txmq.runtime.disk import NO_ROOM, Disk, File
-from txmq_broker.access.audit import FOLDER as AUDIT_FOLDER
+from txmq_broker.access.audit_pages import FOLDER as AUDIT_FOLDER
 from txmq_broker.backup.history import check_history
 from txmq_broker.backup.manifest import (
     LINKED_FOLDER,

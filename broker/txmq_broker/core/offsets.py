@@ -35,6 +35,10 @@ class Offsets:
         self._unknown: dict[str, int] = {}
         self.count = self.unknown = self.refused = 0
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._topics: dict[str, dict[str, None]] = {}
+        """The topics of each group, so that no request reads the pairs of all groups."""
+        self._groups: dict[str, dict[str, None]] = {}
+        """The groups of each topic."""
         self.unsaved = False
 
     def figures(self) -> dict[str, int]:
@@ -49,7 +53,7 @@ class Offsets:
         """Load saved offsets."""
         for name, queues in saved.offset_table.items():
             topic, _, group = name.partition("@")
-            self._offsets[group, topic] = dict(queues)
+            self._pair(group, topic).update(queues)
             self.count += len(queues)
             if not self._is_known(group):
                 self._count_unknown(group, len(queues))
@@ -57,14 +61,18 @@ class Offsets:
     def adopt(self, saved: ConsumerOffsets) -> None:
         """Have the offsets of another copy of this broker, and no others."""
         self._offsets, self._unknown = {}, {}
+        self._topics, self._groups = {}, {}
         self.count = self.unknown = 0
         self.load(saved)
 
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""
-        return ConsumerOffsets(
-            {f"{topic}@{group}": queues for (group, topic), queues in self._offsets.items()}
-        )
+        return ConsumerOffsets(dict(self.rows()))
+
+    def rows(self) -> Iterator[tuple[str, dict[int, int]]]:
+        """The same row by row; groups may commit and vanish meanwhile."""
+        for (group, topic), queues in list(self._offsets.items()):
+            yield f"{topic}@{group}", queues
 
     def highest(self) -> dict[str, dict[int, int]]:
         """The highest offset of any group, by topic and queue."""
@@ -95,9 +103,17 @@ class Offsets:
         if queues is None or queue not in queues:
             self._admit(group)
             self.count += 1
-            queues = self._offsets.setdefault((group, topic), {})
+            queues = self._pair(group, topic)
         queues[queue] = offset
         self.unsaved = True
+
+    def _pair(self, group: str, topic: str) -> dict[int, int]:
+        queues = self._offsets.get((group, topic))
+        if queues is None:
+            queues = self._offsets[group, topic] = {}
+            self._topics.setdefault(group, {})[topic] = None
+            self._groups.setdefault(topic, {})[group] = None
+        return queues
 
     def _admit(self, group: str) -> None:
         is_known = self._is_known(group)
@@ -129,15 +145,15 @@ class Offsets:
 
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""
-        return list(dict.fromkeys(topic for _, topic in self._offsets))
+        return list(self._groups)
 
     def topics_of(self, group: str) -> list[str]:
         """The topics in which a group has offsets."""
-        return [topic for name, topic in self._offsets if name == group]
+        return list(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in a topic."""
-        return [group for group, name in self._offsets if name == topic]
+        return list(self._groups.get(topic, ()))
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """A group's offsets in a topic."""
@@ -145,22 +161,25 @@ class Offsets:
 
     def all_of(self, group: str) -> Iterator[tuple[str, dict[int, int]]]:
         """A group's offsets by topic."""
-        for (name, topic), queues in self._offsets.items():
-            if name == group:
-                yield topic, queues
+        for topic in self._topics.get(group, ()):
+            yield topic, self._offsets[group, topic]
 
     def forget_group(self, group: str) -> None:
         """Delete a group's offsets."""
-        for key in [key for key in self._offsets if key[0] == group]:
-            self._forget(key)
+        for topic in self.topics_of(group):
+            self._forget(group, topic)
 
     def forget_topic(self, topic: str) -> None:
         """Delete a topic's offsets."""
-        for key in [key for key in self._offsets if key[1] == topic]:
-            self._forget(key)
+        for group in self.groups_of(topic):
+            self._forget(group, topic)
 
-    def _forget(self, key: tuple[str, str]) -> None:
-        group, count = key[0], len(self._offsets.pop(key))
+    def _forget(self, group: str, topic: str) -> None:
+        count = len(self._offsets.pop((group, topic)))
+        for names, own, other in ((self._topics, group, topic), (self._groups, topic, group)):
+            del names[own][other]
+            if not names[own]:
+                del names[own]
         self.count -= count
         self.unsaved = True
         # Some may be younger than the group.

@@ -10,9 +10,11 @@ from txmq.errors import CorruptRecord, IllegalOperation, MessageIllegal
 from txmq.limits import PROPERTIES_BYTES_MAX, RECALLED_BYTES_MAX, RECALLED_TOGETHER_MAX
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
+from txmq.protocol.operations import DelayedPage, ListDelayed
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq_broker.config import DelaySettings
+from txmq_broker.core.delayed_pages import delayed_page
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.delay_lines import WHEEL_LINES, Line
 from txmq_broker.store.due_messages import Due
@@ -184,6 +186,14 @@ class Schedule:
         self._store.append(queue, postmark, waited.flag, waited.body, tail, code, hashes)
         self._delays.leave(due)
         return len(waited.body) + len(tail)
+
+    def page(self, broker: str, wanted: ListDelayed) -> DelayedPage:
+        """The waiting messages that a request wants, in order of their times.
+
+        Raises:
+            InvalidParameter: The place to begin at is invalid.
+        """
+        return delayed_page(self._delays, self._levels, broker, wanted)
 
     # Recall
 

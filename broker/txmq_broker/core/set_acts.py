@@ -10,7 +10,7 @@ from typing import Final
 from txmq.errors import IllegalOperation, InvalidParameter
 from txmq.runtime.coordinator import SetAct, View, short_name
 
-__all__ = ["HAND_OVER", "REJOIN", "REMOVE", "KnownSet", "changed_by", "find_member"]
+__all__ = ["HAND_OVER", "REJOIN", "REMOVE", "KnownSet", "changed_by", "find_member", "removal_text"]
 
 HAND_OVER: Final = "hand-over"
 REMOVE: Final = "remove"
@@ -53,10 +53,7 @@ class KnownSet:
         if act not in (HAND_OVER, REMOVE):
             raise InvalidParameter(f"{act!r} is not an act on a set")
         if removal is not None:
-            raise IllegalOperation(
-                f"{name} was removed by {removal.operator}: {removal.reason}; to let it follow "
-                f"again: txmq cluster rejoin {removal.member}"
-            )
+            raise IllegalOperation(removal_text(name, removal))
         member = find_member(name, self.members | {self.leader}, self.in_sync)
         if act == HAND_OVER:
             self._check_hand_over(member)
@@ -108,6 +105,14 @@ def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> st
     if len(found) > 1:
         raise InvalidParameter(f"{name} is ambiguous; name one of {_list(found)}")
     return found[0]
+
+
+def removal_text(member: str, removal: SetAct) -> str:
+    """The sentence about a member that was removed."""
+    return (
+        f"{member} was removed from the set by {removal.operator}: {removal.reason}; to let it "
+        f"follow again: txmq cluster rejoin {removal.member}"
+    )
 
 
 def changed_by(act: SetAct, seen: View) -> View:

@@ -99,6 +99,8 @@ class Topics:
         self.puts_forgotten = 0
         self.bytes_forgotten = 0
         self.version = DataVersion()
+        self._configs: dict[str, TopicConfig] = {}
+        """The settings of all topics, so that a copy of all of them costs little."""
         self._settled = TopicConfigs()
 
     def __iter__(self) -> Iterator[Topic]:
@@ -126,8 +128,7 @@ class Topics:
 
     def saved(self) -> TopicConfigs:
         """All topics in the form that is saved and registered with name servers."""
-        table = {topic.name: topic.config for topic in self.by_name.values()}
-        return TopicConfigs(data_version=self.version, topic_config_table=table)
+        return TopicConfigs(data_version=self.version, topic_config_table=self._configs.copy())
 
     def settle(self) -> None:
         """Mark the current topics as saved."""
@@ -137,7 +138,7 @@ class Topics:
         """Restore the topics that were saved last; a restart must know all topics with messages."""
         kept = self._settled.topic_config_table
         for name in [name for name in self.by_name if name not in kept]:
-            del self.by_name[name]
+            del self.by_name[name], self._configs[name]
             self.sendable.pop(name, None)
         for name, config in kept.items():
             if name not in self.by_name or self.by_name[name].config is not config:
@@ -193,6 +194,7 @@ class Topics:
             topic = self.by_name[name] = Topic(config, queues)
         else:
             topic.config, topic.queues = config, queues
+        self._configs[name] = config
         # Sends to a retry topic need further checks.
         is_plain = name not in CLOSED_TO_CLIENTS and not name.startswith(RETRY)
         if topic.is_writeable and is_plain:
@@ -209,6 +211,7 @@ class Topics:
         topic = self.by_name.pop(name, None)
         if topic is None:
             return False
+        del self._configs[name]
         self.sendable.pop(name, None)
         # The broker's totals must not fall when a topic is deleted.
         self.puts_forgotten += topic.put_count

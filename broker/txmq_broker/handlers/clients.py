@@ -36,6 +36,7 @@ from txmq_broker.core.client_names import (
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import ReadParts
+from txmq_broker.services.long_answers import whole
 from txmq_broker.services.long_requests import LongRequests, Steps
 
 __all__ = ["ClientHandlers"]
@@ -79,7 +80,7 @@ class ClientHandlers:
             )
         if len(request.body) > HEARTBEAT_AT_ONCE_BYTES or self._long.has_one_of(connection):
             raise self._postponed(request)
-        return _whole(self._beat(connection, request))
+        return whole(self._beat(connection, request))
 
     def _postponed(self, request: Command) -> Postponed:
         try:
@@ -230,13 +231,3 @@ def _shown(member: Member[Connection]) -> ClientConnection:
     return ClientConnection(
         member.connection.address, member.client_id, member.language, member.version
     )
-
-
-def _whole(steps: Steps) -> bytes:
-    """Serve a short request in one go."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: bytes = end.value
-            return found

@@ -14,6 +14,7 @@ from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
 from txmq_broker.core.replica_choice import ReplicaChoice
+from txmq_broker.core.set_acts import removal_text
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -151,12 +152,7 @@ class CopyHandlers:
     def _refusal(self, member: str) -> str:
         removed = {} if self._leadership is None else self._leadership.removed
         act = removed.get(short_name(member))
-        if act is None:
-            return ""
-        return (
-            f"{member} was removed from the set by {act.operator}: {act.reason}; to let it "
-            f"follow again: txmq cluster rejoin {act.member}"
-        )
+        return "" if act is None else removal_text(member, act)
 
     def _ship(self) -> None:
         self._is_shipping = True

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from txmq.errors import GroupNotFound, InternalError
-from txmq.protocol.bodies import GroupConfig, GroupConfigList
+from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import DeleteGroup, NamedGroup
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts, ReadParts
+from txmq_broker.services.long_answers import LongAnswers, table_answer
+from txmq_broker.services.long_requests import Steps
 
 __all__ = ["GroupHandlers", "GroupReads"]
 
@@ -19,18 +21,22 @@ class GroupReads:
 
     def __init__(self, parts: ReadParts) -> None:
         self._groups = parts.groups
+        self._long = LongAnswers(parts.clock)
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         return {
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            code: self._long.handler(code, self.all, lambda: len(self._groups)),
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
         }
 
-    def all(self, connection: Connection, request: Command) -> bytes:
+    def all(self, request: Command) -> Steps:
         """201: all groups' settings."""
-        del connection
-        return answer(request, body=self._groups.saved().write())
+        saved = self._groups.saved()
+        empty = GroupConfigs(data_version=saved.data_version)
+        table = dict(saved.subscription_group_table)
+        return (yield from table_answer(request, empty, table.items()))
 
     def one(self, connection: Connection, request: Command) -> bytes:
         """352: one group's settings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from txmq.errors import InternalError, NotFound
 from txmq.limits import YOUNG_LOG_BYTES
-from txmq.protocol.bodies import LockedQueues, LockRequest
+from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -20,6 +20,8 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_client_id, check_consumer_group
 from txmq_broker.core.topics import check_name
 from txmq_broker.parts import ReadParts
+from txmq_broker.services.long_answers import LongAnswers, table_answer
+from txmq_broker.services.long_requests import Steps
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -35,9 +37,11 @@ class OffsetHandlers:
         self._locks = parts.locks
         self._store = parts.store
         self._clock = parts.clock
+        self._long = LongAnswers(parts.clock)
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
+        every = RequestCode.GET_ALL_CONSUMER_OFFSET
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.committed,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.commit,
@@ -47,7 +51,9 @@ class OffsetHandlers:
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
             RequestCode.LOCK_BATCH_MQ: self.lock,
             RequestCode.UNLOCK_BATCH_MQ: self.unlock,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_committed,
+            every: self._long.handler(
+                every, self.all_committed, lambda: len(self._offsets.pairs())
+            ),
         }
 
     def committed(self, connection: Connection, request: Command) -> bytes:
@@ -135,10 +141,9 @@ class OffsetHandlers:
         self._locks.unlock(given.consumer_group, given.client_id, given.mq_set)
         return answer(request)
 
-    def all_committed(self, connection: Connection, request: Command) -> bytes:
+    def all_committed(self, request: Command) -> Steps:
         """43: all groups' offsets, for replicas and tools."""
-        del connection
-        return answer(request, body=self._offsets.saved().write())
+        return (yield from table_answer(request, ConsumerOffsets(), self._offsets.rows()))
 
 
 def offset_by_time(

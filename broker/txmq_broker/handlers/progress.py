@@ -39,6 +39,8 @@ from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import ReadParts
+from txmq_broker.services.long_answers import LongAnswers
+from txmq_broker.services.long_requests import Steps
 from txmq_broker.store.queue_store import ConsumeQueue, Entry
 
 __all__ = ["ProgressHandlers"]
@@ -59,16 +61,18 @@ class ProgressHandlers:
         self._store = parts.store
         self._statistics = parts.statistics
         self._clock = parts.clock
+        self._long = LongAnswers(parts.clock)
         self._progress = ConsumeProgress(
             parts.identity.name, parts.topics, parts.offsets, parts.clients, parts.store
         )
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
+        every = RequestCode.GET_BROKER_CONSUME_STATS
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.of_topic,
             RequestCode.GET_CONSUME_STATS: self.of_group,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.of_all_groups,
+            every: self._long.handler(every, self.of_all_groups, lambda: len(self._groups)),
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
             RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
             RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
@@ -100,13 +104,12 @@ class ProgressHandlers:
         rate = sum(self._rate(header.consumer_group, topic) for topic in topics)
         return answer(request, body=with_queue_map("offsetTable", pairs, {"consumeTps": rate}))
 
-    def of_all_groups(self, connection: Connection, request: Command) -> bytes:
+    def of_all_groups(self, request: Command) -> Steps:
         """317: all groups' offsets by topic, and their total lag."""
-        del connection
         only_ordered = request.read(BrokerStatsQuery).is_order
         lag = 0
-        shown: list[dict[str, list[msgspec.Raw]]] = []
-        for group in self._groups:
+        shown: list[msgspec.Raw] = []
+        for group in list(self._groups):
             stats: list[msgspec.Raw] = []
             for topic in self._progress.topics_of(group.group_name):
                 if only_ordered and not topic.config.order:
@@ -115,7 +118,8 @@ class ProgressHandlers:
                 lag += sum(pair.broker_offset - pair.consumer_offset for pair in pairs.values())
                 rate = {"consumeTps": self._rate(group.group_name, topic)}
                 stats.append(msgspec.Raw(with_queue_map("offsetTable", pairs, rate)))
-            shown.append({group.group_name: stats})
+            shown.append(msgspec.Raw(msgspec.json.encode({group.group_name: stats})))
+            yield
         body = {"brokerAddr": self._identity.address, "consumeStatsList": shown, "totalDiff": lag}
         return answer(request, body=msgspec.json.encode(body))
 

@@ -1,4 +1,4 @@
-"""25, 26: the settings under RocketMQ's names; few can change while the broker runs."""
+"""25, 26, and 7723 of txmq: the settings under RocketMQ's names; few can change at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import BrokerConfigAnswer
+from txmq.protocol.operations import SettingEntry, SettingsView
 from txmq.protocol.topics import TRACES
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
@@ -63,13 +64,17 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 }
 
 
+_OF_MACHINE: Final = frozenset(("brokerIP1", "listenPort", "namesrvAddr"))
+"""Settings whose values the broker finds out when it starts."""
+
+
 class SettingHandlers:
     """Serves the settings and applies changes, which last until the broker stops."""
 
     def __init__(self, parts: Parts) -> None:
         self._identity = parts.identity
         self._names = parts.names
-        self._settings = parts.settings
+        self._started_with = self._settings = parts.settings
         self._clock = parts.clock
         self._changed = parts.settings_changed
         self._version = DataVersion(timestamp=parts.clock.wall_ms())
@@ -79,6 +84,7 @@ class SettingHandlers:
         return {
             RequestCode.UPDATE_BROKER_CONFIG: self.change,
             RequestCode.GET_BROKER_CONFIG: self.show,
+            RequestCode.SHOW_SETTINGS: self.show_sources,
         }
 
     def show(self, connection: Connection, request: Command) -> bytes:
@@ -87,6 +93,30 @@ class SettingHandlers:
         version = msgspec.json.encode(self._version).decode()
         body = java_properties.dumps(self._all())
         return answer(request, 0, BrokerConfigAnswer(version), body=body)
+
+    def show_sources(self, connection: Connection, request: Command) -> bytes:
+        """7723: the settings of 26 with their defaults, and where their values come from."""
+        del connection
+        values, started = self._all(), self._all(self._started_with)
+        defaults = self._all(BrokerSettings())
+        entries: list[SettingEntry] = []
+        for name, value in values.items():
+            source = "start" if value == started[name] else "change"
+            if source == "start" and value == defaults[name] and name not in _OF_MACHINE:
+                source = "default"
+            meaning = _CHANGEABLE.get(name) or NAMES.get(name)
+            key = meaning.key if isinstance(meaning, Alias) else ""
+            entries.append(
+                SettingEntry(
+                    name=name,
+                    value=_text(value),
+                    key=key,
+                    default=None if name in _OF_MACHINE else _text(defaults[name]),
+                    source=source,
+                    can_change=name in _CHANGEABLE,
+                )
+            )
+        return answer(request, body=SettingsView(entries).write())
 
     def change(self, connection: Connection, request: Command) -> bytes:
         """25: change settings: all of them, or none after an error."""
@@ -114,8 +144,9 @@ class SettingHandlers:
             log.warning("%s changed %s until the next start", connection.address, wanted)
         return answer(request)
 
-    def _all(self) -> dict[str, object]:
-        settings, store, topics = self._settings, self._settings.store, self._settings.topics
+    def _all(self, given: BrokerSettings | None = None) -> dict[str, object]:
+        settings = given or self._settings
+        store, topics = settings.store, settings.topics
         retention, transaction = settings.retention, settings.transaction
         host, port = split_address(self._identity.address)
         return {

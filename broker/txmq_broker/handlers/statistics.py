@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
+import txmq
 from txmq.errors import InternalError
 from txmq.protocol.bodies import CounterView, CounterWindow, TextTable
 from txmq.protocol.codes import RequestCode
@@ -81,6 +82,7 @@ class StatisticsReads:
         table = {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
+            "txmqVersion": txmq.__version__,
             "access": self._access,
             **_UNMEASURED,
             **self._times(),

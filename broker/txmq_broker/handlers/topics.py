@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from txmq.errors import InternalError
-from txmq.protocol.bodies import TopicConfig, TopicNames
+from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import TopicHeader, TopicSettings
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts, ReadParts
+from txmq_broker.services.long_answers import LongAnswers, table_answer
+from txmq_broker.services.long_requests import Steps
 
 __all__ = ["TopicHandlers", "TopicReads"]
 
@@ -21,19 +23,22 @@ class TopicReads:
 
     def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
+        self._long = LongAnswers(parts.clock)
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
         return {
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            code: self._long.handler(code, self.all, lambda: len(self._topics)),
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
             RequestCode.GET_TOPIC_CONFIG: self.one,
         }
 
-    def all(self, connection: Connection, request: Command) -> bytes:
+    def all(self, request: Command) -> Steps:
         """21: all topics' settings."""
-        del connection
-        return answer(request, body=self._topics.saved().write())
+        saved = self._topics.saved()
+        empty = TopicConfigs(data_version=saved.data_version)
+        return (yield from table_answer(request, empty, saved.topic_config_table.items()))
 
     def one(self, connection: Connection, request: Command) -> bytes:
         """351: one topic's settings."""

@@ -1,4 +1,4 @@
-"""37, 323, and 7701 to 7704 of txmq: transactions end, are listed, and are decided by operators."""
+"""37, 323, and of txmq 7701 to 7704 and 7709: transactions end; operators list and decide them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq.protocol.record import position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.templates import done
@@ -46,6 +47,8 @@ _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
 _CHECK, _PRODUCER = DecisionSource.CHECK, DecisionSource.PRODUCER
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
+_RECHECKED_MAX: Final = 10_000
+"""Transactions that one request checks again: other requests wait for it."""
 
 
 class TransactionHandlers:
@@ -68,6 +71,7 @@ class TransactionHandlers:
             RequestCode.SHOW_TRANSACTION: self.show,
             RequestCode.DECIDE_TRANSACTION: self.decide,
             RequestCode.RECHECK_TRANSACTION: self.recheck,
+            RequestCode.RECHECK_TRANSACTIONS: self.recheck_all,
         }
 
     # Producers
@@ -129,6 +133,18 @@ class TransactionHandlers:
         self._recheck(request.read(NamedTransaction).transaction_id)
         return answer(request)
 
+    def recheck_all(self, connection: Connection, request: Command) -> bytes:
+        """7709: check many transactions again: all, those of a group, or those in a state."""
+        del connection
+        header = request.read(RecheckTransactions)
+        # One more than a page: it says where the next page begins.
+        page = self._page(header, _RECHECKED_MAX + 1)
+        rest = page[_RECHECKED_MAX:]
+        for key, _ in page[:_RECHECKED_MAX]:
+            self._checker.recheck(key)
+        found = RecheckedTransactions(len(page) - len(rest), rest[0][1].offset if rest else -1)
+        return answer(request, 0, found)
+
     def _recheck(self, name: str) -> None:
         self._checker.recheck(self._named(name).key)
 
@@ -165,15 +181,7 @@ class TransactionHandlers:
         """7701: open transactions, oldest first, a page at a time."""
         del connection
         header = request.read(ListTransactions)
-        if header.state not in ("", "prepared", "parked"):
-            raise InvalidParameter("state must be prepared, parked or empty")
-        count = max(1, min(header.count, _LISTED_MAX))
-        matching = self._matching(header)
-        if header.state == "parked":
-            # They are in order of parking; pages go by offset, so they must be sorted.
-            page = nsmallest(count, matching, key=lambda item: item[1].offset)
-        else:
-            page = list(islice(matching, count))
+        page = self._page(header, max(1, min(header.count, _LISTED_MAX)))
         body = OpenTransactions(
             [self._described(key, half) for key, half in page],
             len(self._pending),
@@ -182,14 +190,27 @@ class TransactionHandlers:
         )
         return answer(request, body=body.write())
 
-    def _matching(self, header: ListTransactions) -> Iterator[tuple[int, Half]]:
+    def _page(
+        self, header: ListTransactions | RecheckTransactions, count: int
+    ) -> list[tuple[int, Half]]:
+        if header.state not in ("", "prepared", "parked"):
+            raise InvalidParameter("state must be prepared, parked or empty")
+        matching = self._matching(header)
+        if header.state == "parked":
+            # They are in order of parking; pages go by offset, so they must be sorted.
+            return nsmallest(count, matching, key=lambda item: item[1].offset)
+        return list(islice(matching, count))
+
+    def _matching(
+        self, header: ListTransactions | RecheckTransactions
+    ) -> Iterator[tuple[int, Half]]:
         is_parked = {"parked": True, "prepared": False}.get(header.state)
         if is_parked:
             keys = self._pending.parked_keys()
         elif header.producer_group:
-            keys = self._pending.keys_of(header.producer_group)
+            keys = self._pending.keys_of(header.producer_group, header.from_offset)
         else:
-            keys = iter(self._pending)
+            keys = self._pending.keys_from(header.from_offset)
         for key in keys:
             if self._pending.offset_of(key) < header.from_offset:
                 continue

@@ -35,6 +35,8 @@ from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
 from txmq_broker.names.options import OptionTable
 from txmq_broker.names.registration import read_registration
 from txmq_broker.names.routes import RouteRegistry
+from txmq_broker.services.long_answers import LongAnswers
+from txmq_broker.services.long_requests import Steps
 
 __all__ = ["NameHandlers"]
 
@@ -63,7 +65,8 @@ class NameHandlers:
 
     def table(self) -> dict[int, Handler]:
         """The handlers by request code."""
-        code = RequestCode
+        code, routes, long = RequestCode, self._routes, LongAnswers(self._clock)
+        wipe, allow = code.WIPE_WRITE_PERM_OF_BROKER, code.ADD_WRITE_PERM_OF_BROKER
         return {
             code.PUT_KV_CONFIG: self._put_value,
             code.GET_KV_CONFIG: self._get_value,
@@ -76,8 +79,8 @@ class NameHandlers:
             code.GET_ROUTEINFO_BY_TOPIC: self._route,
             code.GET_BROKER_CLUSTER_INFO: self._clusters,
             code.GET_BROKER_MEMBER_GROUP: self._members,
-            code.WIPE_WRITE_PERM_OF_BROKER: self._forbid_writing,
-            code.ADD_WRITE_PERM_OF_BROKER: self._allow_writing,
+            wipe: long.handler(wipe, self._forbid_writing, routes.__len__),
+            allow: long.handler(allow, self._allow_writing, routes.__len__),
             code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
             code.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
@@ -149,14 +152,14 @@ class NameHandlers:
         found = self._routes.members(asked.cluster_name, asked.broker_name)
         return answer(request, body=BrokerMembers(broker_member_group=found).write())
 
-    def _forbid_writing(self, _: Connection, request: Command) -> bytes:
+    def _forbid_writing(self, request: Command) -> Steps:
         """205: forbid writes to a broker's topics."""
-        count = self._routes.forbid_writing(request.read(NamedBroker).broker_name)
+        count = yield from self._routes.forbid_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(wipe_topic_count=count))
 
-    def _allow_writing(self, _: Connection, request: Command) -> bytes:
+    def _allow_writing(self, request: Command) -> Steps:
         """327: allow writes to a broker's topics again."""
-        count = self._routes.allow_writing(request.read(NamedBroker).broker_name)
+        count = yield from self._routes.allow_writing(request.read(NamedBroker).broker_name)
         return answer(request, header=WritePermissionAnswer(add_topic_count=count))
 
     # Topics

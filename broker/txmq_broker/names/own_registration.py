@@ -8,6 +8,7 @@ from txmq.runtime.clock import Clock
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.names.routes import RouteRegistry
+from txmq_broker.services.registered_topics import RegisteredTopics
 from txmq_broker.services.registrar import PERIOD_S, registration_of
 
 __all__ = ["OwnRegistration"]
@@ -24,6 +25,7 @@ class OwnRegistration:
         self._routes = routes
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
+        self._known = RegisteredTopics()
         self.changed()
 
     async def start(self) -> None:
@@ -32,8 +34,10 @@ class OwnRegistration:
 
     def changed(self) -> None:
         """Register now."""
-        registration = registration_of(self._identity)
-        self._routes.register(registration, self._topics.saved(), self, self._clock.monotonic())
+        registration, saved = registration_of(self._identity), self._topics.saved()
+        for part in self._known.parts(saved):
+            self._routes.register(registration, part, self, self._clock.monotonic())
+        self._known.taken(saved)
 
     def is_registered(self) -> bool:
         """True, because the name server is in this process."""

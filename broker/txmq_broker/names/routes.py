@@ -9,7 +9,7 @@ ones; only a deletion or the end of its last replica removes a topic. RocketMQ's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,6 +39,9 @@ MASTER: Final = 0
 """The id of the replica that takes writes."""
 
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
+
+_CHANGED_AT_ONCE: Final = 1_000
+"""Topics whose permissions change in one go: some tenths of a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -247,13 +250,16 @@ class RouteRegistry:
         )
         return TopicNames(topic_list=names, broker_addr=next(masters, None))
 
-    def forbid_writing(self, broker_name: str) -> int:
-        """Forbid writes to all topics of one broker; returns the number of its topics."""
+    def forbid_writing(self, broker_name: str) -> Generator[None, None, int]:
+        """Forbid writes to all topics of one broker, in parts; returns the number of its topics."""
         return self._set_permission(broker_name, lambda perm: perm & ~int(Perm.WRITE))
 
-    def allow_writing(self, broker_name: str) -> int:
-        """Allow reads and writes of all topics of one broker; returns the number of its topics."""
+    def allow_writing(self, broker_name: str) -> Generator[None, None, int]:
+        """Allow reads and writes of all topics of one broker, in parts; returns their number."""
         return self._set_permission(broker_name, lambda _: _READ_WRITE)
+
+    def __len__(self) -> int:
+        return len(self._topics)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Delete a topic, in one cluster or in all; harmless if it does not exist."""
@@ -302,7 +308,8 @@ class RouteRegistry:
         count = self._replica_count()
         if fresh and count >= ROUTE_BROKERS_MAX:
             raise self._full("brokers", ROUTE_BROKERS_MAX, count + 1)
-        self._check_topics(len({topic.topic_name for topic in topics} - self._topics.keys()))
+        known = self._topics
+        self._check_topics(sum([topic.topic_name not in known for topic in topics]))
 
     def _check_topics(self, fresh: int) -> None:
         count = len(self._topics) + fresh
@@ -339,9 +346,13 @@ class RouteRegistry:
         for broker in self._brokers.values():
             yield from broker.replicas.values()
 
-    def _set_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
+    def _set_permission(
+        self, broker_name: str, change: Callable[[int], int]
+    ) -> Generator[None, None, int]:
         count = 0
-        for queues in self._topics.values():
+        for number, queues in enumerate(list(self._topics.values()), 1):
+            if number % _CHANGED_AT_ONCE == 0:
+                yield
             route = queues.get(broker_name)
             if route is not None:
                 # A copy: a route that was already returned must not change.

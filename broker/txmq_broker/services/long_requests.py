@@ -27,12 +27,18 @@ class LongRequests:
         codes: The codes of the requests.
         serve: Serves one request in parts. It is closed if the connection closes before the end.
         clock: The source of time.
+        what: The requests, in the plural, for a refusal.
     """
 
     def __init__(
-        self, codes: Iterable[int], serve: Callable[[Connection, Command], Steps], clock: Clock
+        self,
+        codes: Iterable[int],
+        serve: Callable[[Connection, Command], Steps],
+        clock: Clock,
+        what: str = "long heartbeats",
     ) -> None:
         self._serve = serve
+        self._what = what
         self._clock = clock
         self._dispatch = Dispatcher(dict.fromkeys(codes, self._go_on))
         self._waiting: deque[tuple[Connection, Command]] = deque()
@@ -53,7 +59,7 @@ class LongRequests:
         """
         if self._bytes + _size(request) > LONG_REQUESTS_BYTES_MAX:
             raise ServiceUnavailable(
-                f"{self._bytes} bytes of long heartbeats wait their turn, and "
+                f"{self._bytes} bytes of {self._what} wait their turn, and "
                 f"{LONG_REQUESTS_BYTES_MAX} is the limit; nothing of this one was recorded; send "
                 "it again later"
             )

@@ -1,7 +1,9 @@
 """Registers the broker with every name server: at start, on every change, every 30 seconds, and
 when the connection to a name server breaks.
 
-Each name server has its own task, so one that does not answer does not delay the others.
+Each name server has its own task, so one that does not answer does not delay the others. A broker
+with many topics registers them in parts, later only the changed ones, and only compares versions
+while nothing changes; all three are requests of Apache RocketMQ.
 """
 
 from __future__ import annotations
@@ -10,18 +12,23 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from txmq.errors import TxmqError
-from txmq.protocol.bodies import RegistrationBody
+from txmq.protocol.bodies import DataVersion, RegistrationBody
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
+from txmq.protocol.headers import (
+    BrokerRegistration,
+    BrokerUnregistration,
+    DataVersionAnswer,
+)
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
+from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
 
-__all__ = ["Registrar", "registration_of"]
+__all__ = ["Registrar", "Registration", "registration_of"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,26 @@ def registration_of(identity: Identity) -> BrokerRegistration:
     )
 
 
+class Registration(Protocol):
+    """Keeps a broker registered."""
+
+    async def start(self) -> None:
+        """Register now, and repeat it periodically."""
+        ...
+
+    def changed(self) -> None:
+        """Register now, because the topics or the id have changed."""
+        ...
+
+    def is_registered(self) -> bool:
+        """Whether a name server knows the broker."""
+        ...
+
+    async def stop(self) -> None:
+        """Unregister."""
+        ...
+
+
 class Registrar:
     """Keeps this broker registered."""
 
@@ -60,6 +87,8 @@ class Registrar:
         self._changed = {name: asyncio.Event() for name in names}
         self._tasks: list[asyncio.Task[None]] = []
         self._registered: dict[str, Connection] = {}
+        self._known: dict[str, tuple[Connection, RegisteredTopics]] = {}
+        """What each name server has received, and over which connection."""
         self._silent: set[str] = set()
         self.may_register: Callable[[], bool] = lambda: True
         """Asked before each registration."""
@@ -98,8 +127,9 @@ class Registrar:
             await self._until_due(name)
             self._changed[name].clear()
             await self._register(name)
-            # A flood of new topics must not have both ends encode all of them for each one.
-            await asyncio.sleep(len(self.topics) * PAUSE_PER_TOPIC_S)
+            # A flood of new topics must not have both ends encode many of them for each one.
+            count = min(len(self.topics), PART_TOPICS)
+            await asyncio.sleep(count * PAUSE_PER_TOPIC_S)
 
     async def _until_due(self, name: str) -> None:
         for _ in range(round(PERIOD_S / RETRY_S)):
@@ -113,18 +143,12 @@ class Registrar:
                 return
 
     async def _register(self, name: str) -> None:
-        body = RegistrationBody(self.topics.saved()).write()
         self._registered.pop(name, None)
         if not self.may_register():
             return
         try:
             connection = await self._pool.connection(name)
-            await connection.request(
-                RequestCode.REGISTER_BROKER,
-                registration_of(self._identity),
-                body=body,
-                timeout_s=TIMEOUT_S,
-            )
+            await self._register_over(connection, name)
         except TxmqError as error:
             if name not in self._silent:
                 log.warning("the broker cannot register with the name server %s: %s", name, error)
@@ -134,6 +158,36 @@ class Registrar:
         if name in self._silent:
             log.info("the name server %s knows this broker again", name)
         self._silent.discard(name)
+
+    async def _register_over(self, connection: Connection, name: str) -> None:
+        saved = self.topics.saved()
+        before, known = self._known.get(name, (None, RegisteredTopics()))
+        if before is not connection:
+            known = RegisteredTopics()
+        elif len(saved.topic_config_table) > PART_TOPICS and known.version == saved.data_version:
+            if await self._has_version(connection, saved.data_version):
+                return
+            known = RegisteredTopics()
+        self._known[name] = connection, known
+        for part in known.parts(saved):
+            await connection.request(
+                RequestCode.REGISTER_BROKER,
+                registration_of(self._identity),
+                body=RegistrationBody(part).write(),
+                timeout_s=TIMEOUT_S,
+            )
+        known.taken(saved)
+
+    async def _has_version(self, connection: Connection, version: DataVersion) -> bool:
+        """Whether a name server has all topics; the request counts as a sign of life."""
+        identity = self._identity
+        header = BrokerUnregistration(
+            identity.name, identity.address, identity.cluster, identity.broker_id
+        )
+        found = await connection.request(
+            RequestCode.QUERY_DATA_VERSION, header, body=version.write(), timeout_s=TIMEOUT_S
+        )
+        return not found.read(DataVersionAnswer).changed
 
     async def _unregister(self, name: str) -> None:
         identity = self._identity

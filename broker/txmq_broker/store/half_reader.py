@@ -6,6 +6,7 @@ the half topic, a marker under the op topic, or a committed message, whose entry
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -118,11 +119,46 @@ class HalfReader:
     def decision_on(self, half: Half) -> Decision | None:
         """The last marker of a half message; the search begins in the half message's file."""
         found = None
-        for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
-            found = self._decision_at(entry)
+        for _, found in self.markers_of(half):
             if found.kind is not DecisionKind.PARKED:
                 break
         return found
+
+    def markers_of(self, half: Half) -> Iterator[tuple[int, Decision]]:
+        """The markers of a half message with their positions, oldest first; the search begins in
+        the half message's file.
+        """
+        for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
+            yield entry[0], self._decision_at(entry)
+
+    def half_behind(self, position: int) -> tuple[Half, str] | None:
+        """The half message at a position, or that of the committed message there; with its unique
+        key.
+
+        Clients choose the position, so the half queue must agree.
+        """
+        decision = self._marker_at(position)
+        if decision is not None:
+            position = decision.half_position
+        else:
+            data = self._log.bytes_at(position)
+            if data is None:
+                return None
+            try:
+                record, _ = _unpacked(data, position)
+            except CorruptRecord:
+                return None
+            # A commit in a later file has written the message again.
+            if record.sys_flag & _TYPE_BITS != _PREPARED:
+                position = record.prepared_position
+                if not position:
+                    return None
+        try:
+            half, unique, _ = self._half_at(position)
+        except CorruptRecord:
+            return None
+        known = self._entry_if(self.half_queue, half.offset, position)
+        return None if known is None else (half, unique)
 
     def _decision_at(self, entry: Entry) -> Decision:
         position, size, _, checksum = entry

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -174,17 +175,26 @@ class PendingTransactions:
         """Return the number of a group's transactions, including those not durable yet."""
         return sum(self._of(group).values())
 
-    def keys_of(self, group: str) -> Iterator[int]:
-        """The transactions of a producer group, oldest first.
+    def keys_from(self, offset: int) -> Iterator[int]:
+        """The transactions from a place in the half queue on, oldest first."""
+        if offset <= 0:
+            return iter(self.table)
+        # They were opened in the order of the half queue, so a page is found without reading all.
+        keys = list(self.table)
+        start = bisect_left(keys, offset, key=self.offset_of)
+        return islice(keys, start, None)
+
+    def keys_of(self, group: str, offset: int = 0) -> Iterator[int]:
+        """The transactions of a producer group from a place in the half queue on, oldest first.
 
         The others are skipped without being unpacked, as there may be a million.
         """
         owners = self._of(group)
         if not owners:
             return
-        read = _OWNER.unpack_from
-        for key, data in self.table.items():
-            if read(data, _OWNER_AT)[0] in owners:
+        read, table = _OWNER.unpack_from, self.table
+        for key in self.keys_from(offset):
+            if read(table[key], _OWNER_AT)[0] in owners:
                 yield key
 
     def _of(self, group: str) -> dict[int, int]:

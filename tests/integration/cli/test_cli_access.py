@@ -1,6 +1,7 @@
 """Commands against servers with accounts and TLS: who is refused, and what commands say then."""
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -101,6 +102,23 @@ def test_an_account_that_one_of_two_brokers_refuses_keeps_its_secret(during, tmp
     accounts = AclFiles(acl).rules.accounts
     assert accounts["new-shop"].settings.secret_key == added.stdout.strip()
     assert "the-shop" not in accounts
+
+
+def test_accounts_are_listed_without_their_secrets(during, tmp_path, acl):
+    listed, refused = during(
+        two_brokers(tmp_path, acl),
+        ("acl", "list", "--broker", "broker-a", "--json"),
+        ("acl", "list", "--broker", "broker-b"),
+    )
+
+    rows = json.loads(listed.stdout)
+    assert [(row["account"], row["admin"]) for row in rows] == [
+        ("operator", True),
+        ("the-shop", False),
+    ]
+    assert rows[1]["topics"] == ["Orders=PUB"]
+    assert "secret" not in listed.stdout
+    assert (refused.exit_code, "start it with --acl FILE" in refused.stderr) == (1, True)
 
 
 # The list of brokers

@@ -1,6 +1,7 @@
 """The commands of operators against one real broker."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from txmq import (
     StartFrom,
     blocking,
 )
+from txmq.cli.output import progress_bar
 from txmq_broker.testing import BrokerThread
 
 
@@ -144,11 +146,13 @@ def test_a_watch_outlives_a_broker_that_is_away(txmq, broker, rounds):
 
 
 def test_settings_are_read_and_changed(run, rows):
-    assert rows("broker", "config", "get", "deleteWhen") == [
-        {"broker": "broker-a", "setting": "deleteWhen", "value": "04"}
-    ]
+    row = {"broker": "broker-a", "setting": "deleteWhen", "key": "retention.delete_at"}
+    row |= {"value": "04", "default": "04", "source": "default", "can_change": True}
+    assert rows("broker", "config", "get", "deleteWhen") == [row]
     assert run("broker", "config", "set", "deleteWhen", "05") == "deleteWhen is 05 at broker-a\n"
-    assert rows("broker", "config", "get", "deleteWhen")[0]["value"] == "05"
+    changed = row | {"value": "05", "source": "change"}
+    assert rows("broker", "config", "get", "deleteWhen") == [changed]
+    assert "changed since the start" in run("broker", "config", "get", "deleteWhen")
 
     refused = run("broker", "config", "set", "brokerIP1", "10.0.0.5", code=1)
     assert "brokerIP1 cannot be changed while this broker runs" in refused
@@ -252,6 +256,17 @@ def test_a_group_is_cloned_and_skips(run, rows, shop):
     )
     assert rows("group", "progress", "second")["lag"] == 0
 
+    for topic in ("SkippedA", "SkippedB"):
+        run("topic", "create", topic, "--queues", 1)
+        run("message", "send", topic, "x")
+        run("group", "reset", "second", topic, "--to", "earliest", "--yes")
+    assert rows("group", "progress", "second")["lag"] == 2
+    assert run("group", "skip", "second", "--all", "--yes").endswith(
+        "group second is moved in 3 queues of 3 topics\n"
+    )
+    assert rows("group", "progress", "second")["lag"] == 0
+    assert "name a topic, or add --all" in run("group", "skip", "second", "--yes", code=2)
+
     refused = run("group", "clone", "first", "billing", "Copied", "--yes", code=1)
     assert "group 'billing' has 1 connected consumer" in refused
     empty = run("group", "clone", "second", "third", "Orders", "--yes", code=1)
@@ -280,6 +295,43 @@ def test_rates_are_shown_by_topic_and_group(run, rows, shop):
     assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
     assert "billing" in run("stats", "--active", "--sort", "-out/s")
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
+
+
+def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, rows, shop):
+    run("topic", "create", "Sorted", "--queues", 2)
+    for number, key in enumerate("cab"):
+        queue = f"broker-a:{number % 2}"
+        run("message", "send", "Sorted", f"body {key}", "--key", key, "--queue", queue)
+    run("group", "create", "sorter")
+    run("group", "reset", "sorter", "Sorted", "--to", "earliest", "--yes")
+    pull, lag = ("message", "pull", "Sorted"), ("group", "progress", "sorter")
+
+    assert [row["keys"] for row in rows(*pull, "--sort", "keys")] == [["a"], ["b"], ["c"]]
+    assert [row["body"] for row in rows(*pull, "--match", "body b")] == ["body b"]
+    assert "page 2 of 2, 3 rows" in run(*pull, "--limit", 2, "--page", 2)
+    assert "the columns are broker, queue, offset, id, tag, keys, body" in run(
+        *pull, "--sort", "size", code=2
+    )
+    assert len(rows("message", "query", "Sorted", "a", "--match", "nothing")) == 0
+    found = rows(*lag, "--sort", "-behind", "--limit", 1)
+    assert (found["lag"], [row["queue"]["number"] for row in found["queues"]]) == (2, [0])
+    assert "3 messages behind" in run(*lag, "--match", "Sorted")
+    assert rows("topic", "route", "Sorted", "--match", "broker-a")[0]["addresses"].keys() == {"0"}
+    clients = rows("group", "clients", "billing", "--match", "no such client")
+    assert (clients["clients"], clients["subscriptions"]["Orders"]) == ([], "*")
+
+
+def test_long_work_shows_how_far_it_is_on_a_terminal_only(monkeypatch):
+    shown = []
+    for is_terminal in (True, False):
+        screen = io.StringIO()
+        screen.isatty = lambda is_terminal=is_terminal: is_terminal
+        monkeypatch.setattr("sys.stderr", screen)
+        with progress_bar("dead letters", 4) as advance:
+            advance(3)
+        shown.append("dead letters" in screen.getvalue())
+
+    assert shown == [True, False]
 
 
 # Shells
@@ -311,9 +363,11 @@ def test_a_broker_is_drained_and_takes_messages_again(run, rows):
     run("topic", "create", "Drained", "--queues", 1)
 
     assert "for reading only" in run("cluster", "drain", "broker-a")
+    assert rows("cluster", "list")[0]["drained"] is True
     assert rows("topic", "route", "Drained")[0]["writable"] == 0
     assert rows("topic", "route", "Drained")[0]["readable"] == 1
     assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
+    assert rows("cluster", "list")[0]["drained"] is False
     assert rows("topic", "route", "Drained")[0]["writable"] == 1
     assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
 
@@ -375,3 +429,43 @@ def test_open_transactions_are_watched(run, monkeypatch):
         ("opened", "W2"),
         ("closed", "W1"),
     ]
+
+
+def test_delayed_messages_are_listed_and_recalled_with_a_reason_that_the_audit_keeps(run, rows):
+    run("topic", "create", "Later", "--queues", 1)
+    run("message", "send", "Later", "soon", "--delay-level", 9, "--key", "k-1")
+    run("message", "send", "Later", "late", "--after", "2h")
+
+    first, second = rows("message", "delayed")
+    assert (first["level"], first["topic"], first["keys"]) == (9, "Later", "k-1")
+    assert (second["level"], second["size"]) == (0, 4)
+    assert [row["id"] for row in rows("message", "delayed", "--level", 0)] == [second["id"]]
+    assert rows("message", "delayed", "--most", 1) == [first]
+    late = ("message", "delayed", "--from", "2090-01-01")
+    assert run(*late) == "no message waits for its time\n"
+
+    recall = ("message", "recall", "Later", second["recall_handle"], "--reason", "a wrong amount")
+    assert run(*recall) == f"recalled {second['id']}\n"
+    assert [row["id"] for row in rows("message", "delayed")] == [first["id"]]
+    lines = run("audit", "--action", "RECALL", "--json").splitlines()
+    entry = json.loads(lines[-1])
+    assert (entry["broker"], entry["fields"]["reason"]) == ("broker-a", "a wrong amount")
+
+
+def test_the_audit_of_a_broker_is_listed_over_the_wire_as_from_its_directory(run, rows, txmq):
+    for name in ("Audited-1", "Audited-2"):
+        run("topic", "create", name, "--queues", 1)
+    run("broker", "config", "set", "brokerIP1", "10.0.0.5", code=1)
+
+    topics = run("audit", "--action", "CREATE_TOPIC", "--limit", 2).splitlines()
+    assert [f"topic={name} " in line for name, line in
+            zip(("Audited-1", "Audited-2"), topics, strict=True)] == [True, True]  # fmt: skip
+    assert topics[0].startswith("broker-a ")
+    assert "brokerIP1" in run("audit", "--refused", "--since", "1h")
+    assert run("audit", "--by", "no such person") == ""
+    assert run("audit", "--until", "2020-01-01") == ""
+    assert "leaves out everything" in run("audit", "--until", "earliest", code=2)
+
+    (folder,) = rows("broker", "config", "get", "storePathRootDir")
+    stored = txmq("audit", "--data", folder["value"], "--action", "CREATE_TOPIC", "--limit", 2)
+    assert stored.stdout.splitlines() == [line.removeprefix("broker-a ") for line in topics]

@@ -1,4 +1,4 @@
-"""``txmq outbox``: an operator and the rows that relays work on, in SQLite."""
+"""``txmq outbox``: an operator and the rows that relays work on, in SQLite and in PostgreSQL."""
 
 import json
 
@@ -9,9 +9,19 @@ from txmq import Message, Outbox
 from txmq.outbox.schema import create_outbox
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty(request, tmp_path):
+    """The URL of a database without tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'shop.db'}"
+        return
+    with request.getfixturevalue("postgres").database() as url:
+        yield url.render_as_string(hide_password=False)
+
+
 @pytest.fixture
-def database(tmp_path):
-    url = f"sqlite:///{tmp_path / 'shop.db'}"
+def database(empty):
+    url = empty
     engine = create_engine(url)
     create_outbox(engine)
     outbox = Outbox()
@@ -50,6 +60,17 @@ def test_the_rows_are_listed(outbox):
     assert [row["id"] for row in json.loads(outbox("list", "--lane", "c-1", "--json"))] == [1, 2]
     assert "the next ones: --after 2" in outbox("list", "--limit", "2")
     assert outbox("list", "--after", "3") == "no rows\n"
+    newest = json.loads(outbox("list", "--match", "c-1", "--sort", "-row", "--json"))
+    assert [row["id"] for row in newest] == [2, 1]
+
+
+def test_the_lag_is_shown(outbox):
+    shown = json.loads(outbox("status", "--json"))
+    numbers = [shown[name] for name in ("waiting", "blocked", "blocked_lanes", "put_aside")]
+    assert numbers == [3, 1, 0, 0]
+    outbox("skip", "1", "--reason", "x", "--yes")
+    assert json.loads(outbox("status", "--json"))["put_aside"] == 1
+    assert "1 row, 0 lanes" in outbox("status")
 
 
 def test_a_row_is_shown_with_its_message(outbox):
@@ -72,8 +93,25 @@ def test_a_row_is_put_aside_and_tried_again(outbox):
     assert "--reason must not be empty" in outbox("skip", "1", "--reason", " ", code=2)
 
 
-def test_a_database_without_an_outbox_says_how_to_create_one(txmq, tmp_path):
-    result = txmq("outbox", "list", "--database", f"sqlite:///{tmp_path / 'empty.db'}")
+def test_a_database_without_an_outbox_says_how_to_create_one(txmq, empty):
+    result = txmq("outbox", "list", "--database", empty)
 
     assert result.exit_code == 1
     assert "txmq schema create outbox" in result.stderr
+
+
+def test_an_outbox_in_a_schema_of_its_own_is_reached(txmq, postgres):
+    with postgres.database() as url:
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE SCHEMA shop"))
+        create_outbox(engine, schema="shop")
+        with engine.begin() as connection:
+            Outbox(schema="shop").add(connection, Message(topic="Orders", body=b"tea"))
+        engine.dispose()
+        where = ("--database", url.render_as_string(hide_password=False), "--schema", "shop")
+
+        assert txmq("outbox", "skip", "1", "--reason", "test", "--yes", *where).exit_code == 0
+        (row,) = json.loads(txmq("outbox", "list", "--json", *where).stdout)
+        assert (row["state"], row["problem"]) == ("put aside", "test")
+        assert txmq("outbox", "retry", "1", *where).stdout == "relays try 1 row again\n"

@@ -292,7 +292,7 @@ def test_without_the_package_there_is_no_telemetry(monkeypatch):
     monkeypatch.setattr(sys, "path_importer_cache", {})
 
     assert Telemetry.if_installed() is None
-    with pytest.raises(ConfigError, match="opentelemetry-api"):
+    with pytest.raises(ConfigError, match=r"pip install 'txmq\[telemetry\]'"):
         Telemetry()
 
 

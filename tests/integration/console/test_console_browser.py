@@ -1,19 +1,24 @@
 """The pages of a console in Chromium: what is seen, and that nothing complains."""
 
-import contextlib
-import os
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import CONTRAST_MIN, TEXTS
-from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, bury, consume, park
+from tests import axe
+from tests.console_look import check_page, examined, keep_picture, opened
+from tests.console_stage import (
+    HOSTILE,
+    PARKING,
+    ConsoleProcess,
+    asked,
+    bury,
+    connected,
+    consume,
+    delay,
+    park,
+)
+from tests.serving import free_port
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
-
-WIDTHS = (1_440, 390)
-SCHEMES = ("light", "dark")
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,7 +31,8 @@ def stage():
         (hostile,) = park(broker.names, HOSTILE, group="hostile", topic="Hostile").values()
         bury(broker.names, "A1", "A2", group="billing", reason=f"no such account {HOSTILE}")
         (*_, receipt) = consume(broker.names, "dunning", "Bills", [b'{"bill": 1}', b"2", b"3"])
-        with ConsoleProcess(broker.names) as console:
+        handle = delay(broker.names, "Bills", HOSTILE)
+        with ConsoleProcess(broker.names) as console, connected(broker.names, "shop", "Bills"):
             pages = [
                 "/",
                 "/transactions",
@@ -43,44 +49,43 @@ def stage():
                 "/dead-letters",
                 "/dead-letters/group?group=billing",
                 "/dead-letter?group=billing&id=A1",
+                "/delayed",
+                f"/delayed/recall?handle={handle}",
+                "/producers",
+                "/producers?group=shop",
+                "/topic/change?name=Bills",
+                "/topic/change?name=Bills&queues=4",
+                "/topic/deletion?name=Bills",
+                "/group/change?name=dunning",
+                "/group/change?name=dunning&enabled=no",
+                "/group/deletion?name=dunning",
+                "/cluster",
+                "/cluster/change?do=drain&broker=broker-a",
+                "/cluster/change?do=promote&broker=broker-a&member=m2",
+                "/settings",
+                "/settings/change?name=deleteWhen",
+                "/settings/change?name=deleteWhen&value=05",
+                "/access",
+                "/audit",
                 "/login",
             ]
             yield console.url, pages, ids
 
 
-@contextlib.contextmanager
-def opened(browser, width=1_440, height=900, **options):
-    """A page that must not complain."""
-    said = []
-    context = browser.new_context(viewport={"width": width, "height": height}, **options)
-    try:
-        shown = context.new_page()
-        shown.on("pageerror", lambda error: said.append(str(error)))
-        shown.on("console", lambda message: said.append(message.text))
-        yield shown
-    finally:
-        context.close()
-    assert said == []
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_fits_and_can_be_read(browser, stage, width, scheme):
+def test_every_page_fits_and_everybody_can_read_and_use_it(browser, stage):
     url, pages, _ = stage
-    with opened(browser, width, color_scheme=scheme) as shown:
+    with examined(browser) as shown:
         for path in pages:
-            shown.goto(url + path)
-            expect(shown.get_by_role("heading", level=1)).to_have_count(1)
-            assert shown.evaluate("document.documentElement.scrollWidth") <= width, path
-            assert shown.title() != "owned", path
-            found = shown.evaluate(TEXTS)
-            assert [row for row in found if row[0] < CONTRAST_MIN] == [], path
-            named = shown.evaluate(
-                """() => [...document.querySelectorAll("input, select, textarea")]
-                .filter(field => field.type != "hidden")
-                .filter(field => !field.labels.length).map(field => field.outerHTML)"""
-            )
-            assert named == [], path
+            check_page(shown, url + path)
+
+
+def test_a_page_that_keeps_people_out_is_found(browser, stage):
+    url, *_ = stage
+    with examined(browser) as shown:
+        shown.goto(f"{url}/topics")
+        bad = "<h1>x</h1><input><img src=/static/icon.svg>"
+        shown.evaluate("bad => { document.querySelector('main').innerHTML = bad; }", bad)
+        assert {rule for _, rule, _ in axe.barriers(shown)} >= {"image-alt", "label"}
 
 
 def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
@@ -122,6 +127,64 @@ def test_a_list_refreshes_itself_and_keeps_the_focus(browser, stage):
         expect(shown.locator("#row-1")).to_be_focused()
 
 
+def test_a_change_keeps_the_selection_what_was_typed_and_what_was_opened(browser, stage):
+    url, *_ = stage
+    with opened(browser, height=400) as shown, opened(browser) as other:
+        shown.goto(f"{url}/topic?name=Bills")
+        shown.get_by_label("Body").fill("half of a sen")
+        shown.evaluate(
+            """() => { const cell = document.querySelector("#live tbody th").firstChild;
+            getSelection().setBaseAndExtent(cell, 1, cell, 4); scrollTo(0, 90); }"""
+        )
+        other.goto(f"{url}/topic?name=Bills")
+        other.get_by_label("Body").fill("one more")
+        other.get_by_role("button", name="Send").click()
+
+        expect(shown.locator("#live")).to_contain_text("4 messages")
+        assert shown.evaluate("[getSelection().toString(), scrollY]") == ["rok", 90]
+        expect(shown.get_by_label("Body")).to_have_value("half of a sen")
+
+
+def test_more_windows_than_a_browser_has_connections_all_load(browser, stage):
+    """A stream keeps one of six connections; the oldest windows rest until they are used again."""
+    url, *_ = stage
+    context = browser.new_context()
+    try:
+        windows = [context.new_page() for _ in range(9)]
+        for window in windows:
+            window.goto(f"{url}/topics?search=Many")
+        expect(windows[-1].locator("#live")).to_contain_text("No topic has a name with this text")
+        windows[-1].goto(f"{url}/topics")
+        windows[-1].get_by_label("Name").fill("Many-1")
+        windows[-1].get_by_role("button", name="Create").click()
+        expect(windows[-2].locator("#live")).to_contain_text("Many-1")
+        expect(windows[0].locator("#live")).not_to_contain_text("Many-1")
+        windows[0].evaluate("dispatchEvent(new Event('focus'))")
+        expect(windows[0].locator("#live")).to_contain_text("Many-1")
+    finally:
+        context.close()
+
+
+def test_a_page_goes_on_when_the_console_was_killed(browser):
+    port = free_port()
+    context = browser.new_context()
+    with BrokerThread() as broker:
+        try:
+            shown = context.new_page()
+            with ConsoleProcess(broker.names, port=port) as console:
+                shown.goto(f"{console.url}/topics")
+                console.process.kill()
+                console.process.wait()
+                expect(shown.locator("#offline")).to_be_visible()
+            asked(broker.names, lambda admin, _: admin.create_topic("Back", queues=1))
+            with ConsoleProcess(broker.names, port=port) as console:
+                expect(shown.locator("#live")).to_contain_text("Back")
+                expect(shown.locator("#offline")).to_be_hidden()
+                assert console.stop() == "", "an open page does not delay the end"
+        finally:
+            context.close()
+
+
 def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
     url, *_ = stage
     context = browser.new_context()
@@ -146,7 +209,7 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
     with (
         BrokerThread(settings) as broker,
         ConsoleProcess(broker.names) as console,
-        opened(browser) as shown,
+        examined(browser) as shown,
     ):
         shown.goto(f"{console.url}/topics?search=a")
         expect(shown.get_by_label("Access key")).to_be_focused()
@@ -160,18 +223,26 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
         (cookie,) = shown.context.cookies()
         assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         assert shown.evaluate("document.cookie") == ""
+        for path in ("access", "access/account?key=operator", "access/removal?key=operator"):
+            check_page(shown, f"{console.url}/{path}")
+        shown.set_viewport_size({"width": 1_440, "height": 900})
         shown.get_by_role("button", name="Log out").click()
         expect(shown.get_by_label("Access key")).to_be_visible()
         shown.goto(f"{console.url}/topics")
         expect(shown.get_by_label("Access key")).to_be_visible()
 
 
-def test_the_picture_of_the_docs(browser, stage):
-    """TXMQ_SCREENSHOTS=docs/images makes it again."""
+def test_the_pictures_of_the_docs(browser, stage):
+    """TXMQ_SCREENSHOTS=docs/images makes them again."""
     url, _, ids = stage
-    with opened(browser, 1_100, 1_300) as shown:
+    with opened(browser, 1_100, 1_780) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")
-
         expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
-        if folder := os.environ.get("TXMQ_SCREENSHOTS"):
-            shown.screenshot(path=Path(folder) / "console-transaction.png")
+        keep_picture(shown, "console-transaction")
+    with opened(browser, 1_100, 640) as shown:
+        shown.goto(url)
+        expect(shown.get_by_role("heading", name="Brokers")).to_be_in_viewport()
+        keep_picture(shown, "console-overview")
+        shown.goto(f"{url}/transactions?group=icbc")
+        expect(shown.get_by_role("link", name=ids["t-1"])).to_be_in_viewport()
+        keep_picture(shown, "console-transactions")

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 
-import httpx
 import pytest
 
 from tests.console_stage import (
@@ -17,6 +16,7 @@ from tests.console_stage import (
     asked,
     bury,
     consume,
+    mark_of,
     park,
     text_of,
 )
@@ -53,7 +53,7 @@ def test_it_says_where_it_is_and_stops_when_it_is_told(broker):
             console.ready,
         )
         with Visitor(console.url) as visitor:
-            assert "Nothing needs attention" in text_of(visitor.get("/"))
+            assert "brokers" in text_of(visitor.get("/")).lower()
             assert console.stop() == ""
 
 
@@ -64,7 +64,8 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
     assert "2 transactions are parked" in text_of(visitor.get("/"))
 
     shown = text_of(visitor.get(f"/transaction?id={ids['t-1']}"))
-    assert "asked the producers once; none had a decision" in shown
+    assert "check 1: the broker asks" in shown
+    assert "it answered that it has no decision yet" in shown
     assert "a person must decide" in shown
     assert '"amount": 6000' in shown
 
@@ -86,8 +87,10 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
         return (await admin.pull(Queue("Moved", "broker-a", 0), 0)).messages
 
     assert [message.keys for message in asked(broker.names, pull)] == [("t-1",)]
-    gone = visitor.get(f"/transaction?id={ids['t-1']}")
-    assert (gone.status_code, "is decided, or never was" in text_of(gone)) == (404, True)
+    decided = text_of(visitor.get(f"/transaction?id={ids['t-1']}"))
+    assert "decides by hand: COMMIT" in decided
+    assert "reason: in the books" in decided
+    assert "Ask the producers again" not in decided
     assert visitor.post(to, "/topics", reason="x", repeated="t-1").status_code == 404
 
 
@@ -100,6 +103,16 @@ def test_a_parked_transaction_is_checked_again(broker, visitor):
     assert name in text_of(done)
     gone = visitor.post("/transaction/recheck?id=no-such&broker=broker-a", page)
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
+
+
+def test_the_open_transactions_of_a_group_are_checked_again_together(broker, visitor):
+    park(broker.names, "m-1", group="many", topic="Many")
+    park(broker.names, "m-2", group="many", topic="Many")
+
+    done = visitor.post("/transactions/recheck?group=many", "/transactions?group=many")
+    assert "brokers ask the producers of 2 transactions" in text_of(done)
+    refused = visitor.post("/transactions/recheck?state=lost", "/transactions")
+    assert (refused.status_code, "prepared, parked or" in text_of(refused)) == (409, True)
 
 
 def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
@@ -186,7 +199,7 @@ def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
         "/dead-letters/group?group=hostile",
         "/dead-letter?group=hostile&id=H1",
     ]
-    with httpx.Client(base_url=visitor.url) as client:
+    with Visitor(visitor.url) as client:
         client.get("/")
         fields = (
             "name",
@@ -199,17 +212,29 @@ def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
             "to",
             "broker",
             "place",
+            "member",
+            "do",
+            "key",
+            "handle",
+            "value",
+            "person",
+            "action",
+            "since",
+            "after",
+            "before",
+            "level",
+            "from",
+            "only",
         )
         for path in (*pages, *(page.path for page in PAGES)):
             more = {} if path in pages else dict.fromkeys(fields, HOSTILE)
-            for answer in (
-                client.get(path, params=more or None),
-                client.get(path, params=more or None, headers={"x-shown": "0"}),
-            ):
-                assert answer.status_code < 500, (path, answer.text)
-                assert "<script>document" not in answer.text, path
-                assert "\x1b" not in answer.text, path
-                assert "\u202e" not in answer.text, path
+            answer = client.get(path, params=more or None)
+            assert answer.status_code < 500, (path, answer.text)
+            _, changes, _ = client.event(str(answer.url.raw_path, "ascii"), "other")
+            for text in (answer.text, changes):
+                assert "<script>document" not in text, path
+                assert "\x1b" not in text, path
+                assert "\u202e" not in text, path
             if path in pages[1:4] + pages[5:]:
                 assert "&lt;script&gt;" in client.get(path).text, path
 
@@ -224,17 +249,16 @@ def test_a_key_of_thirty_thousand_signs_does_not_widen_a_list(broker, visitor):
     assert f"Type the id {ids[key]} to confirm" in text_of(visitor.get(to))
 
 
-def test_a_page_refreshes_only_what_has_changed(visitor):
+def test_a_page_receives_only_what_has_changed(visitor):
     visitor.post("/topics", name="Quiet", queues="1")
-    page = visitor.get("/topic?name=Quiet")
-    mark = re.search(r'"x-shown": "([0-9a-f]+)"', page.text)[1]
-
-    same = visitor.get("/topic?name=Quiet", headers={"x-shown": mark})
-    assert (same.status_code, same.content) == (204, b"")
+    mark = mark_of(visitor.get("/topic?name=Quiet"))
     visitor.post("/topic?name=Quiet", body="x")
-    other = visitor.get("/topic?name=Quiet", headers={"x-shown": mark})
-    assert other.text.lstrip().startswith('<section id="live"')
-    assert "1 message" in text_of(other)
+
+    name, html, other = visitor.event("/topic?name=Quiet", mark)
+    assert (name, other != mark) == ("page", True)
+    assert "1 message" in text_of(html)
+    assert "<h1>" not in html
+    assert "token" not in html
 
 
 def test_it_survives_a_broker_that_goes_away(tmp_path):
@@ -242,23 +266,21 @@ def test_it_survives_a_broker_that_goes_away(tmp_path):
     broker.start()
     with contextlib.closing(broker), ConsoleProcess(broker.names) as console:
         with Visitor(console.url) as visitor, Visitor(console.url) as late:
-            mark = re.search(r'"x-shown": "(\S+)"', visitor.get("/topics").text)[1]
+            mark = mark_of(visitor.get("/topics"))
             broker.kill()
 
-            away = visitor.get("/topics", headers={"x-shown": mark})
-            assert (away.status_code, "no server listens" in text_of(away)) == (200, True)
-            shown = re.search(r'"x-shown": "(away-\S+)"', away.text)[1]
-            assert visitor.get("/topics", headers={"x-shown": shown}).status_code == 204
+            name, html, away = visitor.event("/topics", mark)
+            assert (name, "no server listens" in text_of(html)) == ("page", True)
+            assert away.startswith("away-")
             first = late.get("/")
             assert (first.status_code, "tries again by itself" in text_of(first)) == (503, True)
-            seen = re.search(r'"x-shown": "(problem-\S+)"', first.text)[1]
-            assert late.get("/", headers={"x-shown": seen}).headers.get("hx-refresh") is None
+            assert mark_of(first).startswith("problem-")
 
             broker.start()
-            back = visitor.get("/topics", headers={"x-shown": shown})
-            assert "No topic exists yet" in text_of(back)
-            assert late.get("/", headers={"x-shown": seen}).headers["hx-refresh"] == "true"
-            assert "Nothing needs attention" in text_of(late.get("/"))
+            name, html, _ = visitor.event("/topics", away)
+            assert (name, "No topic exists yet" in text_of(html)) == ("page", True)
+            assert late.event("/", mark_of(first))[0] == "reload"
+            assert late.get("/").status_code == 200
         broker.stop()
 
 

@@ -5,28 +5,27 @@ import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.console_stage import TOKEN, text_of
+from tests.console_stage import TOKEN, text_of, visitor
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
-from txmq.console.app import CHANGES, PAGES, console_app
+from txmq.console.app import CHANGES, PAGES
 from txmq.console.attempts import FAILURES_MAX
 from txmq.console.request_checks import HEADERS
 from txmq.console.sessions import SESSION_S
-from txmq.console.settings import ConsoleSettings
+from txmq.console.settings import OutboxAddress
 from txmq.limits import CONSOLE_FORM_BYTES_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
 from txmq.protocol.properties import render
+from txmq.protocol.recall import RecallHandle, encode
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 
-ORIGIN = "http://localhost:8080"
 SECRET = "operator-secret"
 ACCOUNTS = """
 globalWhiteRemoteAddresses: []
@@ -40,7 +39,11 @@ TRUSTING = f"""{ACCOUNTS}
   whiteRemoteAddress: 127.0.0.1
 """
 FORMS = [change.path for change in CHANGES]
-FIELDS = "name=Orders&topic=Orders&to=latest&id=x&broker=broker-a&group=g&decision=commit"
+HANDLE = encode(RecallHandle("Orders", "broker-a", 1, "x"))
+FIELDS = (
+    "name=Orders&topic=Orders&to=latest&id=x&broker=broker-a&group=g&decision=commit&do=drain"
+    f"&member=m2&key=the-shop&queues=2&enabled=no&value=74&handle={HANDLE}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,20 +62,6 @@ class MovedClock(SystemClock):
 
     def monotonic(self):
         return SystemClock.monotonic() + self.moved_s
-
-
-@asynccontextmanager
-async def visitor(names, clock=None, **settings):
-    given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
-    app = console_app(ConsoleSettings(names=names, **given), clock)
-    transport = httpx.ASGITransport(app)
-    async with (
-        app._app.router.lifespan_context(app._app),
-        httpx.AsyncClient(
-            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
-        ) as client,
-    ):
-        yield client
 
 
 @asynccontextmanager
@@ -113,7 +102,7 @@ async def topics(client, credentials=None):
 
 def test_a_form_needs_the_token_of_its_visitor():
     async def main():
-        async with stage() as client:
+        async with stage(operator="ann") as client:
             page = await client.get("/topics")
             token = TOKEN.search(page.text)[1]
             fields = {"name": "Orders", "queues": "1"}
@@ -126,6 +115,8 @@ def test_a_form_needs_the_token_of_its_visitor():
             made = await client.post("/topics", data=fields | {"token": token})
             assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
             assert await topics(client) == ["Orders"]
+            # Without accounts, the name of whom the console acts for is all there is.
+            assert any('"operator":"ann"' in line for line in audit_of(client))
 
     asyncio.run(main())
 
@@ -375,8 +366,8 @@ def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
             await log_in(client)
             assert (await client.get("/")).status_code == 200
             clock.moved_s = SESSION_S
-            poll = await client.get("/", headers={"x-shown": "0"})
-            assert (poll.status_code, poll.headers["hx-refresh"]) == (204, "true")
+            stream = await client.get("/live", params={"page": "/", "shown": "0"})
+            assert (stream.status_code, "event: reload" in stream.text) == (200, True)
             assert (await client.get("/")).headers["location"] == "/login?next=%2F"
 
     asyncio.run(main())
@@ -470,6 +461,55 @@ async def send_half(names, message_id):
 def audit_of(client):
     files = [file for file in (client.data / "audit").rglob("*") if file.is_file()]
     return [line for file in files for line in file.read_text().splitlines()]
+
+
+def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client)
+            found = await client.get("/search?for=the-shop")
+            assert found.headers["location"] == "/access/account?key=the-shop"
+            client.cookies.clear()
+            await log_in(client, "the-shop", "the-shop-secret")
+            refused = await client.get("/search?for=operator")
+            assert refused.status_code == 403
+            assert "/access/account" not in refused.text
+
+    asyncio.run(main())
+
+
+OPERATORS_ONLY = (
+    "/outbox",
+    "/outbox/rows?name=bank",
+    "/outbox/row?name=bank&id=1",
+    "/reconciliation",
+    "/reconciliation/day?date=2026-03-31",
+    "/reconciliation/break?date=2026-03-31&id=x",
+)
+
+
+def test_outboxes_and_reports_are_for_administrators(tmp_path):
+    async def main():
+        bank = OutboxAddress("bank", f"sqlite:///{tmp_path}/bank.db")
+        async with stage(tmp_path, ACCOUNTS, outboxes=(bank,)) as client:
+            await log_in(client, "the-shop", "the-shop-secret")
+            token = TOKEN.search((await client.get("/")).text)[1]
+            for path in OPERATORS_ONLY:
+                refused = await client.get(path)
+                assert refused.status_code == 403, path
+                assert "for administrators" in text_of(refused)
+            fields = {"token": token, "reason": "x"}
+            skipped = await client.post("/outbox/skip?name=bank&id=1", data=fields)
+            assert skipped.status_code == 403
+
+            client.cookies.clear()
+            await log_in(client)
+            listed = text_of(await client.get("/outbox"))
+            assert "txmq_outbox does not exist" in listed
+            days = text_of(await client.get("/reconciliation"))
+            assert "start it with --reports" in days.lower()
+
+    asyncio.run(main())
 
 
 # Brokers of another make

@@ -96,3 +96,25 @@ async def answered(port, status):
             writer.close()
             if status in answer:
                 return
+
+
+def test_a_stop_does_not_wait_for_open_pages():
+    async def main():
+        streams = []
+        async with serving() as port:
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(
+                    PAGE.format(port)
+                    .replace("static/console.css", "live?page=/&shown=problem-x")
+                    .encode()
+                )
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+                streams.append((reader, writer))
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < server.STOP_S / 2
+        for reader, writer in streams:
+            await reader.read()
+            writer.close()
+
+    run(main)

@@ -277,7 +277,36 @@ def test_who_reads_a_balance_to_change_it_is_the_only_writer(books, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "statement", ["INSERT INTO transfers", "SELECT accounts", "INSERT INTO journal"]
+    ("step", "given", "most"),
+    [
+        (debit, (ORDER, NOON_MS), 3),
+        (pay_in, (Order("t", "B-1", "A-1", 5), NOON_MS), 3),
+        (settle, (Advice("t-1", Outcome.CREDITED), NOON_MS), 1),
+    ],
+)
+def test_a_booking_takes_few_statements(books, step, given, most):
+    """A transfer makes seven statements of its own in both banks, beside BEGIN and COMMIT."""
+    if step is settle:
+        books.do(debit, ORDER, NOON_MS, **HALF)
+    statements = []
+
+    async def count():
+        async with books.engine() as engine:
+            event.listen(
+                engine.sync_engine,
+                "before_cursor_execute",
+                lambda connection, cursor, text, *rest: statements.append(text),
+            )
+            async with AsyncSession(engine) as session, session.begin():
+                await step(session, *given, **(HALF if step is debit else {}))
+
+    run(count())
+
+    assert len(statements) <= most, statements
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO transfers", "UPDATE accounts", "INSERT INTO journal"]
 )
 def test_who_is_cancelled_within_a_statement_keeps_no_lock(books, tmp_path, statement):
     """SQLite keeps a connection that is closed with a statement of it still open, and its lock."""

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from tests.unit.client.client_stage import staged
@@ -46,6 +48,36 @@ async def test_a_broker_that_refuses_a_topic_keeps_no_other_from_it(stage):
     (note,) = caught.value.__notes__
     assert note.startswith("the change is in force at broker-b, broker-c, but not at broker-a;")
     assert caught.value.effect is Effect.MAYBE
+
+
+@staged(brokers=3)
+async def test_a_broker_that_refuses_a_change_keeps_no_other_from_it(stage):
+    stage.cluster.add_topic("T")
+    changes = {
+        "DELETE_TOPIC_IN_BROKER": lambda: stage.admin.delete_topic("T"),
+        "INVOKE_BROKER_TO_RESET_OFFSET": lambda: stage.admin.reset_offset("g", "T", 0),
+        "CLONE_GROUP_OFFSET": lambda: stage.admin.clone_offsets("g", "h", "T"),
+    }
+    for code, change in changes.items():
+        for broker in stage.cluster.brokers:
+            is_first = broker is stage.cluster.brokers[0]
+            answer = {"remark": "not here"} if is_first else {"body": b'{"offsetTable":{}}'}
+            setattr(
+                broker,
+                f"on_{code.lower()}",
+                partial(command.answer, code=16 if is_first else 0, **answer),
+            )
+
+        with pytest.raises(NoPermission, match="not here") as caught:
+            await change()
+
+        assert [broker for broker, _ in stage.cluster.codes(code)] == [
+            "broker-a", "broker-b", "broker-c",
+        ]  # fmt: skip
+        (note,) = caught.value.__notes__
+        assert note.startswith("the change is in force at broker-b, broker-c, but not at broker-a;")
+    # Clients still find the topic at the broker that keeps it.
+    assert stage.cluster.codes("DELETE_TOPIC_IN_NAMESRV") == []
 
 
 @staged(brokers=2)

@@ -36,9 +36,12 @@ REFUSED = {
     (HAND_OVER, "m33"): f"'m33' is not a member; members: {M1}, {M2}, {M3}; did you mean m3\\?",
     (HAND_OVER, "other"): f"'other' is not a member; members: {M1}, {M2}, {M3}$",
     (HAND_OVER, "m1"): f"{M1} leads already",
-    (HAND_OVER, "m4"): "m4 was removed by Li Na: its disk is slow; to let it follow again",
+    (
+        HAND_OVER,
+        "m4",
+    ): "m4 was removed from the set by Li Na: its disk is slow; to let it follow again",
     (REMOVE, "m1"): f"{M1} leads; have another member lead first",
-    (REMOVE, "m4"): "m4 was removed by Li Na",
+    (REMOVE, "m4"): "m4 was removed from the set by Li Na",
     (REJOIN, "m3"): "m3 was not removed; removed: m4",
     ("burn", "m3"): "'burn' is not an act on a set",
 }

@@ -94,6 +94,7 @@ def test_the_numbers_are_those_of_this_broker(serve):
 
         assert table["brokerVersion"] == "409"
         assert table["brokerVersionDesc"] == "V4_9_8"
+        assert table["txmqVersion"].count(".") == 2
         assert table["earliestMessageTimeStamp"] == str(first.stored_ms)
         assert table["bootTimestamp"] == str(stage.broker.started_ms)
         assert table["runtime"].startswith("[ 1 days, 1 hours, 1 minutes, ")

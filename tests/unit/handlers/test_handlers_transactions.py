@@ -29,6 +29,9 @@ from txmq.protocol.headers import (
     MessagePosition,
     NamedTransaction,
 )
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
+from txmq_broker.access.audit import read_audit
+from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher
 
 
@@ -356,6 +359,40 @@ def test_pages_of_what_is_parked_skip_none_that_was_parked_late():
         assert shown == ["LATE", "SOON"]
 
     in_lives(main, quick(check_max=1))
+
+
+def test_many_are_checked_again_with_few_requests_and_as_few_entries_of_the_audit(monkeypatch):
+    monkeypatch.setattr(handlers_transactions, "_RECHECKED_MAX", 2)
+
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await client.beat(producers=["busy", "idle"])
+        for number in range(5):
+            await prepare(client, unique=f"A{number}", group="busy")
+        await prepare(client, unique="B", group="idle")
+
+        async def recheck(**given):
+            header = RecheckTransactions(**given)
+            answer = await client.ok(RequestCode.RECHECK_TRANSACTIONS, header)
+            return answer.read(RecheckedTransactions)
+
+        pages = [await recheck(producer_group="busy")]
+        while pages[-1].next_offset >= 0:
+            start = pages[-1].next_offset
+            pages.append(await recheck(producer_group="busy", from_offset=start))
+
+        assert [page.rechecked for page in pages] == [2, 2, 1]
+        asked = [await client.heard(RequestCode.CHECK_TRANSACTION_STATE) for _ in range(5)]
+        assert [it.field_map()["transactionId"] for it in asked] == [f"A{n}" for n in range(5)]
+        assert await recheck(state="parked") == RecheckedTransactions(0, -1)
+        code = RequestCode.RECHECK_TRANSACTIONS
+        assert await client.code_of(code, RecheckTransactions(state="lost")) == 29
+        entries = list(read_audit(life.disk, pytest.fail))
+        assert [entry.fields.get("rechecked") for entry in entries[-5:]] == [*"2210", None]
+        assert entries[-5].fields["producerGroup"] == "busy"
+
+    in_lives(main, quick(timeout=60.0))
 
 
 def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent():

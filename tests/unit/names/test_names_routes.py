@@ -5,6 +5,7 @@ from txmq.errors import LimitExceeded, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
 from txmq_broker.names import routes as module
 from txmq_broker.names.routes import RouteRegistry
+from txmq_broker.services.long_answers import whole
 
 HERE = "the connection"
 A = "10.0.0.1:10911"
@@ -139,7 +140,7 @@ def test_a_route_handed_out_does_not_change_afterwards():
     table = known("T")
     route = table.route("T")
 
-    table.forbid_writing("broker-a")
+    whole(table.forbid_writing("broker-a"))
 
     assert route.queue_datas[0].perm == 6
 
@@ -150,7 +151,7 @@ def test_a_route_handed_out_does_not_change_afterwards():
 def test_topics_of_the_version_that_is_known_are_not_applied_again():
     """A broker registers every 30 s; what an operator changed here meanwhile must stay."""
     table = known("T")
-    table.forbid_writing("broker-a")
+    whole(table.forbid_writing("broker-a"))
 
     table.register(registration(), offer("T", "U"), HERE, 30.0)
 
@@ -161,7 +162,7 @@ def test_topics_of_the_version_that_is_known_are_not_applied_again():
 
 def test_topics_of_another_version_are_applied():
     table = known("T")
-    table.forbid_writing("broker-a")
+    whole(table.forbid_writing("broker-a"))
 
     table.register(registration(), offer("T", counter=2), HERE, 30.0)
 
@@ -468,8 +469,8 @@ def test_members_are_the_replicas_of_a_name():
 def test_the_permission_to_write_is_taken_from_all_topics_of_one_broker():
     table = two_clusters()
 
-    assert table.forbid_writing("broker-a") == 2
-    assert table.forbid_writing("none") == 0
+    assert whole(table.forbid_writing("broker-a")) == 2
+    assert whole(table.forbid_writing("none")) == 0
 
     assert queues(table, "T")["broker-a"].perm == 4
     assert queues(table, "U")["broker-a"].perm == 4
@@ -480,7 +481,7 @@ def test_taking_the_permission_leaves_the_others():
     """TBW102 must stay inheritable, or no topic could be made from it any more."""
     table = known("TBW102", perm=7)
 
-    table.forbid_writing("broker-a")
+    whole(table.forbid_writing("broker-a"))
 
     assert queues(table, "TBW102")["broker-a"].perm == 5
 
@@ -489,7 +490,7 @@ def test_giving_it_back_means_reading_and_writing_and_nothing_else():
     """Upstream sets 6, whatever it was."""
     table = known("TBW102", perm=7)
 
-    assert table.allow_writing("broker-a") == 1
+    assert whole(table.allow_writing("broker-a")) == 1
     assert queues(table, "TBW102")["broker-a"].perm == 6
 
 

@@ -1,4 +1,4 @@
-"""Create, change and remove the accounts of brokers."""
+"""List, create, change and remove the accounts of brokers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.protocol.account_headers import AccountChange, AccountName
+from txmq.protocol.bodies import Accounts
 from txmq.protocol.codes import RequestCode
 
 __all__ = ["AccountCalls"]
@@ -13,6 +14,19 @@ __all__ = ["AccountCalls"]
 
 class AccountCalls(ClusterCalls):
     """Requests about accounts. A name server of its own has a file of its own."""
+
+    async def accounts(self, broker: str) -> Accounts:
+        """The accounts of a broker without their secrets, and the addresses that need no account.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is a RocketMQ that cannot list accounts.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses, or has no accounts.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        answer = await self._session.request(address, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+        return Accounts.read(answer.body)
 
     async def put_account(
         self,

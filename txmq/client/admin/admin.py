@@ -11,6 +11,7 @@ from txmq.client.admin.dead_letters import DeadLetterCalls
 from txmq.client.admin.lookups import LookupCalls
 from txmq.client.admin.messages import MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
+from txmq.client.admin.operations import OperationCalls
 from txmq.client.admin.traffic import TrafficCalls
 from txmq.client.admin.transactions import TransactionCalls
 
@@ -26,6 +27,7 @@ class Admin(
     OffsetCalls,
     MessageCalls,
     LookupCalls,
+    OperationCalls,
     TransactionCalls,
 ):
     """Administrative requests to brokers and name servers, over an open session."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.errors import TransportError, UsageError
+from txmq.errors import UsageError
 from txmq.protocol import java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import NamedBroker, WritePermissionAnswer
@@ -82,7 +82,7 @@ class BrokerCalls(ClusterCalls):
         Raises:
             ConfigError: The broker is unknown.
             TransportError: A name server does not answer; a note names those that made the change.
-            BrokerRefused: A name server refuses; those before it made the change.
+            BrokerRefused: A name server refuses; likewise.
         """
         return await self._set_writing(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 
@@ -103,17 +103,11 @@ class BrokerCalls(ClusterCalls):
     async def _set_writing(self, broker: str, code: RequestCode) -> dict[str, int]:
         await self._masters(broker=broker)  # A name server answers 0 topics for any name.
         changed: dict[str, int] = {}
-        failed: TransportError | None = None
-        for address in self._session.names:
-            try:
-                answer = await self._session.request(address, code, NamedBroker(broker))
-            except TransportError as error:
-                failed = failed or error
-                continue
+
+        async def change(_: str, address: str) -> None:
+            answer = await self._session.request(address, code, NamedBroker(broker))
             count = answer.read(WritePermissionAnswer)
             changed[address] = (count.wipe_topic_count or 0) + (count.add_topic_count or 0)
-        if failed is not None:
-            if changed:
-                failed.add_note(f"the change is in force at {', '.join(changed)}; repeat it")
-            raise failed
+
+        await self._change_each({name: name for name in self._session.names}, change)
         return changed

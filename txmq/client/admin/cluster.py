@@ -49,15 +49,25 @@ class ClusterCalls:
         ]
         return sorted(found, key=lambda info: (info.cluster, info.name))
 
-    async def broker_stats(self, broker: str) -> dict[str, str]:
+    async def broker_stats(self, broker: str, *, replica: int = MASTER) -> dict[str, str]:
         """A broker's own statistics, under RocketMQ's names.
 
+        Args:
+            broker: The broker.
+            replica: The number of a replica that serves reads; by default the master.
+
         Raises:
-            ConfigError: No such broker is known.
+            ConfigError: No such broker or replica is known.
             TransportError: Name server or broker does not answer.
             BrokerRefused: The broker refuses.
         """
-        (address,) = (await self._masters(broker=broker)).values()
+        if replica == MASTER:
+            (address,) = (await self._masters(broker=broker)).values()
+        else:
+            replicas = {info.name: info.addresses for info in await self.cluster()}.get(broker, {})
+            if replica not in replicas:
+                raise ConfigError(f"the name server knows no replica {replica} of {broker!r}")
+            address = replicas[replica]
         answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return TextTable.read(answer.body).table
 
@@ -149,6 +159,30 @@ class ClusterCalls:
             BrokerRefused: The broker refuses for another reason.
         """
         return await self._change_set(broker, SetChange("rejoin", member, operator, reason))
+
+    async def hand_over(self, broker: str, member: str, *, reason: str, operator: str) -> str:
+        """Have the leader of a broker set hand over to a follower that is in sync.
+
+        The leader answers what it has accepted before it hands over, so nothing is lost. The call
+        returns when the store of the set has recorded the act, before the follower leads.
+
+        Args:
+            broker: The name of the set.
+            member: The member, by its whole name or the one in its settings.
+            reason: Why; the set keeps it.
+            operator: Who decides; the set keeps it.
+
+        Returns:
+            The whole name of the member.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The member is unknown.
+            IllegalOperation: It leads already, is not in sync, or the set has no coordinator.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        return await self._change_set(broker, SetChange("hand-over", member, operator, reason))
 
     async def _change_set(self, broker: str, change: SetChange) -> str:
         (address,) = (await self._masters(broker=broker)).values()

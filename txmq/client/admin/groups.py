@@ -228,17 +228,24 @@ class GroupCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        found: dict[str, list[bodies.ClientConnection]] = {}
+        found: dict[str, dict[str, values.ConnectedClient]] = {}
         for address in (await self._masters(cluster=cluster)).values():
             answer = await self._session.request(address, RequestCode.GET_ALL_PRODUCER_INFO)
             for group, producers in bodies.AllProducers.read(answer.body).data.items():
-                found.setdefault(group, []).extend(
-                    bodies.ClientConnection(
-                        producer.remote_ip, producer.client_id, producer.language, producer.version
+                for producer in producers:
+                    seen = values.ConnectedClient(
+                        producer.client_id,
+                        producer.remote_ip,
+                        producer.language,
+                        producer.version,
+                        producer.last_update_timestamp,
                     )
-                    for producer in producers
-                )
-        return {group: _clients(found[group]) for group in sorted(found)}
+                    # A client has one connection to each broker; count it once.
+                    found.setdefault(group, {}).setdefault(seen.id, seen)
+        return {
+            group: tuple(found[group][name] for name in sorted(found[group]))
+            for group in sorted(found)
+        }
 
 
 def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.client.session import Session
+from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, NotFound
 from txmq.message import Queue, QueueOffset
@@ -27,11 +27,8 @@ TO_THE_END: Final = -1
 """The time that stands for "behind the last message" when offsets are reset."""
 
 
-class OffsetCalls:
+class OffsetCalls(ClusterCalls):
     """Requests about offsets."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     async def max_offset(self, queue: Queue) -> QueueOffset:
         """The offset the next message of a queue will have.
@@ -111,13 +108,15 @@ class OffsetCalls:
 
         Raises:
             TopicNotFound: No broker has the topic.
-            TransportError: A broker does not answer; the brokers before it have done it.
-            BrokerRefused: A broker refuses; the brokers before it have done it.
+            TransportError: A broker does not answer. All others were asked as well: if some moved
+                the group, a note of the error names them, and its effect is MAYBE.
+            BrokerRefused: A broker refuses; likewise.
         """
         route = await self._session.fresh_route(topic)
         moved: dict[Queue, QueueOffset] = {}
         header = ResetOffset(topic, group, time_ms, force)
-        for broker in route.brokers:
+
+        async def reset(broker: str, _: str) -> None:
             try:
                 answer = await self._session.request(
                     route.master(broker), RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
@@ -127,11 +126,13 @@ class OffsetCalls:
                     if queue.broker == broker:
                         moved[queue] = await self._target(group, queue, time_ms, force=force)
                         await self.commit_offset(group, queue, moved[queue])
-                continue
+                return
             table = read_queue_map(answer.body, "offsetTable", int)
             for wire_queue, offset in table.items():
                 queue = Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)
                 moved[queue] = QueueOffset(offset)
+
+        await self._change_each(dict.fromkeys(route.brokers, ""), reset)
         return dict(sorted(moved.items()))
 
     async def plan_reset(
@@ -187,14 +188,16 @@ class OffsetCalls:
 
         Raises:
             TopicNotFound: No broker has the topic.
-            TransportError: A broker does not answer; the brokers before it have done it.
-            BrokerRefused: A broker refuses; the brokers before it have done it.
+            TransportError, BrokerRefused: As for :meth:`reset_offset`.
         """
         route = await self._session.fresh_route(topic)
         header = CloneOffset(source, target, topic, offline=True)
-        for broker in route.brokers:
-            address = route.master(broker)
-            await self._session.request(address, RequestCode.CLONE_GROUP_OFFSET, header)
+        await self._change_each(
+            dict.fromkeys(route.brokers, ""),
+            lambda broker, _: self._session.request(
+                route.master(broker), RequestCode.CLONE_GROUP_OFFSET, header
+            ),
+        )
 
     async def _target(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
         if time_ms == TO_THE_END:

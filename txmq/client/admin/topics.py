@@ -149,14 +149,17 @@ class TopicCalls(ClusterCalls):
 
         Raises:
             TopicNotFound: No broker has it.
-            TransportError: A server does not answer; others may have removed it.
-            BrokerRefused: A server refuses; others may have removed it.
+            TransportError: A server does not answer. All other brokers were asked as well: if some
+                removed the topic, a note of the error names them, and its effect is MAYBE.
+            BrokerRefused: A server refuses; likewise.
         """
         route = await self._session.fresh_route(name)
-        for broker in sorted(route.addresses):
-            await self._session.request(
+        await self._change_each(
+            dict.fromkeys(sorted(route.addresses), ""),
+            lambda broker, _: self._session.request(
                 route.master(broker), RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(name)
-            )
+            ),
+        )
         await self._session.tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicHeader(name))
         self._session.remove(name)
 

@@ -5,22 +5,36 @@ Only txmq brokers support these requests; Apache RocketMQ answers "not supported
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
 from typing import Final, Literal, NamedTuple
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.client.received_message import received
-from txmq.client.values import OpenTransaction
-from txmq.errors import NotFound, TransportError, UsageError
+from txmq.client.received_message import opened, received
+from txmq.client.values import (
+    CheckReport,
+    OpenTransaction,
+    TransactionDecision,
+    TransactionReport,
+)
+from txmq.errors import NotFound, RequestNotSupported, TransportError, UsageError
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import DecideTransaction, ListTransactions, NamedTransaction
+from txmq.protocol.headers import (
+    DecideTransaction,
+    ListTransactions,
+    NamedTransaction,
+)
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq.protocol.record import unpack
+from txmq.protocol.transaction_history import TransactionHistory
 
 __all__ = ["TransactionCalls"]
 
 _PAGE: Final = 500
+_ALL: Final = 10_000_000
+"""More transactions than a broker holds open."""
 
 
 class TransactionCalls(ClusterCalls):
@@ -130,15 +144,150 @@ class TransactionCalls(ClusterCalls):
         header = NamedTransaction(name)
         await self._session.request(address, RequestCode.RECHECK_TRANSACTION, header)
 
-    async def _holder(self, name: str, broker: str | None, cluster: str | None) -> _Holder:
+    async def recheck_transactions(
+        self,
+        *,
+        state: str = "",
+        group: str = "",
+        broker: str | None = None,
+        cluster: str | None = None,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> dict[str, int]:
+        """Make brokers check many open transactions now, each with a full number of checks.
+
+        A broker's audit has one entry for up to 10,000 of them. A txmq broker that is too old for
+        this request receives one request for each transaction.
+
+        Args:
+            state: Only ``prepared`` ones, or only ``parked`` ones.
+            group: Only transactions of this producer group.
+            broker: The broker to ask; by default, all of the cluster.
+            cluster: The cluster, if there are several.
+            on_progress: Called with the number of transactions of each answer.
+
+        Returns:
+            The number of transactions that each broker checks, by broker.
+
+        Raises:
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            InvalidParameter: The state is neither of the two.
+            RequestNotSupported: A broker is not a txmq broker.
+            TransportError: A broker does not answer. All others were asked as well: a note of the
+                error names them.
+            BrokerRefused: A broker refuses; likewise.
+        """
+        counts: dict[str, int] = {}
+
+        async def recheck(name: str, address: str) -> None:
+            counts[name] = 0
+            try:
+                async for count in self._recheck_pages(address, state, group):
+                    note(name, count)
+            except RequestNotSupported:
+                async for count in self._recheck_singly(name, state, group, cluster):
+                    note(name, count)
+
+        def note(name: str, count: int) -> None:
+            counts[name] += count
+            if on_progress is not None:
+                on_progress(count)
+
+        await self._change_each(await self._masters(broker=broker, cluster=cluster), recheck)
+        return counts
+
+    async def _recheck_pages(
+        self, address: str, state: str, group: str
+    ) -> AsyncGenerator[int, None]:
+        start = 0
+        while True:
+            header = RecheckTransactions(state, group, start)
+            answer = await self._session.request(address, RequestCode.RECHECK_TRANSACTIONS, header)
+            found = answer.read(RecheckedTransactions)
+            yield found.rechecked
+            if found.next_offset <= start:
+                return
+            start = found.next_offset
+
+    async def _recheck_singly(
+        self, broker: str, state: str, group: str, cluster: str | None
+    ) -> AsyncGenerator[int, None]:
+        known = await self.transactions(
+            state=state, group=group, limit=_ALL, broker=broker, cluster=cluster
+        )
+        for transaction in known:
+            name = transaction.id or transaction.offset_id
+            try:
+                await self.recheck_transaction(name, broker=broker, cluster=cluster)
+            except NotFound:
+                continue  # It was decided meanwhile.
+            yield 1
+
+    async def transaction_report(
+        self, name: str, *, broker: str | None = None, cluster: str | None = None
+    ) -> tuple[TransactionReport, ReceivedMessage]:
+        """What a broker knows about a transaction, open or decided, and its half message.
+
+        Brokers know a decided transaction by the id of its half message or of its visible message
+        while the log has them. They remember the ids of the latest 131,072 transactions.
+
+        Args:
+            name: The id of the transaction, of its half message, or of its visible message.
+            broker: The broker that has it; by default, the call queries all of the cluster.
+            cluster: The cluster, if there are several.
+
+        Raises:
+            NotFound: No broker knows the transaction.
+            UsageError: Several brokers know one: the producer retried on another broker.
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            RequestNotSupported: A broker is not a txmq broker, or an older one.
+            TransportError: A broker does not answer, and the others do not know it.
+            BrokerRefused: A broker refuses.
+        """
+        code = RequestCode.SHOW_TRANSACTION_HISTORY
+        try:
+            found = await self._holder(name, broker, cluster, code)
+        except NotFound as error:
+            raise NotFound(
+                f"no broker knows a transaction {name}; if it was decided long ago, name its topic "
+                "or the id of its half message"
+            ) from error
+        shown = TransactionHistory.read(found.answer.field_map()["history"].encode())
+        report = TransactionReport(
+            transaction=_value(shown.transaction, found.broker),
+            born_ms=shown.born_ms,
+            address=shown.born_host,
+            decisions=tuple(
+                TransactionDecision(
+                    item.kind, item.source, item.at_ms, item.reason, item.offset_msg_id
+                )
+                for item in shown.decisions
+            ),
+            checks=tuple(
+                CheckReport(
+                    item.asked_ms, item.client_id, item.address, item.answer, item.answered_ms
+                )
+                for item in shown.checks
+            ),
+            check_max=shown.check_max,
+            next_check_ms=shown.next_check_ms,
+            waits_for_producer=shown.waits_for_producer,
+            producers=shown.producers,
+        )
+        return report, opened(unpack(found.answer.body)[0], found.broker)
+
+    async def _holder(
+        self,
+        name: str,
+        broker: str | None,
+        cluster: str | None,
+        code: RequestCode = RequestCode.SHOW_TRANSACTION,
+    ) -> _Holder:
         masters = await self._masters(broker=broker, cluster=cluster)
         holders: list[_Holder] = []
         silent: dict[str, TransportError] = {}
         for broker_name, address in masters.items():
             try:
-                answer = await self._session.request(
-                    address, RequestCode.SHOW_TRANSACTION, NamedTransaction(name)
-                )
+                answer = await self._session.request(address, code, NamedTransaction(name))
             except NotFound:
                 continue
             except TransportError as error:

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from traceback import format_exception_only
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
+from txmq.client.consume.handler_arguments import arguments_of, signature_of
+from txmq.client.middleware import ReceiveChain
 from txmq.client.observe.hooks import HandlerHooks
-from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
+from txmq.client.observe.worker_process import AfterVerdict
+from txmq.errors import KeyConflict, KeyInProgress, PayloadInvalid, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
 from txmq.runtime.tasks import Threads
@@ -33,7 +36,11 @@ NOTICE_S: Final = 1.0
 """How long a stop waits for handlers before the log says so."""
 
 Verdict: TypeAlias = Later | None
-MessageHandler: TypeAlias = Callable[[ReceivedMessage], Awaitable[Verdict] | Verdict]
+MessageHandler: TypeAlias = (
+    Callable[[Any], Awaitable[Verdict] | Verdict]
+    | Callable[[Any, Any], Awaitable[Verdict] | Verdict]
+)
+"""A function of the message, its body as a declared type, or both."""
 BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict] | Verdict]
 
 
@@ -41,23 +48,42 @@ class BoundHandler:
     """An awaitable handler: a plain function runs in one of the consumer's threads.
 
     Raises:
-        UsageError: It cannot be called with messages alone.
+        UsageError: It cannot be called with messages or their bodies, or declares a type that
+            cannot be read.
     """
 
     def __init__(self, handler: Callable[..., object], *, takes_batch: bool) -> None:
-        _check(handler)
+        _check(handler, takes_batch=takes_batch)
         self.takes_batch = takes_batch
+        self._arguments = None if takes_batch else arguments_of(handler)
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
         self._threads: Threads | None = None
         self._hooks: HandlerHooks | None = None
+        self._chain: ReceiveChain | None = None
+        self._observe: Callable[[Sequence[ReceivedMessage]], AfterVerdict] | None = None
         self._failures: dict[str, str] = {}
 
-    def open(self, threads: Threads, hooks: HandlerHooks | None = None) -> None:
-        """Set the pool for plain functions, and the hooks."""
+    def open(
+        self,
+        threads: Threads,
+        hooks: HandlerHooks | None = None,
+        chain: ReceiveChain | None = None,
+        observe: Callable[[Sequence[ReceivedMessage]], AfterVerdict] | None = None,
+    ) -> None:
+        """Prepare it for calls.
+
+        Args:
+            threads: The pool for plain functions.
+            hooks: Observe its calls.
+            chain: The middleware around it; batches have none.
+            observe: Called before the messages are handled; the result receives the verdict.
+        """
         self._threads = threads
         self._hooks = hooks
+        self._chain = None if self.takes_batch else chain
+        self._observe = observe
 
     def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
         """Handle these messages; exactly one, unless the handler takes batches."""
@@ -66,10 +92,17 @@ class BoundHandler:
         return self._call(messages)
 
     def _call(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
-        given = messages if self.takes_batch else messages[0]
-        return self._handler(given) if self.is_async else self._in_thread(given)
+        if self._chain is not None:
+            return self._chain.receive(messages[0], self._call_one)
+        if self.takes_batch:
+            return self._handler(messages) if self.is_async else self._in_thread((messages,))
+        return self._call_one(messages[0])
 
-    async def _in_thread(self, given: object) -> Verdict:
+    def _call_one(self, message: ReceivedMessage) -> Awaitable[Verdict]:
+        given = (message,) if self._arguments is None else self._arguments(message)
+        return self._handler(*given) if self.is_async else self._in_thread(given)
+
+    async def _in_thread(self, given: tuple[object, ...]) -> Verdict:
         assert self._threads is not None, "the consumer is running"
         # The thread runs in the caller's context, as with asyncio.to_thread: it contains traces.
         context, is_wanted = copy_context(), True
@@ -87,7 +120,21 @@ class BoundHandler:
 
     async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
         """Handle these messages; a failure counts as ``Later()``."""
+        if self._observe is None:
+            return (await self._judge(messages))[0]
+        after = self._observe(messages)
+        verdict: Verdict = Later()
+        has_failed = True
+        try:
+            verdict, has_failed = await self._judge(messages)
+        finally:
+            after(verdict, has_failed)
+        return verdict
+
+    async def _judge(self, messages: Sequence[ReceivedMessage]) -> tuple[Verdict, bool]:
+        """The verdict, and whether the handler failed."""
         verdict: object = Later()
+        has_failed = False
         try:
             verdict = cast("object", await self(messages))
         except asyncio.CancelledError:
@@ -96,6 +143,7 @@ class BoundHandler:
                 raise
             # This task is not cancelled, but something that the handler awaited.
             log.exception("a handler was cancelled with %s", named(messages))
+            has_failed = True
             verdict = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
@@ -103,11 +151,13 @@ class BoundHandler:
             # Not a failure: the message is only postponed.
             log.info("%s comes again later: %s", named(messages), error)
             verdict = Later(reason=str(error))
-        except KeyConflict as error:
+        except (KeyConflict, PayloadInvalid) as error:
+            has_failed = True
             log.warning("%s is put with the dead letters: %s", named(messages), error)
             verdict = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
             # Includes BaseException, which would end the worker.
+            has_failed = True
             reason = "".join(format_exception_only(error)).strip()
             self._log_failure(messages, reason)
             verdict = Later(reason=reason)
@@ -116,8 +166,8 @@ class BoundHandler:
             # The handler swallowed the cancellation; its verdict comes too late.
             raise asyncio.CancelledError
         if verdict is Later:
-            return Later()  # A verdict class without brackets does not mean "consumed".
-        return verdict if isinstance(verdict, Later) else None
+            verdict = Later()  # A verdict class without brackets does not mean "consumed".
+        return verdict if isinstance(verdict, Later) else None, has_failed
 
     def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
         """Log one line for each attempt, with a traceback if the failure is new."""
@@ -130,24 +180,26 @@ class BoundHandler:
         log.error("a handler failed with %s: %s", named(messages), line, exc_info=is_new)
 
 
-def _check(handler: Callable[..., object]) -> None:
+def _check(handler: Callable[..., object], *, takes_batch: bool) -> None:
     # Computed now, not for every message.
     name = getattr(handler, "__qualname__", repr(handler))
     if not callable(handler):
         raise UsageError(f"a handler is a function, not {name}")
+    if not takes_batch:
+        return  # The arguments of a single message are checked where they are made.
     try:
-        inspect.signature(handler).bind(object())
+        signature_of(handler).bind(object())
     except TypeError as error:
-        raise UsageError(f"{name} is called with what has come, and nothing else: {error}") from (
-            error
-        )
+        raise UsageError(f"{name} is called with a batch, and nothing else: {error}") from error
     except ValueError:
         return  # Some built-in functions have no signature.
 
 
-def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitable[Verdict]:
+def _call(
+    handler: Callable[..., Awaitable[Verdict]], given: tuple[object, ...]
+) -> Awaitable[Verdict]:
     try:
-        return handler(given)
+        return handler(*given)
     except StopIteration as error:
         # A future cannot hold StopIteration: a caller that awaits the thread would wait for ever.
         raise RuntimeError("a handler raised StopIteration") from error

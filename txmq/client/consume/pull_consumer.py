@@ -207,6 +207,16 @@ class PullConsumer(Lifecycle):
         self.end()
         await self._closing.aclose()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it runs."""
+        return self._assignment is not None
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client that it shares with others, if it does."""
+        return () if self._is_own else (self.client,)
+
     def end(self) -> None:
         """Stop delivering: an iteration ends, a waiting poll returns an empty list.
 
@@ -268,6 +278,8 @@ class PullConsumer(Lifecycle):
         while not buffer.is_closed:
             messages = buffer.take()
             if messages:
+                if (telemetry := self.client.settings.telemetry) is not None:
+                    telemetry.metrics.count_polled(self.group, messages)
                 return messages
             await buffer.wait()
         return []

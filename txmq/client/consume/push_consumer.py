@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
@@ -18,10 +20,12 @@ from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
 from txmq.client.consume.returns import Returns
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
 from txmq.client.lifecycle import Lifecycle
+from txmq.client.middleware import ReceiveChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import HandlerHook, HandlerHooks
 from txmq.client.observe.message_trace import HandlerTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.observe.worker_process import CURRENT
 from txmq.client.send.producer import Producer
 from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings, settings_or
 from txmq.errors import UsageError
@@ -58,6 +62,9 @@ class PushConsumer(Lifecycle):
 
         async with consumer:
             await consumer.wait()
+
+    A handler may declare the type of the body instead: ``async def bill(order: Order)``, or both,
+    ``(order: Order, message: ReceivedMessage)``. A body that does not fit is a dead letter.
 
     A handler that returns has consumed its message. One that raises or returns :class:`Later`
     receives it again later. Delivery is at least once. Plain functions run in threads, ``async``
@@ -116,7 +123,8 @@ class PushConsumer(Lifecycle):
                 conditions.
 
         Raises:
-            UsageError: The topic has a handler, or the consumer is running.
+            UsageError: The topic has a handler, the consumer is running, or the handler declares a
+                type that cannot be read.
             LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
 
@@ -180,13 +188,18 @@ class PushConsumer(Lifecycle):
             await self._stop()
 
     async def _start(self) -> None:
-        client, settings = self.client, self.settings
+        client, worker = self.client, CURRENT.get()
+        if worker is not None:
+            self.settings = replace(self.settings, stop_s=worker.stop_s)
+        settings = self.settings
         self._stopped = asyncio.Event()
         self._version = client.session.clock.wall_ms()
         self._threads = Threads(f"txmq-{self.group}", settings.concurrency)
         hooks = await self._open_hooks()
+        chain = ReceiveChain.of(client.middlewares)
+        observe = None if worker is None else partial(worker.observer.before, self.group)
         for handler in self._handlers.values():
-            handler.open(self._threads, hooks)
+            handler.open(self._threads, hooks, chain, observe)
         self._runner = self._make_runner()
         self._assignment = QueueAssignment(client, self.group, settings, self._runner)
         self._assignment.subscriptions = self._wanted()
@@ -209,6 +222,7 @@ class PushConsumer(Lifecycle):
         if telemetry is not None:
             about = self.group, self.client.id
             hooks.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
+            hooks.append(telemetry.metrics.of_consumer(self.group, session.clock))
         return HandlerHooks(hooks) if hooks else None
 
     async def _close_hooks(self) -> None:
@@ -260,6 +274,21 @@ class PushConsumer(Lifecycle):
         self._assignment = self._runner = self._threads = None
         if self._stopped is not None:
             self._stopped.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it runs."""
+        return self._assignment is not None
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client that it shares with others, if it does."""
+        return () if self._is_own else (self.client,)
+
+    @property
+    def subscriptions(self) -> Sequence[TopicSubscription]:
+        """What its handlers consume."""
+        return list(self._subscriptions.values())
 
     async def wait(self) -> None:
         """Return once the consumer has stopped; for programs that only consume.

@@ -209,6 +209,16 @@ class ScheduledPull(Lifecycle):
         self._stopped = asyncio.Event()
         return self
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it runs."""
+        return self._puller.is_open
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client that it shares with others, if it does."""
+        return self._puller.needs
+
     async def __aexit__(self, *ending: object) -> None:
         if not self._puller.client.session.owner.is_current:
             return

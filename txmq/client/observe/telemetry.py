@@ -1,11 +1,11 @@
-"""OpenTelemetry: spans of sends and handlers, joined by the context in message properties.
+"""OpenTelemetry: spans of sends and handlers, joined by the context in message properties; metrics.
 
 A :class:`Telemetry` in a client's settings turns it on for all its producers and consumers::
 
     settings = ClientSettings(telemetry=Telemetry.if_installed())
 
 This module is the only one that imports ``opentelemetry``, and only when a ``Telemetry`` is made.
-Without one there are no spans, and messages are unchanged.
+Without one there are no spans and no metrics, and messages are unchanged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from txmq.client.observe.client_metrics import ClientMetrics
 from txmq.client.observe.hooks import (
     AfterCheck,
     AfterEnd,
@@ -26,11 +27,12 @@ from txmq.client.observe.hooks import (
     TransactionHook,
 )
 from txmq.client.values import SendResult
-from txmq.errors import ConfigError
+from txmq.extras import named_extra
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol.properties import SHARDING_KEY, TRANSACTION
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Span, TracerProvider
 
@@ -42,26 +44,29 @@ _STATE: Final = "txmq.transaction.state"
 
 
 class Telemetry:
-    """The destination of spans, and the propagation of their context.
+    """The destination of spans and metrics, and the propagation of the spans' context.
 
     Args:
         provider: Creates spans; by default, the program's global provider.
         propagator: Writes and reads a message's properties; by default, the program's global one,
             usually W3C ``traceparent`` and ``tracestate``.
+        meter_provider: Creates metrics; by default, the program's global provider.
 
     Raises:
         ConfigError: ``opentelemetry-api`` is not installed.
     """
 
     def __init__(
-        self, provider: TracerProvider | None = None, propagator: TextMapPropagator | None = None
+        self,
+        provider: TracerProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+        *,
+        meter_provider: MeterProvider | None = None,
     ) -> None:
-        try:
-            from opentelemetry import context, propagate, trace
-        except ImportError as error:
-            raise ConfigError(
-                "telemetry needs opentelemetry-api, which comes with txmq[console]"
-            ) from error
+        with named_extra():
+            from opentelemetry import context, metrics, propagate, trace
+        self.metrics = ClientMetrics(metrics.get_meter("txmq", meter_provider=meter_provider))
+        """The metrics of all producers and consumers with this telemetry."""
         self._trace = trace
         self._context = context
         self._propagator = propagator or propagate.get_global_textmap()

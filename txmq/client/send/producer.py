@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
 from txmq.client.lifecycle import Lifecycle
+from txmq.client.middleware import SendChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import SendHook, SendHooks
 from txmq.client.observe.message_trace import SendTrace
@@ -76,6 +77,7 @@ class Producer(Lifecycle):
         self._requester = Requester(self.client, group, chosen)
         self._hooks: SendHooks | None = None
         self._tracer: Tracer | None = None
+        self._chain: SendChain | None = None
 
     async def __aenter__(self) -> Self:
         if self._sender is not None:
@@ -105,7 +107,10 @@ class Producer(Lifecycle):
         telemetry = self.client.settings.telemetry
         if telemetry is not None and self.settings is not TRACE_SETTINGS:
             hooks.append(telemetry.of_producer(self.group, self.client.id))
+            hooks.append(telemetry.metrics.of_producer(self.group, pending.clock))
         self._hooks = SendHooks(hooks) if hooks else None
+        if self.settings is not TRACE_SETTINGS:
+            self._chain = SendChain.of(self.client.middlewares)
 
     async def __aexit__(
         self,
@@ -127,6 +132,16 @@ class Producer(Lifecycle):
             at_last.callback(self._requester.close)
             if sender is not None:
                 await sender.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return self._sender is not None
+
+    @property
+    def needs(self) -> Sequence[Lifecycle]:
+        """The client that it shares with others, if it does."""
+        return () if self._is_own else (self.client,)
 
     # A member of its group
 
@@ -160,6 +175,12 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused; likewise.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        if self._chain is not None:
+            self._open()
+            return await self._chain.send(self._send, message, queue)
+        return await self._send(message, queue)
+
+    async def _send(self, message: Message, queue: Queue | None) -> SendResult:
         sender = self._open()
         if self._hooks is not None:
             return await self._hooks.send(sender.send, message, queue)
@@ -171,13 +192,21 @@ class Producer(Lifecycle):
         """Send a message and return at once; the future holds the result of :meth:`send`.
 
         If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer of
-        a broker is final. With ``linger_s`` it is retried as by :meth:`send`.
+        a broker is final. With ``linger_s`` it is retried as by :meth:`send`. With middleware, all
+        errors are in the future.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large, or ``in_flight_bytes_max`` is already in flight.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        if self._chain is not None:
+            self._open()
+            work = self._chain.send(self._send_nowait, message, queue)
+            return self._chain.send_nowait(work)
+        return self._send_nowait(message, queue)
+
+    def _send_nowait(self, message: Message, queue: Queue | None) -> asyncio.Future[SendResult]:
         sender = self._open()
         if self._hooks is not None:
             return self._hooks.send_nowait(sender.send_nowait, message, queue)
@@ -193,6 +222,13 @@ class Producer(Lifecycle):
             BrokerRefused: There is no such topic, or it cannot be written to.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        if self._chain is not None:
+            self._open()
+            await self._chain.send_oneway(self._send_oneway, message, queue)
+        else:
+            await self._send_oneway(message, queue)
+
+    async def _send_oneway(self, message: Message, queue: Queue | None) -> None:
         sender = self._open()
         if self._hooks is not None:
             await self._hooks.send_oneway(sender.send_oneway, message, queue)
@@ -218,6 +254,14 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused the first.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
+        if self._chain is not None:
+            self._open()
+            return await self._chain.send_batch(self._send_batch, messages, queue)
+        return await self._send_batch(messages, queue)
+
+    async def _send_batch(
+        self, messages: Sequence[Message], queue: Queue | None
+    ) -> list[SendResult]:
         sender = self._open()
         if self._hooks is not None:
             return await self._hooks.send_batch(sender.send_batch, messages, queue)

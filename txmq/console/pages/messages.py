@@ -1,52 +1,129 @@
-"""Messages found by key, id or place, and shown with their traces."""
+"""Messages found by key, id, place or time, and shown with a line of time."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from txmq.cli.message import find_traces
+from txmq.cli.message_scan import MessageScan, ScanWish, scan_messages
+from txmq.cli.moments import moment_ms
 from txmq.cli.traces import HEADINGS, trace_row
-from txmq.console.body_view import body_view
+from txmq.console.body_view import body_view, first_line
 from txmq.console.markup import link
+from txmq.console.trace_bars import WIDTH, time_line
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RemoteProtocolError, TopicNotFound, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
-from txmq.message import ReceivedMessage
+from txmq.message import Queue, ReceivedMessage
+from txmq.protocol import properties
 from txmq.protocol.record import split_offset_id
 
-__all__ = ["PAGES"]
+__all__ = ["PAGES", "message_at"]
+
+_WAYS: Final = ("key", "id", "place", "time")
+
+
+class MessageLine(NamedTuple):
+    """A row of a list of messages."""
+
+    message: ReceivedMessage
+    size: int
+    preview: str
+
+
+class SearchFields(NamedTuple):
+    """What the visitor typed."""
+
+    topic: str
+    by: str
+    wanted: str
+    queue: str
+    since: str
+    until: str
+    cursor: str
 
 
 async def show_search(visit: Visit) -> PageContent:
-    """Find messages."""
-    topic, by, wanted = visit.text("topic"), visit.text("by") or "key", visit.text("wanted")
-    found: list[ReceivedMessage] = []
-    if wanted:
-        found = await _found(visit, topic, by, wanted)
+    """Find messages by key, id or place, or list those of a topic by time."""
+    names = SearchFields._fields[2:]
+    fields = SearchFields(
+        visit.text("topic"), visit.text("by") or "key", *(visit.text(name) for name in names)
+    )
+    if fields.by not in _WAYS:
+        raise UsageError(f"messages are found by key, id, place or time, not by {fields.by!r}")
+    scan = MessageScan([], 0, "")
+    rows: list[MessageLine] = []
+    is_asked = bool(fields.wanted)
+    if fields.by == "time":
+        is_asked = bool(fields.topic)
+        if is_asked:
+            scan = await _scan(visit, fields)
+            rows = [
+                MessageLine(found.message, found.size, first_line(found.message.body))
+                for found in scan.messages
+            ]
+    elif is_asked:
+        found = await _found(visit, fields.topic, fields.by, fields.wanted)
+        rows = [
+            MessageLine(message, len(message.body), first_line(message.body))
+            for message in reversed(found)
+        ]
+    shown = fields._asdict() | {"cursor": ""}
     values = {
-        "title": "Messages",
-        "topic": topic,
-        "by": by,
-        "wanted": wanted,
-        "rows": found[-CONSOLE_ROWS:],
-        "has_more": len(found) > CONSOLE_ROWS,
+        "title": "Find a message",
+        "fields": fields,
+        "ways": _WAYS,
+        "is_asked": is_asked,
+        "rows": rows[:CONSOLE_ROWS],
+        "has_more": len(rows) > CONSOLE_ROWS,
+        "scan": scan,
+        # A long scan is not repeated by itself.
+        "is_still": fields.by == "time" and bool(fields.cursor or fields.wanted),
+        "newest": link("/messages", **shown),
+        "older": link("/messages", **(shown | {"cursor": scan.next})),
     }
     return PageContent("messages.html", values)
 
 
+async def _scan(visit: Visit, fields: SearchFields) -> MessageScan:
+    wish = ScanWish(
+        topic=fields.topic,
+        queue=_queue(fields.topic, fields.queue) if fields.queue else None,
+        since_ms=max(0, _moment(visit, fields.since)) if fields.since else 0,
+        until_ms=_moment(visit, fields.until) if fields.until else None,
+        contains=fields.wanted,
+    )
+    return await scan_messages(visit.admin, wish, CONSOLE_ROWS, fields.cursor)
+
+
+def _moment(visit: Visit, text: str) -> int:
+    now_ms = visit.clock.wall_ms()
+    try:
+        moment = moment_ms(text, now_ms)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a moment; write {error}") from error
+    return now_ms if moment < 0 else moment
+
+
+def _queue(topic: str, text: str) -> Queue:
+    broker, _, number = text.rpartition(":")
+    if not broker or not number.isdecimal() or len(number) > 9:
+        raise UsageError(f"{text!r} is not a queue; write broker:number, as in broker-a:0")
+    return Queue(topic, broker, int(number))
+
+
 async def _found(visit: Visit, topic: str, by: str, wanted: str) -> list[ReceivedMessage]:
+    """The messages, oldest first."""
     if by == "place":
-        return [await _message_at(visit, wanted)]
+        return [await message_at(visit, wanted)]
     if not topic:
-        raise UsageError("a key or an id is searched in a topic; fill in the topic")
+        raise UsageError(f"messages are searched by {by} in a topic; fill in the topic")
     if by == "id":
         return [await visit.admin.find(topic, wanted)]
-    if by != "key":
-        raise UsageError(f"messages are found by key, id or place, not by {by!r}")
     return await visit.admin.query(topic, wanted, count=CONSOLE_ROWS + 1)
 
 
-async def _message_at(visit: Visit, place: str) -> ReceivedMessage:
+async def message_at(visit: Visit, place: str) -> ReceivedMessage:
     """The message at a place, from a broker of this cluster.
 
     A place has the address of a server. The console sends a signed request to no other server.
@@ -65,8 +142,14 @@ async def _message_at(visit: Visit, place: str) -> ReceivedMessage:
 
 
 async def show_one(visit: Visit) -> PageContent:
-    """Show one message with its traces."""
-    message = await _message_at(visit, visit.required("place"))
+    """Show one message, by its place or by topic and id, with its line of time."""
+    topic = visit.text("topic")
+    if topic and not visit.text("place"):
+        message = await visit.admin.find(topic, visit.required("id"))
+        where = {"topic": topic, "id": visit.text("id")}
+    else:
+        message = await message_at(visit, visit.required("place"))
+        where = {"place": visit.text("place")}
     problem = ""
     try:
         traces = await find_traces(visit.admin, message.topic, message.id)
@@ -74,14 +157,17 @@ async def show_one(visit: Visit) -> PageContent:
         traces = []  # No client of this cluster leaves traces.
     except TxmqError as error:
         traces, problem = [], str(error).strip()
-    values = {
+    is_transaction = message.properties.get(properties.TRANSACTION) == "true"
+    values: dict[str, Any] = {
         "title": "Message",
         "message": message,
+        "is_transaction": is_transaction,
         "body": body_view(message.body, visit.text("as")),
         "body_link": {
-            form: link("/message", place=visit.text("place"), **{"as": form})
-            for form in ("json", "text", "hex")
+            form: link("/message", **where, **{"as": form}) for form in ("json", "text", "hex")
         },
+        "line": time_line(message, traces),
+        "line_width": WIDTH,
         "headings": HEADINGS,
         "traces": [trace_row(record) for record in traces],
         "traces_problem": problem,

@@ -1,21 +1,22 @@
-"""Open transactions: listed, shown as a timeline, rechecked, and decided by hand."""
+"""Transactions: listed while they are open, shown as nine steps, rechecked, and decided by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from txmq.cli.message import find_traces
-from txmq.cli.moments import age_of
-from txmq.cli.traces import trace_row
+from txmq.cli.transaction_steps import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.cli.tx_decided import DecidedTransaction, find_decided
+from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
-from txmq.console.forms import required
 from txmq.console.markup import link, url_of
+from txmq.console.previews import reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import RequestNotSupported, TxmqError, UsageError
-from txmq.limits import REASON_CHARS_MAX
+from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
+from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 
@@ -31,21 +32,22 @@ _AGES: Final = (
     ("1 to 24 hours", 86_400),
 )
 _OLDEST: Final = "over a day"
-
-
-class TimelineStep(NamedTuple):
-    """One line of a transaction's history."""
-
-    at_ms: int | None
-    text: str
-    mood: str = ""
+_MOODS: Final = {"parked": "bad", "committed": "good", "rolled back": "good"}
+_STATUS_WORDS: Final = {
+    IMPLIED: "follows from the decision",
+    UNKNOWN: "not known",
+    NEXT: "next",
+    OPEN: "not yet",
+}
 
 
 async def show_list(visit: Visit) -> PageContent:
     """Show open transactions, the oldest first."""
     state, group = visit.text("state"), visit.text("group")
+    if state == "decided":
+        return await _show_decided(visit, group)
     if state not in {"", "prepared", "parked"}:
-        raise UsageError(f"the state is prepared or parked, not {state!r}")
+        raise UsageError(f"the state is prepared, parked or decided, not {state!r}")
     most = SHOWN_MORE if visit.text("more") else SHOWN
     is_supported = True
     found: list[OpenTransaction] = []
@@ -73,20 +75,58 @@ async def show_list(visit: Visit) -> PageContent:
     return PageContent("transactions.html", values)
 
 
+async def _show_decided(visit: Visit, group: str) -> PageContent:
+    is_supported, cursor = True, ""
+    rows: list[DecidedTransaction] = []
+    try:
+        rows, cursor = await find_decided(visit.admin, CONSOLE_ROWS, visit.text("cursor"), group)
+    except (RequestNotSupported, TopicNotFound):
+        is_supported = False
+    values = {
+        "title": "Transactions",
+        "state": "decided",
+        "group": group,
+        "is_supported": is_supported,
+        "decided": rows,
+        "is_first": not visit.text("cursor"),
+        "older": link("/transactions", state="decided", group=group, cursor=cursor)
+        if cursor
+        else "",
+    }
+    return PageContent("decided.html", values)
+
+
 async def show_one(visit: Visit) -> PageContent:
-    """Show one open transaction, its history and its message."""
-    transaction, message = await _find(visit)
+    """Show one transaction, open or decided: its nine steps and its message."""
+    try:
+        report, message = await find_report(
+            visit.admin,
+            visit.required("id"),
+            visit.text("topic"),
+            visit.text("broker") or None,
+            visit.settings.cluster,
+        )
+    except RequestNotSupported:
+        return PageContent("transaction_missing.html", {"title": "Transaction"})
+    transaction = report.transaction
+    traces = await traces_of(visit.admin, transaction.queue.topic, transaction.id)
     values = {
         "title": "Transaction",
         "transaction": transaction,
+        "report": report,
+        "is_open": report.final is None,
+        "mood": _MOODS.get(transaction.state, "calm"),
         "message": message,
-        "timeline": await _timeline(visit, transaction, message),
+        "steps": steps_of(report, message, traces),
+        "has_traces": bool(traces),
+        "statuses": _STATUS_WORDS,
         "body": body_view(message.body, visit.text("as")),
         "body_link": {
             form: link(
                 "/transaction",
-                id=transaction.id,
+                id=visit.text("id"),
                 broker=transaction.queue.broker,
+                topic=visit.text("topic"),
                 **{"as": form},
             )
             for form in ("json", "text", "hex")
@@ -116,9 +156,7 @@ async def decide(form: ChangeForm) -> ChangeDone:
     visit = form.visit
     decision = _decision_of(visit)
     transaction, _ = await _find(visit)
-    reason = required(form.fields, "reason", "the reason")
-    if len(reason) > REASON_CHARS_MAX:
-        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+    reason = reason_in(form.fields)
     what, repeated = _repeated(transaction)
     if form.fields.get("repeated", "").strip() != repeated.strip():
         raise UsageError(f"the {what} is not the same; type it as it is shown, to decide this one")
@@ -141,6 +179,17 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     await visit.admin.recheck_transaction(name, broker=broker)
     notice = f"{broker} asks the producers of {name} now, or as soon as one of them connects"
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
+
+
+async def recheck_all(form: ChangeForm) -> ChangeDone:
+    """Have the brokers ask the producers of all open transactions, or of those of a group."""
+    visit = form.visit
+    state, group = visit.text("state"), visit.text("group")
+    counts = await visit.admin.recheck_transactions(
+        state=state, group=group, cluster=visit.settings.cluster
+    )
+    notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
+    return ChangeDone(url_of("/transactions", state=state, group=group), notice)
 
 
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:
@@ -168,46 +217,6 @@ def _repeated(transaction: OpenTransaction) -> tuple[str, str]:
     return "id", transaction.id
 
 
-async def _timeline(
-    visit: Visit, transaction: OpenTransaction, message: ReceivedMessage
-) -> list[TimelineStep]:
-    """What is known of the nine steps, in order of time."""
-    origin = transaction.origin or "an unknown client"
-    steps = [
-        TimelineStep(
-            message.born_ms or None, f"{origin} of group {transaction.group} sent the half message"
-        ),
-        TimelineStep(
-            transaction.stored_ms,
-            f"{transaction.queue.broker} stored it at {transaction.offset_id}, invisible to "
-            "consumers",
-        ),
-    ]
-    try:
-        traces = await find_traces(visit.admin, transaction.queue.topic, message.id)
-    except TxmqError:
-        traces = []  # Most clients leave no traces, and then their topic does not exist.
-    for record in traces:
-        event, _, group, *_, more = trace_row(record)
-        steps.append(TimelineStep(record.at_ms, f"trace of group {group}: {event}, {more}"))
-    steps.sort(key=lambda step: step.at_ms or 0)
-    age = age_of(visit.clock.wall_ms() - transaction.stored_ms)
-    if transaction.checks:
-        asked = "once" if transaction.checks == 1 else f"{transaction.checks} times"
-        steps.append(
-            TimelineStep(None, f"the broker asked the producers {asked}; none had a decision")
-        )
-    if transaction.is_being_decided:
-        steps.append(TimelineStep(None, "a decision is being written now"))
-    elif transaction.state == "parked":
-        text = f"parked, open for {age}: the broker asks no more, and a person must decide"
-        steps.append(TimelineStep(None, text, "bad"))
-    else:
-        text = f"open for {age}: the broker waits for the producer, or asks it"
-        steps.append(TimelineStep(None, text, "wait"))
-    return steps
-
-
 def _by_age(found: list[OpenTransaction], now_ms: int) -> dict[str, int]:
     counts: dict[str, Any] = dict.fromkeys([name for name, _ in _AGES] + [_OLDEST], 0)
     for transaction in found:
@@ -224,4 +233,5 @@ PAGES: Final = (
 CHANGES: Final = (
     ChangeRoute("/transaction/decision", decide, show_decision),
     ChangeRoute("/transaction/recheck", recheck, show_one),
+    ChangeRoute("/transactions/recheck", recheck_all, show_list),
 )

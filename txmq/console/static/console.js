@@ -1,9 +1,111 @@
-// Shows a line while the console itself does not answer; htmx refreshes the rest of a page.
+// Replaces what has changed on a page, as the console sends it, and says when the console is away.
 "use strict";
-const setOffline = (isOffline) => {
-  document.getElementById("offline").hidden = !isOffline;
-};
-for (const name of ["htmx:sendError", "htmx:timeout"]) {
-  document.addEventListener(name, () => setOffline(true));
-}
-document.addEventListener("htmx:afterOnLoad", () => setOffline(false));
+(() => {
+  const live = document.getElementById("live");
+  const page = live && live.dataset.page;
+  if (!page) return;
+  const SILENCE_MS = 40_000;
+  const AWAY_MS = 3_000;
+  const AGAIN_MS = 30_000;
+  let mark = live.dataset.mark;
+  let source = null;
+  let again = 0;
+  let silence = 0;
+  let away = 0;
+
+  const setAway = (isAway) => {
+    clearTimeout(away);
+    away = 0;
+    document.getElementById("offline").hidden = !isAway;
+  };
+
+  // Nodes that stay the same keep focus, selection, scroll position, and what was typed or opened.
+  const update = (old, fresh) => {
+    const isSame = old.nodeName === fresh.nodeName && old.id === fresh.id;
+    if (!isSame) {
+      old.replaceWith(fresh);
+    } else if (old.nodeType !== Node.ELEMENT_NODE) {
+      if (old.data !== fresh.data) old.data = fresh.data;
+    } else if (!old.isEqualNode(fresh)) {
+      updateAttributes(old, fresh);
+      updateChildren(old, fresh);
+    }
+  };
+  const updateAttributes = (old, fresh) => {
+    const isKept = (name) => name === "open" && old.nodeName === "DETAILS";
+    for (const { name, value } of [...fresh.attributes]) {
+      if (old.getAttribute(name) !== value && !isKept(name)) old.setAttribute(name, value);
+    }
+    for (const { name } of [...old.attributes]) {
+      if (!fresh.hasAttribute(name) && !isKept(name)) old.removeAttribute(name);
+    }
+  };
+  const updateChildren = (old, fresh) => {
+    const wanted = [...fresh.childNodes];
+    while (old.childNodes.length > wanted.length) old.lastChild.remove();
+    wanted.forEach((child, at) => {
+      const known = old.childNodes[at];
+      if (known) update(known, child);
+      else old.append(child);
+    });
+  };
+
+  const close = () => {
+    clearTimeout(again);
+    clearTimeout(silence);
+    if (source) source.close();
+    source = null;
+  };
+  const connectLater = (pause) => {
+    close();
+    again = setTimeout(connect, pause);
+  };
+  const heard = () => {
+    setAway(false);
+    clearTimeout(silence);
+    silence = setTimeout(() => connectLater(0), SILENCE_MS);
+  };
+  const connect = () => {
+    close();
+    if (document.hidden) return;
+    const query = new URLSearchParams({ page, shown: mark });
+    source = new EventSource(`${live.dataset.from}?${query}`);
+    source.onopen = heard;
+    source.onerror = () => {
+      if (!away) away = setTimeout(() => setAway(true), AWAY_MS);
+      if (source && source.readyState === EventSource.CLOSED) connectLater(AGAIN_MS);
+    };
+    source.addEventListener("alive", heard);
+    source.addEventListener("page", (event) => {
+      heard();
+      mark = event.lastEventId;
+      const box = document.createElement("template");
+      box.innerHTML = `\n${event.data}\n`;
+      updateChildren(live, box.content);
+    });
+    source.addEventListener("reload", () => {
+      close();
+      location.replace(page);
+    });
+    // Newer windows of this browser use its connections; this one goes on when it is used again.
+    source.addEventListener("rest", close);
+  };
+
+  document.addEventListener("visibilitychange", connect);
+  addEventListener("focus", () => source || connect());
+  addEventListener("online", connect);
+  addEventListener("offline", () => setAway(true));
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => event.persisted && connect());
+  connect();
+})();
+
+// The key "/" goes to the search, unless somebody types.
+document.addEventListener("keydown", (event) => {
+  const field = document.getElementById("everywhere");
+  const isTyping = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping || !field) return;
+  event.preventDefault();
+  field.focus();
+  field.select();
+});

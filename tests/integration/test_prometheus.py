@@ -1,0 +1,268 @@
+"""A real Prometheus scrapes a broker and a relay, and promtool checks what is meant for it."""
+
+import asyncio
+import json
+import re
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import create_engine
+
+from tests.console_stage import park
+from tests.integration.outbox.relay_stage import RelayProgram
+from tests.packages import Unprepared
+from tests.prometheus_server import RULES, programs, prometheus_server, promtool
+from tests.reconcile import runs
+from tests.serving import BrokerProcess
+from tests.waiting import until
+from txmq import Message, Outbox, blocking
+from txmq.cli.resolve_metrics import exposition as resolver_text
+from txmq.outbox.schema import create_outbox
+from txmq.reconcile.report.metrics import exposition as reconciliation_text
+from txmq.worker.figures import (
+    HandlerSeries,
+    ManagerFigures,
+    ProcessReport,
+    RelayFigures,
+    ScheduleFigures,
+    added,
+)
+from txmq.worker.metrics import WorkerState
+from txmq.worker.metrics import exposition as worker_text
+
+WORKER_REPORT = ProcessReport(
+    [HandlerSeries("g", "T", handled=2, calls=[1] * 12, seconds=3.5)],
+    {"nightly": ScheduleFigures(1, 2)},
+    {"bank": ManagerFigures(1)},
+    {"txmq_outbox": RelayFigures(1)},
+    lag={"g": 3},
+    held={"g": 1},
+)
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "howto"
+SETTINGS = (
+    "http_listen=127.0.0.1:0",
+    "transaction.timeout=0s",
+    "transaction.check_interval=10ms",
+    "transaction.check_max=1",
+)
+DASHBOARD = RULES.parents[1] / "grafana" / "txmq-broker.json"
+EMPTY = {
+    "dead_letters",
+    "follower_bytes_behind",
+    "follower_seconds_behind",
+    "group_lag_messages",
+    "lease_age_seconds",
+    "refusals_total",
+}
+"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing."""
+CONFIGURATION = """
+global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
+rule_files: ["{rules}"]
+scrape_configs:
+  - {{job_name: txmq, static_configs: [{{targets: ["{broker}"]}}]}}
+  - {{job_name: txmq-relay, static_configs: [{{targets: ["{relay}"]}}]}}
+"""
+ALERTS = """
+rule_files: ["{rules}"]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'up{{job="txmq", instance="a"}}', values: "1 1 0 0 0"}}
+      - {{series: 'up{{job="other", instance="b"}}', values: "0 0 0 0 0"}}
+    alert_rule_test:
+      - {{eval_time: 2m, alertname: TxmqBrokerDown, exp_alerts: []}}
+      - eval_time: 3m
+        alertname: TxmqBrokerDown
+        exp_alerts:
+          - exp_labels: {{severity: critical, job: txmq, instance: a}}
+            exp_annotations: {{summary: "a does not answer"}}
+  - interval: 1m
+    input_series:
+      - {{series: 'txmq_broker_info{{cluster="c", name="set", instance="a"}}', values: "1x10"}}
+      - {{series: 'txmq_broker_info{{cluster="c", name="set", instance="b"}}', values: "1x10"}}
+      - {{series: 'txmq_broker_role{{role="leader", instance="a"}}', values: "1 1 0x8"}}
+      - {{series: 'txmq_broker_role{{role="leader", instance="b"}}', values: "0x3 0 0 1x4"}}
+    alert_rule_test:
+      - {{eval_time: 1m, alertname: TxmqNoLeader, exp_alerts: []}}
+      - eval_time: 4m
+        alertname: TxmqNoLeader
+        exp_alerts:
+          - exp_labels: {{severity: critical, cluster: c, name: set}}
+            exp_annotations: {{summary: "no member of set leads"}}
+      - {{eval_time: 7m, alertname: TxmqNoLeader, exp_alerts: []}}
+  - interval: 1m
+    input_series:
+      - {{series: 'txmq_broker_dead_letters{{group="old"}}', values: "7x60"}}
+      - {{series: 'txmq_broker_dead_letters{{group="first"}}', values: "_x29 1x30"}}
+    alert_rule_test:
+      - {{eval_time: 28m, alertname: TxmqDeadLetters, exp_alerts: []}}
+      - eval_time: 31m
+        alertname: TxmqDeadLetters
+        exp_alerts:
+          - exp_labels: {{severity: warning, group: first}}
+            exp_annotations: {{summary: "the group first has new dead letters"}}
+      - {{eval_time: 50m, alertname: TxmqDeadLetters, exp_alerts: []}}
+  - interval: 1m
+    input_series:
+      - {{series: 'txmq_broker_disk_used_bytes{{instance="a"}}', values: "60 70 82x20"}}
+      - {{series: 'txmq_broker_disk_bytes{{instance="a"}}', values: "100x22"}}
+      - {{series: 'txmq_broker_disk_refusal_ratio{{instance="a"}}', values: "0.9x22"}}
+    alert_rule_test:
+      - {{eval_time: 6m, alertname: TxmqDiskFills, exp_alerts: []}}
+      - eval_time: 8m
+        alertname: TxmqDiskFills
+        exp_alerts:
+          - exp_labels: {{severity: warning, instance: a}}
+            exp_annotations: {{summary: "the disk of a is 82% full"}}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _has_prometheus():
+    try:
+        programs()
+    except Unprepared as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    found = BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SETTINGS)
+    found.start()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(broker):
+    (found,) = re.findall(r"metrics and health at http://([\d.:]+)", broker.tail())
+    return found
+
+
+@pytest.fixture(scope="module")
+def relay(broker, tmp_path_factory):
+    """A relay that publishes two rows of an outbox; the address of its figures."""
+    folder = tmp_path_factory.mktemp("relay")
+    url = f"sqlite:///{folder / 'shop.db'}"
+    engine = create_engine(url)
+    create_outbox(engine)
+    with blocking.Client(broker.names) as client:
+        client.admin.create_topic("Orders", queues=1)
+    with engine.begin() as connection:
+        for body in (b"tea", b"milk"):
+            Outbox().add(connection, Message(topic="Orders", body=body))
+    engine.dispose()
+    at = ("--metrics", "127.0.0.1:0")
+    with RelayProgram(folder, SimpleNamespace(url=url), broker.names, *at) as found:
+        yield re.search(r"metrics http://([\d.:]+)", found.ready())[1]
+
+
+@pytest.fixture(scope="module")
+def prometheus(pages, relay):
+    with prometheus_server(CONFIGURATION.format(rules=RULES, broker=pages, relay=relay)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def parked(broker):
+    park(broker.names, "t-17")
+
+
+def read(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
+        return found.read().decode()
+
+
+def data_of(prometheus, path, **fields):
+    text = urllib.parse.urlencode(fields)
+    found = json.loads(read(f"127.0.0.1:{prometheus.port}", f"/api/v1/{path}?{text}"))
+    assert found["status"] == "success"
+    return found["data"]
+
+
+def values_of(prometheus, query):
+    """The values of a query by their labels, without the scrape's own."""
+    found = data_of(prometheus, "query", query=query)["result"]
+    return {
+        tuple(
+            value for name, value in sorted(row["metric"].items()) if name in ("job", "topic")
+        ): float(row["value"][1])
+        for row in found
+    }
+
+
+def test_figures_of_a_broker_and_a_relay_are_scraped(prometheus):
+    def holds(query, expected):
+        asyncio.run(until(lambda: values_of(prometheus, query) == expected))
+
+    holds("up", {("txmq",): 1, ("txmq-relay",): 1})
+    holds("txmq_relay_published_total", {("txmq-relay",): 2})
+    holds('txmq_broker_topic_messages_received_total{topic="Orders"}', {("txmq", "Orders"): 2})
+    holds('txmq_broker_role{role="leader"}', {("txmq",): 1})
+
+
+@pytest.mark.usefixtures("parked")
+def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prometheus):
+    def is_raised():
+        alerts = data_of(prometheus, "alerts")["alerts"]
+        return [alert["annotations"]["summary"] for alert in alerts]
+
+    asyncio.run(until(is_raised))
+    assert [summary.split(" of ")[0] for summary in is_raised()] == ["1 transactions"]
+    (group,) = data_of(prometheus, "rules")["groups"]
+    asyncio.run(until(lambda: data_of(prometheus, "rules")["groups"][0]["evaluationTime"] > 0))
+    assert len(group["rules"]) == RULES.read_text().count("- alert:")
+    assert [rule["name"] for rule in group["rules"] if rule.get("lastError")] == []
+
+
+@pytest.mark.usefixtures("parked")
+def test_every_query_of_the_dashboard_is_answered(prometheus):
+    rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
+    asyncio.run(until(lambda: values_of(prometheus, rates)))
+    queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
+    empty = set()
+    for query in map(json.loads, queries):
+        text = query.replace("$instance", ".+").replace("$__rate_interval", "10s")
+        if not data_of(prometheus, "query", query=text)["result"]:
+            empty |= set(re.findall(r"txmq_broker_(\w+)", text))
+    assert len(queries) > 30
+    assert empty == EMPTY
+
+
+def test_promtool_finds_no_fault_in_any_page(pages, relay):
+    texts = {
+        "broker": read(pages, "/metrics"),
+        "relay": read(relay, "/metrics"),
+        "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
+        "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
+        "reconciliation": reconciliation_text(runs.run(runs.busy())),
+    }
+    found = {name: promtool("check", "metrics", text=text)[1] for name, text in texts.items()}
+    # It counts days of business, which no number of seconds is.
+    days = 'txmq_reconcile_oldest_break_days use base unit "seconds" instead of "days"\n'
+    assert found == dict.fromkeys(texts, "") | {"reconciliation": days}
+
+
+def test_promtool_finds_no_fault_in_rules_and_configurations(tmp_path):
+    code, said = promtool("check", "rules", RULES)
+    assert code == 0, said
+    for page, name in (("reconcile-alerts.md", "rules"), ("alerts.md", "config")):
+        (block, *_) = re.findall(
+            r"^( *)```yaml\n(.*?)^ *```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
+        )
+        file = tmp_path / f"{name}.yml"
+        file.write_text(block[1].replace("\n" + block[0], "\n").removeprefix(block[0]))
+        (tmp_path / RULES.name).write_bytes(RULES.read_bytes())
+        code, said = promtool("check", name, file)
+        assert code == 0, said
+
+
+def test_alerts_come_and_go_as_their_rules_say(tmp_path):
+    file = tmp_path / "alerts.yml"
+    file.write_text(ALERTS.format(rules=RULES))
+    code, said = promtool("test", "rules", file)
+    assert code == 0, said

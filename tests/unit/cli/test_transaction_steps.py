@@ -1,0 +1,110 @@
+"""The nine steps of a transaction, from what its broker and its traces say."""
+
+import pytest
+
+from txmq.cli.transaction_steps import DONE, IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerOutcome,
+    HandlerStart,
+    MessageKind,
+    SendRecord,
+)
+from txmq.client.values import CheckReport, OpenTransaction, TransactionDecision, TransactionReport
+from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
+
+AT = 1_700_000_000_000
+QUEUE = Queue("Transfers", "broker-a", 1)
+MESSAGE = ReceivedMessage(
+    topic="Transfers", body=b"6000", queue=QUEUE, offset=QueueOffset(0), position=LogPosition(9),
+    id="X1", offset_id="P1", born_ms=AT, stored_ms=AT + 1, attempts=0,
+)  # fmt: skip
+TRACES = [
+    SendRecord(
+        at_ms=AT, region="", group="icbc", topic="Transfers", id="X1", cost_ms=3,
+        kind=MessageKind.HALF,
+    ),
+    DecisionRecord(at_ms=AT + 5, region="", group="icbc", topic="Transfers", id="X1"),
+    HandlerStart(at_ms=AT + 9, region="", group="ccb", request_id="R1", id="X1"),
+    HandlerEnd(
+        request_id="R1", id="X1", cost_ms=4, is_success=False, outcome=HandlerOutcome.RAISED,
+        at_ms=AT + 13, group="ccb",
+    ),
+    HandlerStart(at_ms=AT + 900, region="", group="ccb", request_id="R2", id="X1", attempts=1),
+]  # fmt: skip
+
+
+def decision(kind, source, reason="", at_ms=AT + 6):
+    return TransactionDecision(kind, source, at_ms, reason, "")
+
+
+def report(*decisions, state="prepared", checks=(), next_check_ms=0, **more):
+    transaction = OpenTransaction(
+        id="X1", state=state, group="icbc", queue=QUEUE, half_offset=0, offset_id="P1",
+        keys=("t-1",), stored_ms=AT + 1, checks=len(checks), origin="icbc-1",
+        is_being_decided=False,
+    )  # fmt: skip
+    given = {"waits_for_producer": False, "producers": 1} | more
+    return TransactionReport(
+        transaction, AT, "10.0.0.5:4000", decisions, tuple(checks), 15, next_check_ms, **given
+    )
+
+
+def statuses(steps):
+    return [step.status for step in steps if step.number]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (report(), [DONE] * 3 + [UNKNOWN] * 4 + [NEXT, OPEN]),
+        (report(decision("committed", "producer")), [DONE] * 3 + [IMPLIED] * 4 + [DONE] * 2),
+        (report(decision("committed", "operator")), [DONE] * 3 + [UNKNOWN] * 4 + [DONE] * 2),
+    ],
+)
+def test_each_step_appears_once_in_order_with_what_is_known_of_it(found, wanted):
+    steps = steps_of(found, MESSAGE, [])
+    assert [step.number for step in steps if step.number] == list(range(1, 10))
+    assert statuses(steps) == wanted
+
+
+def test_traces_tell_of_the_producer_and_of_each_attempt_of_a_consumer():
+    steps = steps_of(report(decision("committed", "producer")), MESSAGE, TRACES)
+    by_number = {step.number: step for step in steps if step.number}
+    assert by_number[4].at_ms == AT + 3
+    assert (by_number[7].at_ms, by_number[7].status) == (AT + 5, DONE)
+    first, second = steps[-2:]
+    assert "attempt 1 of group ccb" in first.text
+    assert (first.mood, "raised after 4 ms" in first.more) == ("bad", True)
+    assert (second.mood, "no trace says that it has ended" in second.more) == ("wait", True)
+
+
+def test_checks_say_whom_the_broker_asked_and_what_comes_next():
+    checks = [
+        CheckReport(AT + 60_000, "icbc-1", "h:1", "unknown", AT + 60_012),
+        CheckReport(AT + 120_000, "icbc-2", "h:2", "lost", AT + 120_001),
+    ]
+    steps = steps_of(report(checks=checks, next_check_ms=AT + 180_000), MESSAGE, [])
+    asked = [step for step in steps if not step.number]
+    assert "check 1: the broker asks icbc-1" in asked[0].text
+    assert "no decision yet, 12 ms later" in asked[0].more
+    assert "its connection closed" in asked[1].more
+    (coming,) = [step for step in steps if step.status == NEXT]
+    assert coming.text.endswith("2023-11-14 22:16:20.000Z")
+
+
+def test_a_decision_by_hand_names_the_person_and_the_reason():
+    parked = decision("parked", "broker", at_ms=AT + 2)
+    by_hand = decision("rolled_back", "operator", "ops: never paid: T-1")
+    steps = steps_of(report(parked, by_hand, state="rolled back"), MESSAGE, [])
+    (decided,) = [step for step in steps if step.actor == "operator"]
+    assert decided.text == "ops decides by hand: ROLLBACK"
+    assert decided.more == "reason: never paid: T-1"
+    assert any("parks the transaction" in step.text for step in steps)
+
+
+def test_without_a_producer_the_next_step_says_whom_the_broker_waits_for():
+    steps = steps_of(report(waits_for_producer=True, producers=0), MESSAGE, [])
+    (coming,) = [step for step in steps if step.status == NEXT]
+    assert "as soon as a producer of group icbc is connected" in coming.text

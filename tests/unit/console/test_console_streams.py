@@ -1,0 +1,166 @@
+"""Streams of changes: shared renderings, limits, and ends. Time is virtual."""
+
+import asyncio
+
+import pytest
+from markupsafe import Markup
+
+from txmq.console import streams
+from txmq.console.sessions import VisitorSession
+from txmq.console.streams import ALIVE_S, REFRESH_S, LiveView, PageStreams
+from txmq.testing import simulate
+
+
+def session(name, credentials="operator"):
+    return VisitorSession(
+        id=name,
+        token=f"token-of-{name}",
+        credentials=credentials,
+        person="operator",
+        opened_s=0.0,
+        used_s=0.0,
+    )
+
+
+class Stage:
+    """Sessions, and a page that a test changes."""
+
+    def __init__(self, clock):
+        self.sessions = {name: session(name) for name in "ab"}
+        self.view = LiveView(Markup("one"), "m1")
+        self.html = {}
+        self.rendered = []
+        self.can_begin = True
+        self.hold = None
+        self.streams = PageStreams(self.sessions.get, self.render, self.may_begin, clock)
+
+    async def render(self, visitor, address):
+        self.rendered.append((visitor.id, address))
+        if self.hold is not None:
+            await self.hold.wait()
+        return self.view._replace(html=self.html.get(visitor.id, self.view.html))
+
+    async def may_begin(self):
+        return self.can_begin
+
+
+def in_world(scenario):
+    def test():
+        async def run(world):
+            await scenario(Stage(world.machine("console").clock))
+
+        simulate(run, 3, timeout=3600.0)
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
+async def next_event(events):
+    """The next event, without the line about connecting again."""
+    while True:
+        text = (await anext(events)).decode()
+        if not text.startswith("retry"):
+            return text
+
+
+@in_world
+async def test_only_changes_are_sent_and_signs_of_life(stage):
+    events = stage.streams.events("a", "/", "m1")
+    began = asyncio.get_running_loop().time()
+    assert await next_event(events) == "event: alive\ndata: \n\n"
+    assert ALIVE_S <= asyncio.get_running_loop().time() - began < ALIVE_S + 2 * REFRESH_S
+
+    stage.view = LiveView(Markup("two\nlines\r"), "m2")
+    assert await next_event(events) == ("event: page\nid: m2\ndata: two\ndata: lines&#13;\n\n")
+    await events.aclose()
+    assert len(stage.streams) == 0
+
+
+@in_world
+async def test_visitors_of_one_account_share_renderings(stage):
+    views = [stage.streams.events(name, "/", "") for name in "abab"]
+    await next_event(views[0])
+    stage.rendered.clear()
+    stage.view = LiveView(Markup("two"), "m2")
+    for _ in range(3):
+        await asyncio.gather(*map(next_event, views))
+    # The first change comes at once, and then two signs of life.
+    assert 0 < len(stage.rendered) <= 2 * ALIVE_S / REFRESH_S + 2
+
+    stage.sessions["b"].credentials = "teller"
+    stage.view = LiveView(Markup("three"), "m3")
+    stage.rendered.clear()
+    await next_event(views[0])
+    await next_event(views[1])
+    assert {name for name, _ in stage.rendered} == {"a", "b"}
+
+
+@in_world
+async def test_a_rendering_with_the_token_of_a_session_is_never_shared(stage):
+    stage.html = {name: Markup(f"token-of-{name}") for name in "ab"}
+    for _ in range(2):
+        for name in "ab":
+            events = stage.streams.events(name, "/", "")
+            assert f"token-of-{name}" in await next_event(events)
+            await events.aclose()
+
+
+@in_world
+async def test_one_stream_too_many_of_a_session_ends_its_oldest(stage):
+    opened = []
+    for _ in range(streams.CONSOLE_STREAMS_OF_SESSION_MAX + 1):
+        opened.append(stage.streams.events("a", "/", ""))
+        await next_event(opened[-1])
+    other = stage.streams.events("b", "/", "")
+    await next_event(other)
+    assert await next_event(opened[0]) == "event: rest\ndata: \n\n"
+    with pytest.raises(StopAsyncIteration):
+        await anext(opened[0])
+    assert await next_event(opened[1]) == "event: alive\ndata: \n\n"
+    assert len(stage.streams) == streams.CONSOLE_STREAMS_OF_SESSION_MAX + 1
+
+
+@in_world
+async def test_a_stop_ends_streams_at_once_also_those_that_wait_for_brokers(stage):
+    quiet = stage.streams.events("a", "/", "m1")
+    waiting = asyncio.ensure_future(next_event(quiet))
+    await asyncio.sleep(0.1)
+    stage.hold = asyncio.Event()
+    stuck = asyncio.ensure_future(next_event(stage.streams.events("b", "/slow", "m1")))
+    await asyncio.sleep(0.1)
+
+    began = asyncio.get_running_loop().time()
+    stage.streams.stop()
+    for stream in (waiting, stuck):
+        with pytest.raises(StopAsyncIteration):
+            await stream
+    assert asyncio.get_running_loop().time() == began
+    assert stage.streams.refuse()
+
+
+@in_world
+async def test_a_session_that_ends_reloads_its_pages(stage):
+    events = stage.streams.events("a", "/", "m1")
+    waiting = asyncio.ensure_future(next_event(events))
+    await asyncio.sleep(0.1)
+    del stage.sessions["a"]
+    assert await waiting == "event: reload\ndata: \n\n"
+
+
+@in_world
+async def test_a_page_that_was_a_problem_from_the_beginning_is_loaded_again(stage):
+    """It lacks its forms. A visitor without a session waits until brokers answer."""
+    del stage.sessions["a"]
+    stage.can_begin = False
+    waiting = asyncio.ensure_future(next_event(stage.streams.events("a", "/", "problem-m0")))
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    stage.can_begin = True
+    assert await waiting == "event: reload\ndata: \n\n"
+    assert await next_event(stage.streams.events("b", "/", "problem-m0")) == (
+        "event: reload\ndata: \n\n"
+    )
+
+    away = LiveView(Markup("away"), "m9", is_problem=True)
+    assert (away.mark_after(""), away.mark_after("m1")) == ("problem-m9", "away-m9")
+    assert away.mark_after("problem-m0") == "problem-m9"

@@ -1,0 +1,43 @@
+"""Which statements may travel with their BEGIN, and how libpq receives them."""
+
+import pytest
+
+from txmq.databases.first_statement import FirstStatement
+from txmq.databases.postgres import PsycopgForms
+from txmq.transaction.resources import Fence
+
+
+def test_a_claim_of_the_fence_may_travel_with_its_begin():
+    claim = Fence().claims["postgresql"]
+    given = {"of_xid": "x", "as_outcome": 1, "by_owner": "g", "known": "k", "born_ms": 5}
+    words, values = PsycopgForms().of(claim, given)
+
+    first = FirstStatement.of(words)
+
+    assert b"%" not in first.words
+    assert [f"${number}".encode() in first.words for number in range(1, 6)] == [True] * 5
+    assert first.values(values) == [b"x", b"1", b"g", b"k", b"5"]
+
+
+def test_a_value_that_is_used_twice_has_one_number():
+    first = FirstStatement.of("INSERT INTO t SELECT %(a)s::TEXT, %(b)s::INT, %(a)s::TEXT, 5 %% 2")
+
+    assert first.words == b"INSERT INTO t SELECT $1::TEXT, $2::INT, $1::TEXT, 5 % 2"
+    assert first.places == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "INSERT INTO t VALUES (%(a)s)",  # Its type depends on the value.
+        "INSERT INTO t VALUES (%(a)s::TEXT) RETURNING id",
+        "SELECT %(a)s::TEXT",
+    ],
+)
+def test_other_statements_travel_alone(words):
+    assert FirstStatement.of(words) is None
+
+
+@pytest.mark.parametrize("value", [b"bytes", None, 1.5, True, "half\0a string"])
+def test_a_value_that_libpq_cannot_take_as_text_is_left_to_psycopg(value):
+    assert FirstStatement.of("INSERT INTO t VALUES (%(a)s::TEXT)").values({"a": value}) is None

@@ -1,0 +1,128 @@
+"""7711: what a broker knows about one transaction, from its half message to its decision."""
+
+from tests.unit.handlers.transaction_stage import (
+    COMMIT,
+    DURABLE,
+    GROUP,
+    ROLLBACK,
+    UNKNOWN,
+    end,
+    in_lives,
+    prepare,
+    quick,
+)
+from txmq.limits import CHECKED_TRANSACTIONS_KEPT, CHECKS_KEPT
+from txmq.protocol import record as records
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import DecideTransaction, NamedTransaction
+from txmq.protocol.transaction_history import TransactionHistory
+from txmq_broker.core.check_history import CheckHistory
+
+SHOW = RequestCode.SHOW_TRANSACTION_HISTORY
+
+
+async def history_of(client, name):
+    answer = await client.ok(SHOW, NamedTransaction(name))
+    assert records.unpack(answer.body)[0].body == b"half"
+    return TransactionHistory.read(answer.field_map()["history"].encode())
+
+
+async def refused(client, name):
+    return await client.code_of(SHOW, NamedTransaction(name))
+
+
+def test_an_open_transaction_shows_its_checks_and_when_the_next_one_comes():
+    async def main(life):
+        client = await life.client("origin")
+        await client.topic("T")
+        await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="5")
+        stored = (await history_of(client, "U1")).transaction.stored_ms
+        shown = await history_of(client, "U1")
+        assert (shown.transaction.state, shown.checks, shown.decisions) == ("prepared", [], [])
+        assert abs(shown.next_check_ms - stored - 5000) <= 100
+        await life.passes(6)
+        assert (await history_of(client, "U1")).waits_for_producer
+
+        await client.beat(producers=[GROUP])
+        await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        shown = await history_of(client, "U1")
+        (check,) = shown.checks
+        assert (check.client_id, check.answer, shown.producers) == ("origin", "", 1)
+        assert not shown.waits_for_producer
+        assert 0 < shown.next_check_ms - check.asked_ms <= 1100
+
+    in_lives(main, quick())
+
+
+def test_a_transaction_is_known_after_its_decision_by_id_and_by_either_place():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await client.beat(producers=[GROUP])
+        half = await prepare(client)
+        await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+        await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        assert await end(client, half, COMMIT, is_check=True) == 0
+
+        shown = await history_of(client, "U1")
+        (decision,) = shown.decisions
+        assert (decision.kind, decision.source) == ("committed", "check")
+        assert [check.answer for check in shown.checks] == ["unknown", "decided"]
+        assert (shown.transaction.state, shown.next_check_ms) == ("committed", 0)
+        (visible,) = (await client.pull("T")).records
+        assert decision.offset_msg_id == visible.offset_id
+        for name in (half.offset_id, visible.offset_id):
+            assert (await history_of(client, name)).decisions == shown.decisions
+        assert await refused(client, "U2") == 22
+        assert await refused(client, half.offset_id[:-16] + f"{visible.position + 1:016X}") == 22
+
+    in_lives(main, quick())
+
+
+def test_a_parked_transaction_names_the_person_who_decided_it():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await client.beat(producers=[GROUP])
+        await prepare(client)
+        while (await history_of(client, "U1")).transaction.state != "parked":
+            await life.passes(0.5)
+        shown = await history_of(client, "U1")
+        assert [(item.kind, item.source) for item in shown.decisions] == [("parked", "broker")]
+        assert (shown.next_check_ms, shown.checks[-1].answer) == (0, "silent")
+
+        by_hand = DecideTransaction("U1", "rollback", "ops", "never paid: T-4711")
+        await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
+        parked, decision = (await history_of(client, "U1")).decisions
+        assert (parked.kind, decision.kind) == ("parked", "rolled_back")
+        assert (decision.source, decision.reason) == ("operator", "ops: never paid: T-4711")
+
+    in_lives(main, quick(check_max=1))
+
+
+def test_a_restart_keeps_the_decision_and_begins_the_checks_anew():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        half = await prepare(client)
+        assert await end(client, half, ROLLBACK) == 0
+        await life.stop()
+        await life.start()
+        client = await life.client()
+        for name in ("U1", half.offset_id):
+            shown = await history_of(client, name)
+            assert [item.kind for item in shown.decisions] == ["rolled_back"]
+            assert shown.checks == []
+
+    in_lives(main, DURABLE)
+
+
+def test_the_history_of_checks_has_a_fixed_size():
+    history = CheckHistory()
+    for key in range(CHECKED_TRANSACTIONS_KEPT + 10):
+        for at_ms in range(CHECKS_KEPT + 1 if key % 100 == 0 else 1):
+            history.note_asked(key, at_ms, "c", "a")
+    assert len(history) == CHECKED_TRANSACTIONS_KEPT
+    assert history.checks_of(0) == ()
+    assert [note.asked_ms for note in history.checks_of(100)] == list(range(1, CHECKS_KEPT + 1))

@@ -1,0 +1,101 @@
+"""Answers about whole tables: the same bytes in one go and in parts, with others in between."""
+
+import asyncio
+
+import pytest
+
+from txmq.errors import LocalProtocolError
+from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq.protocol.command import Command, answer
+from txmq.remoting.dispatch import Postponed
+from txmq.runtime.clock import SystemClock
+from txmq_broker.services import long_answers
+from txmq_broker.services.long_answers import AT_ONCE, LongAnswers, table_answer, whole
+from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
+
+CODE = 21
+
+
+class Peer:
+    is_open = True
+    address = host = "203.0.113.9"
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, frame):
+        self.sent.append(frame)
+
+
+def configs(count, counter=1):
+    table = {f"T{number}": TopicConfig(f"T{number}") for number in range(count)}
+    return TopicConfigs(DataVersion(7, counter), table)
+
+
+def in_parts(request, saved):
+    empty = TopicConfigs(saved.data_version)
+    return table_answer(request, empty, saved.topic_config_table.items())
+
+
+@pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1])
+def test_parts_have_the_bytes_of_the_whole(count):
+    request, saved = Command(code=CODE, opaque=5), configs(count)
+    assert whole(in_parts(request, saved)) == answer(request, body=saved.write())
+
+
+def test_a_table_that_fits_no_frame_is_refused(monkeypatch):
+    monkeypatch.setattr(long_answers, "FRAME_BYTES_MAX", 1_000)
+    with pytest.raises(LocalProtocolError, match="ask for single topics or groups"):
+        whole(in_parts(Command(code=CODE), configs(20)))
+
+
+def test_only_a_large_table_is_served_later():
+    async def run(count):
+        saved, peer, request = configs(count), Peer(), Command(code=CODE, opaque=9)
+        handler = LongAnswers(SystemClock()).handler(
+            CODE, lambda asked: in_parts(asked, saved), lambda: count
+        )
+        try:
+            return handler(peer, request), peer.sent
+        except Postponed as wait:
+            wait.postpone(peer, request)
+            while not peer.sent:
+                await asyncio.sleep(0)
+            return None, peer.sent
+
+    at_once, later = asyncio.run(run(3))
+    assert (at_once is not None, later) == (True, [])
+    at_once, later = asyncio.run(run(3 * AT_ONCE))
+    assert at_once is None
+    assert later == [answer(Command(code=CODE, opaque=9), body=configs(3 * AT_ONCE).write())]
+
+
+def test_many_topics_are_registered_in_parts_and_only_the_last_has_the_version():
+    known, saved = RegisteredTopics(), configs(2 * PART_TOPICS + 1)
+    parts = list(known.parts(saved))
+
+    sizes = [len(part.topic_config_table) for part in parts]
+    assert sizes == [PART_TOPICS, PART_TOPICS, 1]
+    versions = [part.data_version for part in parts]
+    assert versions[-1] == saved.data_version
+    assert len({(version.timestamp, version.counter) for version in versions}) == 3
+
+
+def test_later_only_changed_topics_are_registered():
+    known, saved = RegisteredTopics(), configs(PART_TOPICS + 1)
+    assert len(list(known.parts(saved))) == 2
+    assert len(list(known.parts(saved))) == 2, "the first registration failed"
+    known.taken(saved)
+
+    changed = TopicConfig("T3", 1, 1)
+    table = saved.topic_config_table | {"T3": changed, "New": TopicConfig("New")}
+    (part,) = known.parts(TopicConfigs(DataVersion(7, 2), table))
+    assert part.topic_config_table == {"T3": changed, "New": TopicConfig("New")}
+
+
+def test_few_topics_are_always_registered_together():
+    known, saved = RegisteredTopics(), configs(2)
+    for _ in range(2):
+        (part,) = known.parts(saved)
+        assert part == saved
+        known.taken(saved)

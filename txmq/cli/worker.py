@@ -1,0 +1,130 @@
+"""``txmq worker``: runs the consumers, managers and relays of an application."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from txmq.cli import logs
+from txmq.cli.common import WRONGLY_CALLED, fail, has_terminal, host_and_port
+from txmq.cli.output import note
+from txmq.cli.serve import LogForm, LogLevel
+from txmq.errors import ConfigError
+from txmq.limits import WORKER_PROCESSES_MAX
+
+__all__ = ["worker"]
+
+
+def worker(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="What to run: a Client, PushConsumer, ScheduledPull, TransactionManager or Relay, "
+            "an object that holds some, or a function that returns them. A module alone means all "
+            "that it has.",
+        ),
+    ],
+    *,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes",
+            "-p",
+            min=1,
+            max=WORKER_PROCESSES_MAX,
+            help="The number of processes; each is a member of the groups.",
+        ),
+    ] = 1,
+    reload: Annotated[
+        bool,
+        typer.Option("--reload", help="Restart the processes when a Python file changes."),
+    ] = False,
+    reload_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--reload-dir",
+            exists=True,
+            file_okay=False,
+            show_default="the folder of the application",
+            help="A folder to watch.",
+        ),
+    ] = None,
+    app_dir: Annotated[
+        Path,
+        typer.Option(
+            "--app-dir", exists=True, file_okay=False, help="The folder of the application."
+        ),
+    ] = Path(),
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            min=0,
+            max=86_400,
+            help="How long handlers may finish the messages in hand, in seconds.",
+        ),
+    ] = 30.0,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts",
+            min=0,
+            help="How often in a row a process may die before the worker gives up; 0 for always.",
+        ),
+    ] = 5,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /info, /health/live and /health/ready over HTTP.",
+        ),
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            "--names",
+            envvar="TXMQ_NAMES",
+            help="Name servers for functions with a parameter `names`, separated by ';'.",
+        ),
+    ] = None,
+    log_format: LogForm = "text",
+    log_level: LogLevel = "info",
+) -> None:
+    """Run the consumers, transaction managers and relays of an application.
+
+    It prints a line that begins with "ready" when all processes work. SIGTERM or Ctrl-C fetches no
+    more, lets handlers finish, saves offsets and ends with 0; a second one ends at once. SIGHUP
+    restarts the processes one after the other. The exit code is 1 if a process had to be killed or
+    died again and again, and 2 if the application cannot be started.
+    """
+    if sys.platform == "win32":
+        fail("a worker needs signals of Linux or macOS; on Windows run the client by itself")
+    logs.configure(log_format, log_level)
+    where = None if http is None else host_and_port(http)
+    try:
+        from txmq.worker.command import WorkerCommand
+        from txmq.worker.plan import WorkerPlan
+
+        plan = WorkerPlan(
+            targets=targets,
+            app_dir=str(app_dir.resolve()),
+            names=names,
+            processes=processes,
+            drain_s=drain_timeout,
+            log_form=log_format,
+            log_level=log_level,
+            watches_lag=where is not None,
+        )
+        folders = [folder.resolve() for folder in reload_dir or [app_dir]] if reload else []
+        command = WorkerCommand(plan, where, restarts, folders, ends_with_terminal=has_terminal())
+        code, reason = command.run()
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
+    except OSError as error:
+        fail(f"cannot serve metrics at {http}: {error}")
+    if reason:
+        note(f"txmq: {reason}")
+    if code:
+        raise typer.Exit(code)

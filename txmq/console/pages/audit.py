@@ -1,0 +1,140 @@
+"""What operators did: the audit of brokers, filtered by person, action and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from txmq.cli.audit import person_of
+from txmq.cli.moments import LATEST, moment_ms
+from txmq.console.markup import link
+from txmq.console.pages.brokers import choose_broker
+from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.errors import RequestNotSupported, TxmqError, UsageError
+from txmq.limits import CONSOLE_ROWS
+from txmq.protocol.operations import AuditedRequest
+
+__all__ = ["PAGES"]
+
+_ACTS: Final = {
+    "UPDATE_AND_CREATE_TOPIC": "create or change a topic",
+    "DELETE_TOPIC_IN_BROKER": "delete a topic",
+    "DELETE_TOPIC_IN_NAMESRV": "delete a topic at the name server",
+    "REGISTER_TOPIC_IN_NAMESRV": "register a topic at the name server",
+    "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP": "create or change a group",
+    "UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST": "create or change groups",
+    "DELETE_SUBSCRIPTIONGROUP": "delete a group",
+    "INVOKE_BROKER_TO_RESET_OFFSET": "move a group",
+    "CLONE_GROUP_OFFSET": "copy the offsets of a group",
+    "CONSUME_MESSAGE_DIRECTLY": "let a consumer handle a message",
+    "UPDATE_BROKER_CONFIG": "change settings",
+    "UPDATE_NAMESRV_CONFIG": "change settings of a name server",
+    "UPDATE_AND_CREATE_ACL_CONFIG": "create or change an account",
+    "DELETE_ACL_CONFIG": "remove an account",
+    "UPDATE_GLOBAL_WHITE_ADDRS_CONFIG": "change the trusted addresses",
+    "DECIDE_TRANSACTION": "decide a transaction",
+    "RECHECK_TRANSACTION": "check a transaction again",
+    "RESUME_CHECK_HALF_MESSAGE": "check a transaction again",
+    "CHANGE_SET": "change a broker set",
+    "RECALL_DELAYED": "recall a delayed message",
+    "WIPE_WRITE_PERM_OF_BROKER": "drain a broker",
+    "ADD_WRITE_PERM_OF_BROKER": "undrain a broker",
+    "PROMOTE": "promote a member",
+    "HAND_OVER": "hand over to a member",
+}
+
+
+async def show_list(visit: Visit) -> PageContent:
+    """Show what operators did, newest first."""
+    choice = await choose_broker(visit)
+    only = visit.text("broker")
+    brokers = [only] if only or len(choice.names) == 1 else choice.names
+    brokers = [name or choice.name for name in brokers]
+    filters: dict[str, Any] = {
+        "person": visit.text("person"),
+        "action": visit.text("action"),
+        "refused": bool(visit.text("refused")),
+        "since_ms": _moment(visit, "since"),
+        "until_ms": _moment(visit, "until"),
+    }
+    before = visit.text("before") if len(brokers) == 1 else ""
+    rows: list[dict[str, Any]] = []
+    older, silent, is_supported = "", {}, True
+    for broker in brokers:
+        try:
+            page = await visit.admin.audit(broker, limit=CONSOLE_ROWS, before=before, **filters)
+        except RequestNotSupported:
+            is_supported = False
+            continue
+        except TxmqError as error:
+            if len(brokers) == 1:
+                raise
+            silent[broker] = str(error).strip()
+            continue
+        rows += [_row(broker, entry) for entry in page.entries]
+        older = page.next
+    rows.sort(key=lambda row: row["at_ms"], reverse=True)
+    address = {
+        name: visit.text(name)
+        for name in ("broker", "person", "action", "since", "until", "refused")
+    }
+    values = {
+        "title": "Audit",
+        "choice": choice if only else choice._replace(name=""),
+        "typed": address,
+        "actions": sorted(_ACTS, key=lambda action: _ACTS[action]),
+        "words": _ACTS,
+        "rows": rows[:CONSOLE_ROWS],
+        "has_more": len(brokers) > 1 and len(rows) > CONSOLE_ROWS,
+        "older": link("/audit", **address, before=older) if older and len(brokers) == 1 else "",
+        "newest": link("/audit", **address) if before else "",
+        "is_filtered": any(address.values()),
+        "is_supported": is_supported,
+        "silent": silent,
+    }
+    return PageContent("audit.html", values)
+
+
+def _row(broker: str, entry: AuditedRequest) -> dict[str, Any]:
+    details = dict(entry.fields)
+    if entry.body:
+        details["body"] = entry.body
+    return {
+        "at_ms": entry.at_ms,
+        "broker": broker,
+        "person": person_of(entry),
+        "peer": entry.peer,
+        "request": entry.request,
+        "act": _ACTS.get(entry.request, entry.request),
+        "subject": _subject(entry),
+        "reason": entry.fields.get("reason", ""),
+        "details": details,
+        "refused": entry.refused,
+    }
+
+
+def _subject(entry: AuditedRequest) -> str:
+    """What a request is about: the first of the names in it, or the settings in its body."""
+    names = ("topic", "group", "groupName", "name", "accessKey", "transactionId", "member")
+    fields: Mapping[str, object] = entry.fields
+    with suppress(msgspec.DecodeError):
+        fields = {**fields, **msgspec.json.decode(entry.body, type=dict[str, Any])}
+    found = next((fields[name] for name in (*names, "brokerName") if fields.get(name)), "")
+    return str(found) or entry.body.strip()
+
+
+def _moment(visit: Visit, name: str) -> int:
+    text = visit.text(name)
+    if not text:
+        return 0
+    try:
+        moment = moment_ms(text, visit.clock.wall_ms())
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a moment; write {error}") from error
+    return 0 if moment == LATEST else max(0, moment)
+
+
+PAGES: Final = (PageRoute("/audit", show_list),)

@@ -1,0 +1,126 @@
+"""Messages that wait for their time: listed by level and time, and recalled one by one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from txmq.cli.delayed_rows import delayed_row
+from txmq.cli.moments import age_of, moment_ms, time_text
+from txmq.console.markup import link, url_of
+from txmq.console.pages.brokers import choose_broker
+from txmq.console.previews import ChangePreview, check_repeated, reason_in
+from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.errors import RequestNotSupported, UsageError
+from txmq.limits import CONSOLE_ROWS
+from txmq.protocol import recall
+from txmq.protocol.operations import DelayedPage
+
+__all__ = ["CHANGES", "PAGES"]
+
+_OWN_TIME: Final = "own"
+
+
+async def show_list(visit: Visit) -> PageContent:
+    """Show the messages that wait at a broker, those due first."""
+    choice = await choose_broker(visit)
+    level, after = visit.text("level"), visit.text("after")
+    is_supported = True
+    page = DelayedPage([], [], 0)
+    try:
+        page = await visit.admin.delayed(
+            choice.name,
+            level=_level(level),
+            from_ms=_moment(visit, visit.text("from")),
+            limit=CONSOLE_ROWS,
+            after=after,
+        )
+    except RequestNotSupported:
+        is_supported = False
+    now_ms = visit.clock.wall_ms()
+    address = {"broker": visit.text("broker"), "level": level, "from": visit.text("from")}
+    levels = [entry for entry in page.levels if entry.waiting]
+    values = {
+        "title": "Delayed",
+        "choice": choice,
+        "typed": address,
+        "is_supported": is_supported,
+        "waiting": page.waiting,
+        "levels": levels,
+        "all_levels": page.levels,
+        "own": page.waiting - sum(entry.waiting for entry in levels),
+        "rows": [_row(delayed_row(choice.name, entry), now_ms) for entry in page.messages],
+        "later": link("/delayed", **address, after=page.next) if page.next else "",
+        "first": link("/delayed", **address) if after else "",
+        "is_filtered": bool(level or visit.text("from") or after),
+    }
+    return PageContent("delayed.html", values)
+
+
+def _row(row: dict[str, Any], now_ms: int) -> dict[str, Any]:
+    wait_ms = row["due_ms"] - now_ms
+    words = f"in {age_of(wait_ms)}" if wait_ms > 0 else "now"
+    return row | {"in": words}
+
+
+async def show_recall(visit: Visit) -> PageContent:
+    """Show which message a recall stops."""
+    handle = recall.decode(visit.required("handle"))
+    return ChangePreview(
+        title="Recall a message",
+        eyebrow=f"Delayed message of {handle.topic}",
+        sentences=(
+            f"No consumer of {handle.topic} ever receives this message.",
+            "A recall cannot be undone.",
+            "If its producer repeated it, all messages with this id are recalled.",
+        ),
+        facts={
+            "topic": handle.topic,
+            "id": handle.message_id,
+            "due": time_text(handle.due_ms),
+            "broker": handle.broker,
+        },
+        action=link("/delayed/recall", handle=visit.required("handle")),
+        button="Recall",
+        back=link("/delayed", broker=handle.broker),
+        wants_reason=True,
+        repeated=handle.topic,
+        repeated_name="topic",
+        is_bad=True,
+    ).content()
+
+
+async def recall_one(form: ChangeForm) -> ChangeDone:
+    """Recall a delayed message."""
+    visit = form.visit
+    text = visit.required("handle")
+    handle = recall.decode(text)
+    reason = reason_in(form.fields)
+    check_repeated(form.fields, "topic", handle.topic)
+    message_id = await visit.admin.recall_delayed(
+        handle.topic, text, operator=visit.session.person, reason=reason
+    )
+    notice = f"message {message_id} of {handle.topic} is recalled, by {visit.session.person}"
+    return ChangeDone(url_of("/delayed", broker=handle.broker), notice)
+
+
+def _level(text: str) -> int | None:
+    if not text:
+        return None
+    if text == _OWN_TIME:
+        return 0
+    if not text.isdecimal() or len(text) > 3:
+        raise UsageError(f"a delay level is a number from 1 on, or {_OWN_TIME!r}, not {text!r}")
+    return int(text)
+
+
+def _moment(visit: Visit, text: str) -> int:
+    if not text:
+        return 0
+    try:
+        return max(0, moment_ms(text, visit.clock.wall_ms()))
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a moment; write {error}") from error
+
+
+PAGES: Final = (PageRoute("/delayed", show_list), PageRoute("/delayed/recall", show_recall))
+CHANGES: Final = (ChangeRoute("/delayed/recall", recall_one, show_recall),)

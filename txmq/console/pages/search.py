@@ -1,0 +1,89 @@
+"""One search over everything that has a name or an id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster
+from txmq.console.markup import url_of
+from txmq.console.pages.messages import message_at
+from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.errors import RemoteProtocolError, TxmqError, UsageError
+from txmq.protocol.record import split_offset_id
+
+__all__ = ["PAGES"]
+
+WANTED_CHARS_MAX: Final = 1_000
+
+_TITLES: Final = {
+    "topic": "Topics",
+    "group": "Consumer groups",
+    "producer": "Producers",
+    "broker": "Brokers",
+    "account": "Accounts",
+    "transaction": "Transactions",
+    "message": "Messages",
+}
+_PATHS: Final = {
+    "topic": "/topic",
+    "group": "/group",
+    "transaction": "/transaction",
+    "message": "/message",
+}
+_LISTS: Final = {"topic": "/topics", "group": "/groups"}
+
+
+async def show(visit: Visit) -> PageContent:
+    """Show what a text finds; the only exact hit is shown itself."""
+    wanted = visit.text("for")
+    if len(wanted) > WANTED_CHARS_MAX:
+        raise UsageError(f"a search has at most {WANTED_CHARS_MAX} characters")
+    values: dict[str, Any] = {"title": "Search", "wanted": wanted, "kinds": (), "notes": ()}
+    if not wanted:
+        return PageContent("search.html", values)
+    if place := await _place_of(visit, wanted):
+        return PageContent("search.html", values, to=place)
+    found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
+    if len(found.exact) == 1 and (to := _url_of(found.exact[0])):
+        return PageContent("search.html", values, to=to)
+    values["kinds"] = [
+        {
+            "title": _TITLES[kind],
+            "count": found.counts[kind],
+            "rows": [(hit, _url_of(hit)) for hit in found.hits if hit.kind == kind],
+            "all": url_of(_LISTS[kind], search=wanted) if kind in _LISTS else "",
+        }
+        for kind in KINDS
+        if found.counts[kind]
+    ]
+    values["notes"] = found.notes
+    return PageContent("search.html", values)
+
+
+def _url_of(hit: SearchHit) -> str:
+    """The page of a hit; empty if the console has none."""
+    fields: Mapping[str, str] = hit.fields
+    if hit.kind in _PATHS:
+        return url_of(_PATHS[hit.kind], **fields)
+    if hit.kind == "producer":
+        return url_of("/producers", group=hit.name)
+    if hit.kind == "account":
+        return url_of("/access/account", key=hit.name)
+    return "/cluster"
+
+
+async def _place_of(visit: Visit, wanted: str) -> str:
+    """The page of the message at this place; empty if the text is no place of a message."""
+    try:
+        split_offset_id(wanted)
+    except RemoteProtocolError:
+        return ""
+    try:
+        await message_at(visit, wanted)
+    except TxmqError:
+        return ""  # Ids of producers have the same form.
+    return url_of("/message", place=wanted)
+
+
+PAGES: Final = (PageRoute("/search", show),)

@@ -1,0 +1,78 @@
+"""What a change will do, shown before it is made, with the form that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from txmq.console.forms import required
+from txmq.console.visits import PageContent
+from txmq.errors import UsageError
+from txmq.limits import REASON_CHARS_MAX
+
+__all__ = ["ChangePreview", "check_repeated", "reason_in"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePreview:
+    """The preview of one change."""
+
+    title: str
+    eyebrow: str
+    """What the change is about."""
+    sentences: tuple[str, ...]
+    """What will happen."""
+    action: Markup
+    """The address of the form, with the names of what it changes."""
+    button: str
+    back: Markup | str
+    """The page to return to without a change."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What the change concerns, by label."""
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    """Fields that the form repeats from the preview."""
+    ticks: Mapping[str, str] = field(default_factory=dict)
+    """Fields to tick, by name, with their labels."""
+    wants_reason: bool = False
+    repeated: str = ""
+    """What a visitor types again; empty if nothing."""
+    repeated_name: str = ""
+    """What that is, such as ``name of the topic``."""
+    refusal: str = ""
+    """Why the change cannot be made; the page then has no form."""
+    is_bad: bool = False
+    """Whether the change destroys something."""
+
+    def content(self) -> PageContent:
+        """The page that shows it."""
+        values: dict[str, Any] = {
+            "title": self.title,
+            "preview": self,
+            "reason_max": REASON_CHARS_MAX,
+        }
+        return PageContent("preview.html", values)
+
+
+def reason_in(fields: Mapping[str, str]) -> str:
+    """The reason in a form.
+
+    Raises:
+        UsageError: It is missing, or too long.
+    """
+    reason = required(fields, "reason", "the reason")
+    if len(reason) > REASON_CHARS_MAX:
+        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+    return reason
+
+
+def check_repeated(fields: Mapping[str, str], name: str, expected: str) -> None:
+    """Pass if a visitor has typed a name again.
+
+    Raises:
+        UsageError: It is missing or different.
+    """
+    if required(fields, "repeated", f"the {name}") != expected.strip():
+        raise UsageError(f"the {name} is not the same; type it as it is shown")

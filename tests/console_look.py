@@ -58,6 +58,13 @@ def check_page(shown, address):
 
 
 def keep_picture(shown, name):
-    """Make a picture of the docs again, if TXMQ_SCREENSHOTS names their folder."""
+    """Make a picture of the docs again, if TXMQ_SCREENSHOTS names their folder; without the empty
+    end of the page.
+    """
     if folder := os.environ.get("TXMQ_SCREENSHOTS"):
-        shown.screenshot(path=Path(folder) / f"{name}.png")
+        size = shown.viewport_size
+        end = shown.evaluate("document.querySelector('main').lastElementChild.offsetTop")
+        end += shown.evaluate("document.querySelector('main').lastElementChild.offsetHeight")
+        height = min(size["height"], end + 16)
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": height}
+        shown.screenshot(path=Path(folder) / f"{name}.png", clip=clip)

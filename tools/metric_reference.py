@@ -52,13 +52,17 @@ bytes that are no request, or because of a limit |
 | `transactions`, `topics`, `groups`, `heartbeats`, `offsets`, `locks`, `relays` | requests that \
 exceeded [a limit that all clients share](../howto/limits.md#what-all-clients-share) |
 """,
+    "Several brokers": """\
+With [`txmq serve --brokers`](../howto/several-brokers.md) one page has the metrics of all \
+brokers, and each sample has the label `broker`.
+""",
     "Process": """\
 On Linux the page also has `process_resident_memory_bytes`, `process_virtual_memory_bytes`, \
 `process_cpu_seconds_total`, `process_open_fds`, `process_max_fds` and \
 `process_start_time_seconds`, as every program with Prometheus' client library.
 """,
 }
-WHO = {Origin.ALL: "all", Origin.LEADER: "leader", Origin.FOLLOWER: "follower"}
+WHO = {origin: str(origin) for origin in Origin}
 
 
 def page() -> str:

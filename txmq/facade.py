@@ -105,6 +105,15 @@ class OpenableFacade(Facade[X]):
         """The object of the asyncio client."""
         return self._real
 
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in its loop, and wait for the result.
+
+        Raises:
+            UsageError: The loop does not run, or this thread has one.
+            Exception: Any error of the coroutine.
+        """
+        return self._background.wait(work)
+
     def start(self) -> None:
         """Open it, as ``with`` does; for programs whose start and end lie apart.
 

@@ -338,7 +338,7 @@ CHECKED_TRANSACTIONS_KEPT: Final = 8_192
 """Transactions whose latest checks a broker remembers, for people who look at them."""
 
 CHECKS_KEPT: Final = 8
-"""The latest checks of each of them; both limits together are some 15 MB at most."""
+"""The latest checks of each of them; both limits together are 25 MB at most."""
 
 CONSOLE_SESSIONS_MAX: Final = 200
 """Visitors of a web console with a session; one more ends the session that is unused for

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from msgspec.structs import replace
 
@@ -47,7 +47,7 @@ from txmq_broker.handlers.relay import RelayHandlers
 from txmq_broker.identity import Identity
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Counted, Parts
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
@@ -57,7 +57,7 @@ from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.own_connections import own_connections
-from txmq_broker.services.registrar import Registrar
+from txmq_broker.services.registrar import Registrar, Registration
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
@@ -74,14 +74,6 @@ _TORN_MEANS: Final = {
 }
 
 
-class Counted(Protocol):
-    """A part that clients make keep something."""
-
-    def figures(self) -> dict[str, int]:
-        """What it keeps, and what it refused since the start."""
-        ...
-
-
 class Broker:
     """A broker, with its own name server unless the settings name others."""
 
@@ -95,8 +87,10 @@ class Broker:
         entropy: Entropy | None = None,
         accept_loss: str | None = None,
         leadership: HeldLeadership | None = None,
+        register: Callable[[Identity, Topics], Registration] | None = None,
     ) -> None:
         self.settings = settings
+        self._register = register
         self._accept_loss = accept_loss
         self._leadership = leadership
         self._gate = None if leadership is None else LeaderGate(leadership)
@@ -143,7 +137,7 @@ class Broker:
         self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
         self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
-        self._registrar: Registrar | OwnRegistration | None = None
+        self._registrar: Registration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._delivery: asyncio.Task[None] | None = None
         self.started_ms = 0
@@ -279,7 +273,9 @@ class Broker:
         if self._accept_loss is not None and not self._keeper.has_lost:
             log.warning("nothing is missing, so --accept-loss had no effect")
 
-    async def _open_names(self) -> Registrar | OwnRegistration:
+    async def _open_names(self) -> Registration:
+        if self._register is not None:
+            return self._register(self._identity, self.topics)
         names = self.settings.names
         if not names:
             server = self._names = NameServer(

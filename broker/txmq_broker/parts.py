@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.copies import CopiesView
@@ -28,7 +29,15 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["Parts", "ReadParts"]
+__all__ = ["Counted", "Parts", "ReadParts"]
+
+
+class Counted(Protocol):
+    """A part that clients make keep something."""
+
+    def figures(self) -> dict[str, int]:
+        """What it keeps, and what it refused since the start."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import bench_process
 from bench_access import access
 from bench_against import against, table
 from bench_bank import bank
+from bench_brokers import brokers
 from bench_checks import checks
 from bench_consumer import consumer, soak
 from bench_copies import copies
@@ -50,6 +51,7 @@ SECTIONS = {
     "access": access,
     "scrape": scrape,
     "tls": tls,
+    "brokers": brokers,
     "copies": copies,
     "drain": drain,
     "filters": filters,
@@ -80,6 +82,7 @@ class Plan:
     warm_up_s: float = 0.3
     turn_s: float = 0.3
     turns: int = 20
+    broker_turns: int = 5
     filter_turns: int = 20
     counted_rounds: int = 1000
     decorated_at_once: tuple[int, ...] = (1, 16, 64)
@@ -122,6 +125,7 @@ def plan_for(options):
             warm_up_s=0.05,
             turn_s=0.05,
             turns=2,
+            broker_turns=1,
             filter_turns=2,
             counted_rounds=200,
             decorated_at_once=(16,),
@@ -155,6 +159,7 @@ def plan_for(options):
             seconds=seconds,
             turn_s=min(seconds, 0.2),
             turns=2,
+            broker_turns=2,
             syncs=50,
             connections=500,
             starts=2,

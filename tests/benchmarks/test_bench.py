@@ -120,7 +120,7 @@ def test_sections_left_out_are_not_judged():
 SECTIONS = (
     *("floor", "sends", "ratios", "access", "scrape"),
     *(
-        ("tls", "transactions", "pending", "decorated", "filters", "resolve", "delays")
+        ("tls", "brokers", "transactions", "pending", "decorated", "filters", "resolve", "delays")
         if IS_SOAK
         else ()
     ),
@@ -173,6 +173,13 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
 def test_a_run_tells_what_tls_costs(document):
     assert document["tls"]["plain_over_off"]["median"] > 0
     assert document["tls"]["medians"].keys() == {"off", "plain", "tls"}
+
+
+@pytest.mark.soak
+def test_a_run_tells_what_a_second_broker_brings(document):
+    for each in document["brokers"].values():
+        assert each["brokers"].keys() == {"1", "2"}
+        assert each["two_over_one_per_cpu_s"]["median"] > 0
 
 
 @pytest.mark.soak

@@ -61,6 +61,7 @@ OPERATED = {
     "howto/monitor",
     "howto/replicate",
     "howto/replicate-by-hand",
+    "howto/several-brokers",
     "howto/topics-and-groups",
     "reference/cli",
 }
@@ -227,7 +228,7 @@ def run_command(words, output, scratch):
             understand(words)
             file = next(word for word in words if word.endswith(".py"))
             return scratch.run(["python", file, "reconcile", "--help"])
-        case ["txmq", "relay", *_] if output:
+        case ["txmq", "relay" | "worker", *_] if output:
             return scratch.run([scratch.real(word) for word in words], line_count(output))
         case ["txmq", group, *_] if group in RUN and not any(map(PLACEHOLDER.fullmatch, words)):
             return scratch.run([scratch.real(word) for word in words])

@@ -22,7 +22,25 @@ from txmq import Message, Outbox, blocking
 from txmq.cli.resolve_metrics import exposition as resolver_text
 from txmq.outbox.schema import create_outbox
 from txmq.reconcile.report.metrics import exposition as reconciliation_text
+from txmq.worker.figures import (
+    HandlerSeries,
+    ManagerFigures,
+    ProcessReport,
+    RelayFigures,
+    ScheduleFigures,
+    added,
+)
+from txmq.worker.metrics import WorkerState
+from txmq.worker.metrics import exposition as worker_text
 
+WORKER_REPORT = ProcessReport(
+    [HandlerSeries("g", "T", handled=2, calls=[1] * 12, seconds=3.5)],
+    {"nightly": ScheduleFigures(1, 2)},
+    {"bank": ManagerFigures(1)},
+    {"txmq_outbox": RelayFigures(1)},
+    lag={"g": 3},
+    held={"g": 1},
+)
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "howto"
 SETTINGS = (
     "http_listen=127.0.0.1:0",
@@ -30,6 +48,16 @@ SETTINGS = (
     "transaction.check_interval=10ms",
     "transaction.check_max=1",
 )
+DASHBOARD = RULES.parents[1] / "grafana" / "txmq-broker.json"
+EMPTY = {
+    "dead_letters",
+    "follower_bytes_behind",
+    "follower_seconds_behind",
+    "group_lag_messages",
+    "lease_age_seconds",
+    "refusals_total",
+}
+"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing."""
 CONFIGURATION = """
 global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
 rule_files: ["{rules}"]
@@ -139,6 +167,11 @@ def prometheus(pages, relay):
         yield found
 
 
+@pytest.fixture(scope="module")
+def parked(broker):
+    park(broker.names, "t-17")
+
+
 def read(address, path):
     with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
         return found.read().decode()
@@ -172,9 +205,8 @@ def test_figures_of_a_broker_and_a_relay_are_scraped(prometheus):
     holds('txmq_broker_role{role="leader"}', {("txmq",): 1})
 
 
-def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(broker, prometheus):
-    park(broker.names, "t-17")
-
+@pytest.mark.usefixtures("parked")
+def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prometheus):
     def is_raised():
         alerts = data_of(prometheus, "alerts")["alerts"]
         return [alert["annotations"]["summary"] for alert in alerts]
@@ -187,10 +219,25 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(broke
     assert [rule["name"] for rule in group["rules"] if rule.get("lastError")] == []
 
 
+@pytest.mark.usefixtures("parked")
+def test_every_query_of_the_dashboard_is_answered(prometheus):
+    rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
+    asyncio.run(until(lambda: values_of(prometheus, rates)))
+    queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
+    empty = set()
+    for query in map(json.loads, queries):
+        text = query.replace("$instance", ".+").replace("$__rate_interval", "10s")
+        if not data_of(prometheus, "query", query=text)["result"]:
+            empty |= set(re.findall(r"txmq_broker_(\w+)", text))
+    assert len(queries) > 30
+    assert empty == EMPTY
+
+
 def test_promtool_finds_no_fault_in_any_page(pages, relay):
     texts = {
         "broker": read(pages, "/metrics"),
         "relay": read(relay, "/metrics"),
+        "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }

@@ -1,8 +1,13 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
+import importlib
+from pathlib import Path
+
 import msgspec
 import pytest
+from py4j.protocol import Py4JError
 
+from tests import databases, jdbc_driver
 from tests.extracts import (
     DAY,
     JOURNAL,
@@ -16,7 +21,7 @@ from tests.extracts import (
 )
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.jdbc import SparkDialect, options
+from txmq.reconcile.extract.jdbc import SparkDialect, _error_sentence, _packed, options
 from txmq.reconcile.extract.statements import EntryStatements
 from txmq.reconcile.extract.table_writer import control_of
 from txmq.reconcile.rules import Bank, Day, Money
@@ -139,6 +144,31 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
     assert {path.name for path in (folder / "icbc").iterdir()} == {"entries", "opening", "later"}
 
 
+def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
+    class Derby:
+        url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+
+    driver = {"driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+    row = f"1, 't-1', 'alice', '-5', 'CNY', 'debit', {NOON_MS}"
+    frame = spark.sql(f"SELECT * FROM VALUES ({row}) AS t({', '.join(JOURNAL)})")
+    frame.write.jdbc(Derby.url, "journal", properties=driver)
+    told = bank_of(Derby, where='1 / ("id" - 1) = 0') | {"readers": 2, "properties": driver}
+
+    with pytest.raises(ReconcileRefused, match=r"icbc: .*Attempt to divide by zero"):
+        taken(rules_of(tmp_path, told), spark=spark)
+
+
+def test_a_failure_while_rows_arrive_has_its_cause(spark):
+    """Spark's own words are "Exception thrown in awaitResult:", and nothing else."""
+    number = "java_method('java.lang.Integer', 'parseInt', 'x')"
+    failing = spark.sql(f"SELECT if(id = 7, {number}, id) AS x FROM range(9)")
+    rows = failing.mapInArrow(_packed, "stream BINARY").toLocalIterator()
+
+    with pytest.raises(Py4JError) as caught:
+        list(rows)
+    assert _error_sentence(caught.value, "jdbc:x://bank") == 'For input string: "x"'
+
+
 def test_a_condition_is_the_databases_own_and_properties_are_passed_on():
     given = msgspec.structs.replace(
         bank(table="core.journal", where="rownum > 0"), properties={"driver": "a.b.C"}
@@ -165,3 +195,19 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
         extract_day(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)
+
+
+def test_the_benchmark_of_extracts_reads_the_same_rows_in_both_ways(
+    spark, postgres, tmp_path, monkeypatch
+):
+    """Its whole run takes a minute, so only the soak has one; a changed call must show before."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    bench = importlib.import_module("bench_reconcile_extract")
+    spark.sql(f"ADD JAR '{jdbc_driver.jar()}'")
+    with postgres.database() as url:
+        bench._fill(url, 200)
+        rules = bench._rules(databases.conninfo(url), tmp_path)
+
+        assert bench._extract(rules, tmp_path / "ours", spark) == 200
+        assert bench._jdbc(rules, tmp_path / "theirs", spark) == 200
+        bench._see_alike(rules, tmp_path / "both", spark)

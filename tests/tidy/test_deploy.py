@@ -14,6 +14,12 @@ from typer.main import get_command
 from tools import cli_reference, dashboard
 from txmq.cli.root import app
 from txmq.config import load
+from txmq.runtime.child_process import KILL_GRACE_S
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.entropy import SystemEntropy
+from txmq.runtime.supervisor import Supervisor, SupervisorSettings
+from txmq.worker.figures import WorkerFigures
+from txmq.worker.pages import WorkerPages
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
 from txmq_broker.monitoring.pages import MonitoringPages
@@ -22,7 +28,8 @@ from txmq_broker.monitoring.subject import LoneProcess
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus/txmq-broker.rules.yml"
-OF_PROMETHEUS = {"instance", "job", "le"}
+OF_PROMETHEUS = {"instance", "job", "le", "broker"}
+"""Labels that any metric may have; the supervisor of several brokers adds the last."""
 OF_PROCESSES = {
     "process_resident_memory_bytes",
     "process_cpu_seconds_total",
@@ -116,10 +123,10 @@ def manifests():
     return {found["kind"]: found for found in yaml.safe_load_all(text)}
 
 
-def options_of(words):
-    """The options of a command line that starts a broker, as the program reads them."""
-    serve = dict(cli_reference.commands(get_command(app), "txmq"))["txmq serve"]
-    return serve.make_context("txmq serve", list(words)).params
+def options_of(words, command="serve"):
+    """The options of a command line, as the program reads them."""
+    found = dict(cli_reference.commands(get_command(app), "txmq"))[f"txmq {command}"]
+    return found.make_context(f"txmq {command}", list(words)).params
 
 
 def test_the_unit_starts_a_broker_that_can_be_probed():
@@ -158,3 +165,39 @@ def test_the_pod_starts_a_broker_and_asks_for_pages_that_exist():
     label = found["StatefulSet"]["spec"]["selector"]["matchLabels"]
     assert pod["metadata"]["labels"] == found["Service"]["spec"]["selector"] == label
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label
+
+
+def test_the_unit_of_a_worker_has_time_to_drain(tmp_path):
+    unit = (DEPLOY / "systemd/txmq-worker.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.+)$", unit, re.MULTILINE)
+    program, command, *words = shlex.split(
+        line.replace("--app-dir /opt/shop", f"--app-dir {tmp_path}")
+    )
+    options = options_of(words, "worker")
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+
+    assert (Path(program).name, command) == ("txmq", "worker")
+    assert options["targets"] == ("orders:client",)
+    assert int(limit) > options["drain_timeout"] + KILL_GRACE_S
+    assert "KillMode=mixed\n" in unit
+    assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit
+
+
+def test_the_pod_of_a_worker_has_time_to_drain_and_asks_for_pages_that_exist(tmp_path):
+    (found,) = yaml.safe_load_all((DEPLOY / "kubernetes/txmq-worker.yaml").read_text())
+    pod = found["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    program, command, *words = container["command"]
+    options = options_of([word.replace("=/app", f"={tmp_path}") for word in words], "worker")
+    (port,) = container["ports"]
+    supervisor = Supervisor(None, SupervisorSettings(), None, SystemClock(), SystemEntropy())
+    pages = WorkerPages(supervisor, WorkerFigures(), [], SystemClock()).pages()
+
+    assert (program, command) == ("txmq", "worker")
+    assert options["http"] == f"0.0.0.0:{port['containerPort']}"
+    grace_s = pod["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > options["drain_timeout"] + KILL_GRACE_S
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"] in pages
+        assert container[probe]["httpGet"]["port"] == port["name"]
+    assert pod["metadata"]["labels"] == found["spec"]["selector"]["matchLabels"]

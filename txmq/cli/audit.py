@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -79,6 +80,8 @@ def audit(
             fail("--data is the directory of one broker; leave out --broker", WRONGLY_CALLED)
         if not data.is_dir():
             fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
+        if hint := hint_of_brokers(data):
+            fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
         rows: Iterable[tuple[str, AuditedRequest]] = (("", one) for one in _stored(data, wanted))
         rows = rows if limit is None else deque(rows, limit)
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
+from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.findings import holder_of, print_finding, progress_bar, summary_text
 from txmq.cli.moments import time_text
@@ -64,6 +65,8 @@ def create(
     """
     if not data.is_dir():
         fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
+    if hint := hint_of_brokers(data):
+        fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
     _refuse_nesting(data, to)
     with _open_folder(to, is_writer=True) as folder:
         manifest, copied = _create(data, to, folder, has_links=link)

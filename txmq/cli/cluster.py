@@ -2,7 +2,7 @@
 
 import typer
 
-from txmq.cli.cluster_status import copies_of, print_copies
+from txmq.cli.cluster_status import copies_of, is_drained, print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
 from txmq.cli.set_members import rejoin, remove
@@ -33,6 +33,7 @@ def cluster() -> None:
         ListColumn("in/s", "in_per_s"),
         ListColumn("out/s", "out_per_s"),
         ListColumn("access", "access"),
+        ListColumn("drained", "drained", lambda drained: "yes" if drained else ""),
     ],
     empty="no brokers",
 )
@@ -70,8 +71,10 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
     for broker in await admin.cluster():
         for replica, address in sorted(broker.addresses.items()):
             stats: dict[str, str] = {}
+            drained: bool | None = None
             if replica == MASTER:
                 try:
+                    drained = await is_drained(admin, broker.name)
                     stats = await admin.broker_stats(broker.name)
                 except NoPermission as error:
                     stats = {"access": str(error).partition(",")[0]}
@@ -88,6 +91,7 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
                     "in_per_s": _first(stats, "putTps"),
                     "out_per_s": _first(stats, "getTransferedTps", "getTransferredTps"),
                     "access": stats.get("access", ""),
+                    "drained": drained,
                 }
             )
     return rows

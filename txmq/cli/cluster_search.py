@@ -7,7 +7,7 @@ and hides no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from txmq.cli.common import for_each, sentence_of
@@ -15,7 +15,16 @@ from txmq.cli.group_state import is_of_system
 from txmq.cli.topic_rows import own_topics
 from txmq.client import Admin
 from txmq.client.observe.trace_records import SendRecord, decode
-from txmq.errors import NotFound, RequestNotSupported, TopicNotFound, TxmqError
+from txmq.client.routes import MASTER
+from txmq.client.values import BrokerInfo
+from txmq.errors import (
+    BrokerRefused,
+    NoPermission,
+    NotFound,
+    RequestNotSupported,
+    TopicNotFound,
+    TxmqError,
+)
 from txmq.message import ReceivedMessage
 from txmq.protocol.topics import TRACES
 from txmq.quantity import quantity
@@ -28,7 +37,7 @@ TOPICS_SEARCHED_MAX: Final = 50
 """In so many topics a search looks for messages; it takes two requests for each."""
 TRANSACTIONS_SEARCHED_MAX: Final = 500
 """Open transactions of each broker whose keys are compared."""
-KINDS: Final = ("topic", "group", "producer", "broker", "transaction", "message")
+KINDS: Final = ("topic", "group", "producer", "broker", "account", "transaction", "message")
 
 
 class SearchHit(NamedTuple):
@@ -60,8 +69,8 @@ class ClusterHits(NamedTuple):
 
 
 async def search_cluster(admin: Admin, text: str, cluster: str | None = None) -> ClusterHits:
-    """Search names of topics, groups, producers and brokers for a text, and ids and keys of
-    transactions and messages that are the text.
+    """Search names of topics, groups, producers, brokers and accounts for a text; and ids and keys
+    of transactions and messages that are the text.
 
     Raises:
         TransportError: No name server answers.
@@ -74,6 +83,7 @@ async def search_cluster(admin: Admin, text: str, cluster: str | None = None) ->
     await asyncio.gather(
         search.guarded("groups", search.add_groups),
         search.guarded("producers", search.add_producers),
+        search.guarded("accounts", lambda: search.add_accounts(brokers)),
         search.guarded("transactions", search.add_transactions),
         search.guarded("messages by traces", search.add_traced),
         search.guarded("messages", lambda: search.add_messages(names)),
@@ -138,6 +148,23 @@ class _ClusterSearch:
                         "producer", group, about, is_exact=False, fields={"name": group}
                     )
                     self._add(hit)
+
+    async def add_accounts(self, brokers: Sequence[BrokerInfo]) -> None:
+        """Add accounts of the first broker; those of a cluster are the same at all."""
+        names = [
+            broker.name
+            for broker in brokers
+            if MASTER in broker.addresses and self._cluster in (None, broker.cluster)
+        ]
+        if not names:
+            return
+        try:
+            found = await self._admin.accounts(names[0])
+        except NoPermission:
+            raise
+        except BrokerRefused:
+            return  # It has no accounts, or cannot list them.
+        self.add_names("account", [account.access_key for account in found.plain_access_configs])
 
     # Transactions
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
+from txmq.cli.common import for_each
 from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say, table
-from txmq.client import Admin, BrokerCopies
+from txmq.client import Admin, BrokerCopies, BrokerInfo
 from txmq.client.routes import MASTER
 from txmq.errors import TopicNotFound, TxmqError
 from txmq.runtime.coordinator import short_name
@@ -25,8 +26,8 @@ _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
 
 async def copies_of(admin: Admin) -> list[dict[str, Any]]:
     """The copies of every broker, for JSON; a broker that does not answer has a ``problem``."""
-    rows: list[dict[str, Any]] = []
-    for info in await admin.cluster():
+
+    async def row_of(info: BrokerInfo) -> dict[str, Any]:
         row: dict[str, Any] = {"cluster": info.cluster, "broker": info.name}
         row["address"] = info.addresses.get(MASTER, "")
         try:
@@ -34,8 +35,9 @@ async def copies_of(admin: Admin) -> list[dict[str, Any]]:
         except TxmqError as error:
             # The other brokers are shown all the same.
             row["problem"] = str(error).strip()
-        rows.append(row)
-    return rows
+        return row
+
+    return await for_each(await admin.cluster(), row_of)
 
 
 def _fields(copies: BrokerCopies) -> dict[str, Any]:

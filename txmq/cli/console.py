@@ -13,7 +13,7 @@ from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, ReconcileRefused
 from txmq.extras import named_extra
 from txmq.remoting.pool import split_address
 from txmq.runtime.network import SystemNetwork
@@ -45,6 +45,13 @@ def console(
             "table other than txmq_outbox.",
         ),
     ] = None,
+    reports: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Show the results of reconciliations in this directory to administrators.",
+        ),
+    ] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:
@@ -72,6 +79,7 @@ def console(
                 needs_login=needs_login,
                 operator=_user(),
                 outboxes=tuple(map(outbox_address, database or ())),
+                reports=reports,
             )
 
             def ready() -> None:
@@ -86,7 +94,7 @@ def console(
 
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
                 runner.run(run())
-    except ConfigError as error:
+    except (ConfigError, ReconcileRefused) as error:
         fail(str(error), WRONGLY_CALLED)
     except OSError as error:
         fail(f"cannot listen on {listen}: {error.strerror}; name another address with --listen")

@@ -20,7 +20,7 @@ def find(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Find topics, groups, producers, brokers, transactions and messages.
+    """Find topics, groups, producers, brokers, accounts, transactions and messages.
 
     Up to 20 of each kind are shown. Messages are found by their traces, or by looking into each
     topic if the cluster has at most 50.

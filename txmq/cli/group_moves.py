@@ -13,14 +13,16 @@ from txmq.cli.common import (
     ask,
     confirm,
     fail,
+    for_each,
     moment_of,
 )
 from txmq.cli.known_names import check_group
-from txmq.cli.output import print_result, table
+from txmq.cli.output import print_result, progress_bar, table
 from txmq.client import Admin
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, IllegalOperation
+from txmq.message import Queue, QueueOffset
 from txmq.quantity import quantity
 
 __all__ = ["clone", "consequence_of", "reset", "skip"]
@@ -51,14 +53,56 @@ def reset(
 
 def skip(
     name: Name,
-    topic: Topic,
+    topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
     *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="In all topics in which the group has an offset.")
+    ] = False,
     yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Skip all messages that a group has not consumed yet; shows how many, and asks."""
-    _move(name, topic, TO_THE_END, may_skip=True, yes=yes, names=names, json=json)
+    if (topic is None) is not everything:
+        fail("name a topic, or add --all", WRONGLY_CALLED)
+    if topic is not None:
+        _move(name, topic, TO_THE_END, may_skip=True, yes=yes, names=names, json=json)
+        return
+    plan = ask(names, lambda admin: _plan_of_all(admin, name))
+    topics = sorted({move.queue.topic for move in plan})
+    if not json:
+        counts = {
+            topic: _lag([move for move in plan if move.queue.topic == topic]) for topic in topics
+        }
+        table(["topic", "messages skipped"], counts.items())
+    confirm(
+        f"move group {name} in {quantity(len(topics), 'topic')}: {consequence_of(plan)}?", yes=yes
+    )
+
+    async def skip_each(admin: Admin) -> dict[Queue, QueueOffset]:
+        moved: dict[Queue, QueueOffset] = {}
+        with progress_bar("topics", len(topics)) as advance:
+            for one in topics:
+                moved |= await admin.reset_offset(name, one, TO_THE_END)
+                advance()
+        return moved
+
+    moved = ask(names, skip_each, changes=True)
+    where = f"{quantity(len(moved), 'queue')} of {quantity(len(topics), 'topic')}"
+    print_result(_moves(plan, moved), f"group {name} is moved in {where}", json=json)
+
+
+async def _plan_of_all(admin: Admin, name: str) -> list[OffsetMove]:
+    await check_group(admin, name)
+    topics = sorted({found.queue.topic for found in await admin.group_progress(name)})
+    plans = await for_each(
+        topics, lambda topic: admin.plan_reset(name, topic, TO_THE_END), label="topics"
+    )
+    return [move for plan in plans for move in plan]
+
+
+def _lag(plan: list[OffsetMove]) -> int:
+    return sum(move.after - move.before for move in plan if move.before is not None)
 
 
 def _move(
@@ -78,15 +122,16 @@ def _move(
         changes=True,
         topic=topic,
     )
+    text = f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}"
+    print_result(_moves(plan, moved), text, json=json)
+
+
+def _moves(plan: list[OffsetMove], moved: dict[Queue, QueueOffset]) -> list[dict[str, object]]:
     before = {move.queue: move.before for move in plan}
-    print_result(
-        [
-            {"queue": queue, "before": before.get(queue), "offset": offset}
-            for queue, offset in moved.items()
-        ],
-        f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}",
-        json=json,
-    )
+    return [
+        {"queue": queue, "before": before.get(queue), "offset": offset}
+        for queue, offset in moved.items()
+    ]
 
 
 def clone(

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 import typer
 
+from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import (
     FAILED,
     WRONGLY_CALLED,
@@ -260,7 +261,8 @@ def _open_directory(data: Path, *, is_writer: bool = False) -> Iterator[LocalDis
         fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
     if not any((data / folder).is_dir() for folder in _FOLDERS):
         fail(
-            f"{data} is not a broker's directory: it has no {_FOLDERS[0]} in it",
+            f"{data} is not a broker's directory: it has no {_FOLDERS[0]} in it"
+            f"{hint_of_brokers(data)}",
             WRONGLY_CALLED,
         )
     # The findings report what the store would log.

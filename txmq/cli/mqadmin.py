@@ -82,10 +82,10 @@ EQUIVALENTS: Final[Mapping[str, Equivalent]] = {
         text="a name server has the options with which `txmq names` started"
     ),
     "getSyncStateSet": Equivalent(("cluster status",)),
-    "getUser": Equivalent(("acl show",), "reads the file of accounts"),
+    "getUser": Equivalent(("acl list",)),
     "haStatus": Equivalent(("cluster status",)),
-    "listAcl": Equivalent(("acl show",), "reads the file of accounts"),
-    "listUser": Equivalent(("acl show",), "reads the file of accounts"),
+    "listAcl": Equivalent(("acl list",)),
+    "listUser": Equivalent(("acl list",)),
     "printMsg": Equivalent(("message pull",)),
     "printMsgByQueue": Equivalent(("message pull",), "with `--queue broker:number`"),
     "producer": Equivalent(("producer list",)),

@@ -27,7 +27,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "message": "Send, recall, fetch and look up messages.",
     "trace": "Follow the traces that clients leave.",
     "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
-    "find": "Find topics, groups, producers, brokers, transactions and messages.",
+    "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
     "tx": "Show open transactions, and decide them by hand.",
     "resolve": (
         "Answer brokers that ask about transactions of services that are down, until it is stopped."

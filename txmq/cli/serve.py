@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
@@ -44,11 +44,13 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+BROKERS_VARIABLE: Final = "TXMQ_BROKERS"
 CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
 LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
 LOG_LEVEL_VARIABLE: Final = "TXMQ_LOG_LEVEL"
 
 NOT_SETTINGS: Final = (
+    BROKERS_VARIABLE,
     CONFIG_VARIABLE,
     LOG_FORMAT_VARIABLE,
     LOG_LEVEL_VARIABLE,
@@ -197,6 +199,15 @@ def serve(
             "without accounts.",
         ),
     ] = None,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            envvar=BROKERS_VARIABLE,
+            metavar="N",
+            help="Run so many brokers of one cluster, each in a process and a directory of its "
+            "own: one for each core. Their ports are 10 apart.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -252,6 +263,9 @@ def serve(
         fail(str(error), WRONGLY_CALLED)
     if accept_loss is not None and not accept_loss.strip():
         fail("--accept-loss needs a reason, which the broker records in its log", WRONGLY_CALLED)
+    if brokers is not None:
+        raise typer.Exit(_run_several(settings, brokers, accept_loss, log_format, log_level))
+    _refuse_directory_of_several(settings)
     note_lines(banner(settings))
     keep_freed_memory()
     raise typer.Exit(_run(settings, accept_loss))
@@ -271,16 +285,24 @@ def foreign_names() -> Mapping[str, ForeignName]:
     return NAMES
 
 
-def banner(settings: "BrokerSettings") -> str:
-    """The first lines an operator reads: the version, the addresses and the data directory."""
+def banner(settings: "BrokerSettings", brokers: "Sequence[BrokerSettings]" = ()) -> str:
+    """The first lines an operator reads: the version, the addresses and the data directory.
+
+    Args:
+        settings: The settings.
+        brokers: The settings of each broker, if there are several.
+    """
     from txmq_broker.access.protection import access_text
 
-    listen = settings.listen
+    several = brokers or (settings,)
+    listen = ", ".join(broker.listen for broker in several)
     if settings.advertise:
-        listen += f", advertised as {settings.advertise}"
+        listen += f", advertised as {', '.join(broker.advertise for broker in several)}"
     names = f"{settings.names} (elsewhere)" if settings.names else settings.names_listen
     rows = {
-        "broker": f"{settings.name} in {settings.cluster}",
+        "broker" if len(several) == 1 else "brokers": (
+            f"{', '.join(broker.name for broker in several)} in {settings.cluster}"
+        ),
         "listen": listen,
         "names": names,
         "data": str(Path(settings.data).absolute()),
@@ -344,6 +366,46 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
     return None
 
 
+def _refuse_directory_of_several(settings: "BrokerSettings") -> None:
+    from txmq_broker.processes.layout import check_lone_directory
+
+    try:
+        check_lone_directory(Path(settings.data).absolute())
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
+
+
+def _run_several(
+    settings: "BrokerSettings",
+    count: int,
+    accept_loss: str | None,
+    log_form: logs.Form,
+    log_level: logs.Level,
+) -> int:
+    from txmq.cli.serve_brokers import run_brokers
+    from txmq_broker.processes.layout import settings_of_brokers
+
+    try:
+        note_lines(banner(settings, settings_of_brokers(settings, count)))
+        code, reason = run_brokers(settings, count, accept_loss, log_form, log_level)
+    except (TxmqError, OSError) as error:
+        give_up(error, started=False, addresses=_addresses(settings), data=settings.data)
+    if code:
+        fail(reason, code)
+    log.info("stopped", extra={"code": code})
+    return code
+
+
+def _addresses(settings: "BrokerSettings") -> dict[str, str]:
+    """The addresses to listen at, by option."""
+    addresses = {"--listen": settings.listen}
+    if settings.http_listen:
+        addresses["--http"] = settings.http_listen
+    if not settings.names:
+        addresses["--names-listen"] = settings.names_listen
+    return addresses
+
+
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
     from txmq_broker import following, member, running
 
@@ -364,11 +426,6 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         )
         _say_ready(broker)
 
-    addresses = {"--listen": settings.listen}
-    if settings.http_listen:
-        addresses["--http"] = settings.http_listen
-    if not settings.names:
-        addresses["--names-listen"] = settings.names_listen
     try:
         if settings.replication.coordinator:
             code = member.run(settings, ready=lambda: _say_member(settings), leading=_say_leading)
@@ -377,7 +434,7 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         else:
             code = running.run(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
-        give_up(error, started=started, addresses=addresses, data=settings.data)
+        give_up(error, started=started, addresses=_addresses(settings), data=settings.data)
     log.info("stopped", extra={"code": code})
     return code
 

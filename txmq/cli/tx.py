@@ -22,6 +22,7 @@ from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
+from txmq.cli.tx_decided import decided
 from txmq.cli.tx_history import history
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
@@ -214,6 +215,7 @@ def _recheck_all(
 
 
 app.command()(history)
+app.command()(decided)
 app.command()(watch)
 
 

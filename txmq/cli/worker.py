@@ -1,5 +1,6 @@
 """``txmq worker``: runs the consumers, managers and relays of an application."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ def worker(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODULE:NAME...",
+            metavar="MODULE:NAME",
             help="What to run: a Client, PushConsumer, ScheduledPull, TransactionManager or Relay, "
             "an object that holds some, or a function that returns them. A module alone means all "
             "that it has.",
@@ -98,6 +99,8 @@ def worker(
     restarts the processes one after the other. The exit code is 1 if a process had to be killed or
     died again and again, and 2 if the application cannot be started.
     """
+    if sys.platform == "win32":
+        fail("a worker needs signals of Linux or macOS; on Windows run the client by itself")
     logs.configure(log_format, log_level)
     where = None if http is None else host_and_port(http)
     try:

@@ -163,8 +163,8 @@ class Client(ClusterClient):
             settings: How the group consumes; one value for all its topics.
 
         Raises:
-            UsageError: The group already has such a function or other settings, or the client is
-                open.
+            UsageError: The group already has such a function or other settings, the client is
+                open, or the function declares a type that cannot be read.
             LocalProtocolError: A name is invalid, or the expression does not parse.
         """
         if self._is_open:

@@ -42,6 +42,7 @@ from txmq.console.pages import (
     outboxes,
     overview,
     producers,
+    reconciliation,
     search,
     topic_changes,
     topics,
@@ -50,6 +51,7 @@ from txmq.console.pages import (
 from txmq.console.pages import (
     settings as setting_pages,
 )
+from txmq.console.report_links import ReportLinks
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -63,6 +65,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ReconcileRefused,
     ResourceError,
     TopicNotFound,
     TransportError,
@@ -93,6 +96,7 @@ _MODULES: Final = (
     dead_letters,
     delayed,
     outboxes,
+    reconciliation,
     groups,
     group_changes,
     producers,
@@ -110,6 +114,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
     (ResourceError, 503),
+    (ReconcileRefused, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -133,7 +138,9 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
+        ConfigError: ``settings.names`` names no server, or an outbox or the
+            directory of results cannot be used.
+        ReconcileRefused: The file system of the results does not answer.
     """
     return Console(settings, clock, entropy).app()
 
@@ -149,8 +156,9 @@ class Console:
         entropy = entropy or SystemEntropy()
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
-        self._links = ClusterLinks(settings.names, entropy)
+        self._links = ClusterLinks(settings.names, entropy, settings.operator)
         self._outboxes = OutboxDatabases(settings.outboxes)
+        self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()
         self._pages = {page.path: page for page in PAGES}
         self._streams = PageStreams(self._session_with, self._rendered, self._can_begin, clock)
@@ -183,6 +191,7 @@ class Console:
             yield
         finally:
             self._outboxes.close()
+            self._reports.close()
             await self._links.close()
 
     # Pages
@@ -213,6 +222,7 @@ class Console:
             settings=self._settings,
             clock=self._clock,
             outboxes=self._outboxes,
+            reports=self._reports,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:

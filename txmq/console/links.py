@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from txmq.client import Admin, Session
 from txmq.client.routes import MASTER
 from txmq.errors import ConnectFailed, NoPermission, TransportError, UsageError
 from txmq.protocol.bodies import Heartbeat
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, fields_of
+from txmq.protocol.headers import Header
 from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import Entropy
 
-__all__ = ["ClusterLinks"]
+__all__ = ["ClusterLinks", "OperatorSession"]
+
+OPERATOR: Final = "operator"
+"""The field in which requests name a person."""
+
+
+class OperatorSession(Session):
+    """A session without an account, whose requests name a person for the audit of brokers.
+
+    Args:
+        names: The name servers.
+        operator: The person.
+
+    Raises:
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(self, names: str, operator: str) -> None:
+        super().__init__(names)
+        self._operator = operator
+
+    async def request(
+        self,
+        address: str,
+        code: int,
+        header: Header | dict[str, str] | None = None,
+        *,
+        body: bytes = b"",
+        timeout_s: float | None = None,
+    ) -> Command:
+        """See :meth:`txmq.client.Session.request`; servers ignore a field that they do not know."""
+        fields = dict(header) if isinstance(header, dict) else fields_of(header) if header else {}
+        fields.setdefault(OPERATOR, self._operator)
+        return await super().request(address, code, fields, body=body, timeout_s=timeout_s)
 
 
 class ClusterLinks:
@@ -19,14 +56,16 @@ class ClusterLinks:
     Args:
         names: The name servers.
         entropy: Makes wrong secrets, to test that brokers refuse them.
+        operator: The person whom requests without an account name.
 
     Raises:
         ConfigError: ``names`` names no server.
     """
 
-    def __init__(self, names: str, entropy: Entropy) -> None:
+    def __init__(self, names: str, entropy: Entropy, operator: str) -> None:
         self._names = names
         self._entropy = entropy
+        self._operator = operator
         self._open: dict[Credentials | None, Session] = {}
         Session(names)  # Checks the addresses now, and not when the first visitor comes.
 
@@ -34,7 +73,11 @@ class ClusterLinks:
         """The requests of an account, or those of visitors without one."""
         session = self._open.get(credentials)
         if session is None:
-            session = self._open[credentials] = Session(self._names, credentials=credentials)
+            session = self._open[credentials] = (
+                OperatorSession(self._names, self._operator)
+                if credentials is None
+                else Session(self._names, credentials=credentials)
+            )
             await session.__aenter__()
         return Admin(session)
 

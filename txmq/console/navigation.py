@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["SECTIONS", "Listed", "Section", "is_listed", "section_of"]
+__all__ = ["SECTIONS", "Listed", "Section", "section_of"]
 
 
 class Listed(NamedTuple):
@@ -29,7 +29,7 @@ class Section(NamedTuple):
 
 SECTIONS: Final[tuple[Section, ...]] = (
     Section("Overview", (Listed("/", "Overview", ""),)),
-    Section("Transactions", (Listed("/transactions", "Open and parked", "/transaction"),)),
+    Section("Transactions", (Listed("/transactions", "Open and decided", "/transaction"),)),
     Section(
         "Messages",
         (
@@ -55,13 +55,14 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/audit", "Audit", ""),
         ),
     ),
-    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
+    Section(
+        "Databases",
+        (
+            Listed("/outbox", "Outboxes", "/outbox"),
+            Listed("/reconciliation", "Reconciliation", "/reconciliation"),
+        ),
+    ),
 )
-
-
-def is_listed(path: str) -> bool:
-    """Whether the navigation names a page."""
-    return any(page.path == path for section in SECTIONS for page in section.pages)
 
 
 def section_of(path: str) -> Section | None:

@@ -1,12 +1,11 @@
-"""The outboxes that a console shows: an engine and two threads for each database."""
+"""The outboxes that a console shows: an engine and threads of its own for each database."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from txmq.console.bounded_threads import ANSWER_S, BoundedThreads
 from txmq.console.settings import OutboxAddress
 from txmq.errors import DatabaseFailed, NotFound
 from txmq.extras import named_extra
@@ -19,9 +18,6 @@ __all__ = ["OutboxDatabases"]
 T = TypeVar("T")
 
 STATEMENT_S: Final = 5
-ANSWER_S: Final = 8.0
-"""How long a page waits for a database; less than it may take itself, so that it can say so."""
-_THREADS: Final = 2
 
 
 class OutboxDatabases:
@@ -86,20 +82,18 @@ class _OutboxLink:
         self._engine = engine_of(address.url, limit_s=STATEMENT_S)
         outbox = Outbox(address.table, address.schema)
         self._operator = OutboxOperator(outbox, self._engine)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="txmq-outbox")
+        self._threads = BoundedThreads("outbox")
         shown = self._engine.url.difference_update_query(self._engine.url.query)
         self.shown = f"{outbox.rows.fullname} in {shown.render_as_string(hide_password=True)}"
 
     async def ask(self, question: Callable[[OutboxOperator], T]) -> T:
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await loop.run_in_executor(self._threads, question, self._operator)
+            return await self._threads.run(lambda: question(self._operator))
         except TimeoutError as error:
             raise DatabaseFailed(
                 f"the database of outbox {self._name} did not answer within {ANSWER_S:.0f} s"
             ) from error
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._engine.dispose()

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from txmq.client import Admin
 from txmq.console.outbox_databases import OutboxDatabases
+from txmq.console.report_links import ReportLinks
 from txmq.console.sessions import VisitorSession
 from txmq.console.settings import ConsoleSettings
 from txmq.errors import UsageError
@@ -37,6 +38,7 @@ class Visit:
     settings: ConsoleSettings
     clock: Clock
     outboxes: OutboxDatabases
+    reports: ReportLinks
     form: Mapping[str, str] = field(default_factory=dict)
     """The fields of a form that was refused, so that the visitor need not type them again."""
     problem: str = ""

@@ -64,12 +64,12 @@ class AuditPage(Body):
 
 
 class ListDelayed(Header):
-    """7721: messages that wait for their time, in order of their times."""
+    """7721: messages that wait for their time, in order of the seconds in which they are due."""
 
     level: Int32 = -1
     """Only messages of this delay level, or with a time of their own for 0; -1 for all."""
     from_ms: Int64 = 0
-    """Only messages that are due then or later."""
+    """Only messages that are due in this second or later."""
     after: str = ""
     """The place to begin at, as an answer names it; empty for the first message."""
     count: Int32 = 100

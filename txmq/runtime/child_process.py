@@ -92,6 +92,7 @@ class ChildProcess:
     Attributes:
         is_ready: Whether it works.
         is_stopping: Whether the supervisor has asked it to end.
+        is_loaded: Whether it has read its program.
         description: What it has loaded; empty until then.
         report: The content of its last report; empty before it.
         reported_at: When that came, by the monotonic clock.
@@ -120,12 +121,13 @@ class ChildProcess:
         self._reported = asyncio.Event()
         self._serial = self._answered = 0
         self.is_stopping = False
+        self.is_loaded = False
         self.description = ""
         self.report = b""
         self.reported_at = clock.monotonic()
 
     async def start(self) -> None:
-        """StartOrder the process.
+        """Start the process.
 
         Raises:
             OSError: The system starts no more processes.
@@ -185,6 +187,8 @@ class ChildProcess:
             return
         self.is_stopping = True
         self._send(StopOrder())
+        if not self.is_loaded and self._process is not None:
+            self._process.terminate()  # It may be importing, and has nothing in hand yet.
         loop = asyncio.get_running_loop()
         self._killer = loop.call_later(within_s + KILL_GRACE_S, self._cut)
 
@@ -223,7 +227,7 @@ class ChildProcess:
             while line := await reader.readline():
                 self._take(_DECODE_NOTICE.decode(line))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            log.warning("process %d: its line broke: %s", self.number, error)
+            log.debug("process %d: its line broke: %s", self.number, error)
         finally:
             self._reported.set()
 
@@ -235,9 +239,9 @@ class ChildProcess:
             self._reported.set()
             return
         if isinstance(notice, LoadedNotice):
-            self.description = notice.description
+            self.is_loaded, self.description = True, notice.description
         elif isinstance(notice, ReadyNotice):
             self._ready_at = self._clock.monotonic()
-        else:
+        elif isinstance(notice, FailedNotice):
             self._failure = notice
         self._on_notice(self, notice)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
@@ -19,6 +21,7 @@ __all__ = [
     "LINE_BYTES_MAX",
     "AskOrder",
     "ChildNotice",
+    "ContentNotice",
     "FailedNotice",
     "FailureKind",
     "LoadedNotice",
@@ -32,6 +35,9 @@ __all__ = [
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """One line; the figures of a thousand series have half a megabyte."""
+
+WATCH_S: Final = 1.0
+"""How soon a child whose loop is blocked notices that its supervisor is gone."""
 
 FailureKind: TypeAlias = Literal["refused", "unavailable"]
 """Whether the same start must fail again, or may succeed when a server is back."""
@@ -80,17 +86,33 @@ class ReportNotice(msgspec.Struct, tag="report", frozen=True):
     content: msgspec.Raw
 
 
+class ContentNotice(msgspec.Struct, tag="content", frozen=True):
+    """Something that only the program reads."""
+
+    content: msgspec.Raw
+
+
 Order: TypeAlias = StartOrder | StopOrder | AskOrder
 """What a supervisor sends."""
 
-ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice
+ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice | ContentNotice
 """What a child sends."""
+
+_PIECE_BYTES: Final = 65_536
 
 _DECODE_ORDER: Final = msgspec.json.Decoder(Order)
 
 
+def _watch(parent: int, grace_s: float) -> None:
+    never = threading.Event()
+    while os.getppid() == parent:
+        never.wait(WATCH_S)
+    never.wait(grace_s)
+    os._exit(1)
+
+
 class ParentLink:
-    """The child's end, inside its ``async with``.
+    """The child's end. It is made before the event loop runs, and works inside its ``async with``.
 
     Args:
         descriptor: The number of the socket's file descriptor.
@@ -101,31 +123,49 @@ class ParentLink:
         is_orphan: Whether the supervisor is gone.
     """
 
-    def __init__(self, descriptor: int, report: Callable[[], bytes]) -> None:
+    def __init__(self, descriptor: int, report: Callable[[], bytes | Awaitable[bytes]]) -> None:
         # Programs that this one starts must not hold the socket open.
         os.set_inheritable(descriptor, False)
         self._socket = socket.socket(fileno=descriptor)
         self._report = report
         self._reader: asyncio.Task[None] | None = None
+        self._reporter: asyncio.Task[None] | None = None
+        self._asked = 0
         self._writer: asyncio.StreamWriter | None = None
-        self.start = StartOrder(0, msgspec.Raw(b"null"))
         self.stopped = asyncio.Event()
         self.is_orphan = False
 
-    async def __aenter__(self) -> Self:
-        """Read the first line.
+    def read_start(self) -> StartOrder:
+        """Read the first line, before the loop runs.
 
         Raises:
             ConnectionError: The supervisor is gone already.
         """
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = self._socket.recv(_PIECE_BYTES, socket.MSG_PEEK)
+            # Further lines stay in the socket for the loop.
+            taken = self._socket.recv(piece.find(b"\n") + 1 or len(piece)) if piece else b""
+            if not taken:
+                raise ConnectionError("the supervisor of this process is gone")
+            line += taken
+        order = _DECODE_ORDER.decode(line)
+        assert isinstance(order, StartOrder), "the first line starts the child"
+        return order
+
+    def end_after_parent(self, grace_s: float) -> None:
+        """End this process some seconds after its supervisor at the latest, even if a function
+        blocks the event loop.
+        """
+        name = "txmq-parent-watch"
+        threading.Thread(
+            target=_watch, args=(os.getppid(), grace_s), name=name, daemon=True
+        ).start()
+
+    async def __aenter__(self) -> Self:
         reader, self._writer = await asyncio.open_connection(
             sock=self._socket, limit=LINE_BYTES_MAX
         )
-        line = await reader.readline()
-        first = _DECODE_ORDER.decode(line) if line else None
-        if not isinstance(first, StartOrder):
-            raise ConnectionError("the supervisor of this process is gone")
-        self.start = first
         self._reader = asyncio.create_task(self._read(reader), name="supervisor's orders")
         return self
 
@@ -135,25 +175,44 @@ class ParentLink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._reader, self._reporter):
+            if task is not None:
+                task.cancel()
         if self._writer is not None:
             self._writer.close()
 
     def send(self, notice: ChildNotice) -> None:
-        """Send a line, unless the supervisor is gone."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(msgspec.json.encode(notice) + b"\n")
+        """Send a line, unless the supervisor is gone; also before the loop runs."""
+        line = msgspec.json.encode(notice) + b"\n"
+        if self._writer is None:
+            with suppress(OSError):
+                self._socket.sendall(line)
+        elif not self._writer.is_closing():
+            self._writer.write(line)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
+        with suppress(OSError):  # The supervisor was killed.
             while line := await reader.readline():
                 order = _DECODE_ORDER.decode(line)
                 if isinstance(order, StopOrder):
                     self.stopped.set()
                 elif isinstance(order, AskOrder):
-                    self.send(ReportNotice(order.serial, msgspec.Raw(self._report())))
-        except OSError:
-            pass  # The supervisor was killed.
+                    self._ask(order.serial)
         self.is_orphan = True
         self.stopped.set()
+
+    def _ask(self, serial: int) -> None:
+        self._asked = serial
+        if self._reporter is not None and not self._reporter.done():
+            return  # The report in the making answers this question as well.
+        found = self._report()
+        if isinstance(found, bytes):
+            self._send_report(found)
+        else:
+            self._reporter = asyncio.create_task(self._wait_for(found), name="report")
+
+    async def _wait_for(self, report: Awaitable[bytes]) -> None:
+        self._send_report(await report)
+
+    def _send_report(self, content: bytes) -> None:
+        self.send(ReportNotice(self._asked, msgspec.Raw(content)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,10 +20,16 @@ from txmq.runtime.backoff import Backoff
 from txmq.runtime.child_process import ChildCommand, ChildEnd, ChildProcess
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.parent_link import ChildNotice, FailedNotice, LoadedNotice, ReadyNotice
+from txmq.runtime.parent_link import (
+    ChildNotice,
+    ContentNotice,
+    FailedNotice,
+    LoadedNotice,
+    ReadyNotice,
+)
 from txmq.runtime.tasks import Tasks, Threads
 
-__all__ = ["Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
+__all__ = ["ChildSlot", "Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,7 @@ class SupervisorEnd(Enum):
     """Why a supervisor ended."""
 
     DRAINED = "all processes finished their work"
-    CUT = "a process did not finish its work in time, and was killed"
+    CUT = "a process did not finish its work in order"
     REFUSED = "the program cannot be started"
     GAVE_UP = "a process died again and again"
 
@@ -57,7 +64,7 @@ class SupervisorSettings:
     """Deaths of one child in a row before the supervisor gives up; 0 means never. It goes on as
     long as another child is ready."""
     waits_for_change: bool = False
-    """A child that cannot start waits for :meth:`Supervisor.replace_all`."""
+    """A child that cannot start, or dies too often, waits for :meth:`Supervisor.replace_all`."""
 
 
 class SupervisorListener(Protocol):
@@ -116,6 +123,7 @@ class Supervisor:
         listener: Notified of what happens.
         clock: Gives the time.
         entropy: Gives randomness.
+        on_content: Called with the number of a child and what it sends for the program alone.
     """
 
     def __init__(
@@ -125,8 +133,10 @@ class Supervisor:
         listener: SupervisorListener,
         clock: Clock,
         entropy: Entropy,
+        on_content: Callable[[int, bytes], None] | None = None,
     ) -> None:
         self._command = command
+        self._on_content = on_content
         self.settings = settings
         self._listener = listener
         self._clock = clock
@@ -233,10 +243,10 @@ class Supervisor:
             slot.is_replacing = True
             slot.child.stop(self.settings.drain_s)
 
-    async def reports(self) -> dict[int, bytes]:
+    async def reports(self, within_s: float = REPORT_S) -> dict[int, bytes]:
         """A report of each child that has sent one, by its number."""
         children = self.children
-        found = await asyncio.gather(*[child.ask(REPORT_S) for child in children])
+        found = await asyncio.gather(*[child.ask(within_s) for child in children])
         return {
             child.number: report for child, report in zip(children, found, strict=True) if report
         }
@@ -296,9 +306,9 @@ class Supervisor:
         if end.ready_s is not None and end.ready_s >= SETTLED_S:
             slot.deaths = 0
             slot.backoff.reset()
-        if end.failure is not None and end.failure.kind == "unavailable":
-            return slot.backoff.next_pause()
         if end.failure is not None:
+            if end.failure.kind == "unavailable":
+                return slot.backoff.next_pause()
             if self.settings.waits_for_change:
                 return None
             if not self._was_ready:
@@ -308,25 +318,36 @@ class Supervisor:
             return 0.0  # A signal ended this child alone, and it finished its work.
         slot.deaths += 1
         slot.changed.set()
+        return None if self._dies_too_often(slot, end) else slot.backoff.next_pause()
+
+    def _dies_too_often(self, slot: ChildSlot, end: ChildEnd) -> bool:
+        """Whether no other child takes its place by itself; then the supervisor may give up."""
         most = self.settings.deaths_max
-        if most and slot.deaths >= most and not any(other.is_ready for other in self.slots):
+        if not most or slot.deaths < most or any(other.is_ready for other in self.slots):
+            return False
+        if not self.settings.waits_for_change:
             times = "once" if most == 1 else f"{slot.deaths} times in a row"
             self._give_up(
                 SupervisorEnd.GAVE_UP, f"process {slot.number} died {times}, the last time: {end}"
             )
-            return None
-        return slot.backoff.next_pause()
+        return True
 
     def _give_up(self, end: SupervisorEnd, reason: str) -> None:
         self._end, self._reason = end, reason
         self._over.set()
 
     def _note_cut(self, end: ChildEnd) -> None:
-        if end.was_killed and self._end is None:
+        # A child that has loaded nothing has no handler for SIGTERM yet, and nothing in hand.
+        is_in_order = end.code in {0, -signal.SIGTERM} and not end.was_killed
+        if not is_in_order and end.failure is None and self._end is None:
             self._end = SupervisorEnd.CUT
 
     def _notice(self, child: ChildProcess, notice: ChildNotice) -> None:
         slot = self.slots[child.number - 1]
+        if isinstance(notice, ContentNotice):
+            if self._on_content is not None:
+                self._on_content(child.number, bytes(notice.content))
+            return
         if isinstance(notice, LoadedNotice) and not self._loaded.is_set():
             self._loaded.set()
             self._listener.loaded(notice.description)

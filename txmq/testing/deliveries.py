@@ -21,10 +21,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
-from txmq.errors import ConfigError, UsageError
+from txmq.errors import ConfigError, PayloadInvalid, UsageError
 from txmq.extras import named_extra
 
 with named_extra():
@@ -34,7 +35,7 @@ from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.kill_points import Killed, Point, guarded_of
 from txmq.testing.reports import DeliveryAttempt, End, Report
-from txmq.testing.rounds import Call, Rounds, ScheduledDelivery
+from txmq.testing.rounds import Call, Rounds, ScheduledDelivery, argument_maker
 
 __all__ = ["Deliveries", "DeliveryAttempt", "End", "Killed", "Point", "Report", "received"]
 
@@ -150,7 +151,7 @@ class Deliveries(Generic[M]):
                     pause(found)
                     continue
                 with found:
-                    found.returned(found.handler()(found.message))
+                    found.returned(found.handler()(*found.arguments))
 
         with ThreadPoolExecutor(self._callers, "caller") as threads:
             list(threads.map(call, range(1, self._callers + 1)))
@@ -178,7 +179,7 @@ class Deliveries(Generic[M]):
                     await pause(found)
                     continue
                 with found:
-                    found.returned(await found.handler()(found.message))
+                    found.returned(await found.handler()(*found.arguments))
 
         async with asyncio.TaskGroup() as callers:
             for caller in range(1, self._callers + 1):
@@ -198,7 +199,7 @@ class Deliveries(Generic[M]):
         """All deliveries in order: some of a message's deliveries are adjacent, the others
         anywhere.
         """
-        key = self._key or _key_of(handler)
+        key = self._key or _key_of(handler, argument_maker(handler, self._messages))
         chance = SeededEntropy(self._seed).fork("order")
         placed: list[tuple[float, ScheduledDelivery]] = []
         for number, message in enumerate(self._messages):
@@ -210,8 +211,17 @@ class Deliveries(Generic[M]):
         return [delivery for _, delivery in placed]
 
 
-def _key_of(handler: object) -> Callable[[Any], Hashable]:
+def _key_of(
+    handler: object, arguments: Callable[[Any], tuple[object, ...]]
+) -> Callable[[Any], Hashable]:
     guarded = guarded_of(handler)
-    if guarded is not None:
-        return guarded.key
-    return lambda message: getattr(message, "key", message)
+
+    def key(message: Any) -> Hashable:
+        with suppress(PayloadInvalid):
+            if guarded is not None:
+                found: Hashable = guarded.key(*arguments(message))
+                return found
+        own: Hashable = getattr(message, "key", message)
+        return own
+
+    return key

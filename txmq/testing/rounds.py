@@ -10,19 +10,20 @@ import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from traceback import format_exception_only
 from types import TracebackType
 from typing import Any, Final, Self
 
-from txmq.errors import KeyConflict, KeyInProgress, VersionGap
+from txmq.client.consume.handler_arguments import arguments_of
+from txmq.errors import KeyConflict, KeyInProgress, PayloadInvalid, VersionGap
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.kill_points import Killed, Point, mortal, points_of
 from txmq.testing.reports import DeliveryAttempt, End, Report
 
-__all__ = ["Call", "Rounds", "ScheduledDelivery"]
+__all__ = ["Call", "Rounds", "ScheduledDelivery", "argument_maker"]
 
 RETRIES_MAX: Final = 16
 """The maximum number of repeats of a failed delivery, as for a group's messages."""
@@ -69,6 +70,22 @@ class ScheduledDelivery:
         return rest_s
 
 
+def argument_maker(
+    handler: Callable[..., Any], messages: Sequence[Any]
+) -> Callable[[Any], tuple[object, ...]]:
+    """How a handler is called with a message: as by a consumer, or with another value as it is."""
+    of_message = None
+    if any(isinstance(message, ReceivedMessage) for message in messages):
+        of_message = arguments_of(handler)
+
+    def make(message: Any) -> tuple[object, ...]:
+        if of_message is None or not isinstance(message, ReceivedMessage):
+            return (message,)
+        return of_message(message)
+
+    return make
+
+
 class Rounds:
     """All deliveries.
 
@@ -91,6 +108,7 @@ class Rounds:
     ) -> None:
         self._handler = handler
         self._points = points_of(handler)
+        self._arguments = argument_maker(handler, [delivery.message for delivery in deliveries])
         self._seed = seed
         self._crashes = crashes
         self._patience_s = patience_s
@@ -123,7 +141,7 @@ class Rounds:
         chance, point = SeededEntropy(named), None
         if chance.chance(self._crashes):
             point = self._points[chance.below(len(self._points))]
-        return Call(self, self._handler, delivery, caller, point)
+        return Call(self, self._handler, self._arguments, delivery, caller, point)
 
     def ended(self, delivery: ScheduledDelivery, caller: int, end: End, words: str) -> None:
         """Record the end of a call."""
@@ -165,24 +183,30 @@ class Call:
         self,
         rounds: Rounds,
         handler: Callable[..., Any],
+        arguments: Callable[[Any], tuple[object, ...]],
         delivery: ScheduledDelivery,
         caller: int,
         point: Point | None,
     ) -> None:
         self._rounds = rounds
         self._handler = handler
+        self._arguments = arguments
         self._delivery = delivery
         self._caller = caller
         self._point = point
         self._end, self._words = End.ACKNOWLEDGED, ""
 
     @property
-    def message(self) -> Any:
-        """The argument of the handler."""
+    def arguments(self) -> tuple[object, ...]:
+        """The arguments of the handler.
+
+        Raises:
+            PayloadInvalid: The body does not fit the type that the handler declares.
+        """
         message = self._delivery.message
         if isinstance(message, ReceivedMessage):
-            return replace(message, attempts=self._delivery.attempts)
-        return message
+            message = replace(message, attempts=self._delivery.attempts)
+        return self._arguments(message)
 
     def handler(self) -> Callable[..., Any]:
         """The handler to call, unless the caller dies before."""
@@ -237,7 +261,7 @@ def _end_of(error: BaseException) -> tuple[End, str]:
         return End.KILLED, str(error)
     if isinstance(error, KeyInProgress | VersionGap):
         return End.LATER, words
-    if isinstance(error, KeyConflict):
+    if isinstance(error, KeyConflict | PayloadInvalid):
         return End.REFUSED, words
     return End.RAISED, words
 

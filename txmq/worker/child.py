@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from io import TextIOWrapper
 from typing import Final
 
 import msgspec
@@ -36,15 +40,23 @@ from txmq.worker.figures import (
 )
 from txmq.worker.parts import OpenParts, WorkerPart, relay_of
 from txmq.worker.plan import WorkerPlan
-from txmq.worker.targets import load_parts
+from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 
 LAG_S: Final = 10.0
 """How often brokers are asked how far groups are behind."""
+LAG_AGAIN_S: Final = 1.0
+"""How soon they are asked again about a group that they do not know yet."""
 LAG_ANSWER_S: Final = 5.0
+
+ORPHAN_GRACE_S: Final = 5.0
+"""How much longer than its drain a process may live after its supervisor."""
+
+IMPORT_NOTICE_S: Final = 10.0
+"""How long an import may take before the log says so."""
 
 DRAINED: Final = 0
 CRASHED: Final = 1
@@ -60,30 +72,49 @@ class WorkerChild:
         self._parts: OpenParts | None = None
         self._tasks = Tasks()
 
-    async def run(self, descriptor: int) -> int:
+    def main(self, link: ParentLink) -> int:
+        """Import the application, then run the loop; returns the exit code.
+
+        Raises:
+            ConnectionError: The supervisor is gone already.
+        """
+        start = link.read_start()
+        plan = msgspec.json.decode(start.plan, type=WorkerPlan)
+        logs.configure(plan.log_form, plan.log_level, worker=start.number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        CURRENT.set(WorkerProcess(start.number, plan.drain_s, self._figures))
+        sys.path.insert(0, plan.app_dir)
+        try:
+            # Before the loop runs: modules may create tables, which takes a loop of their own.
+            with import_notice(plan.targets):
+                import_modules(plan.targets)
+        except ConfigError as error:
+            link.send(FailedNotice("refused", str(error)))
+            return CANNOT_START
+        link.end_after_parent(plan.drain_s + ORPHAN_GRACE_S)
+        # Not closed: that would wait for threads, in which a handler may hang.
+        runner = asyncio.Runner(loop_factory=fast_loop())
+        return runner.run(self.run(link, start.number, plan))
+
+    async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
         """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
-        async with ParentLink(descriptor, self.report) as link:
-            plan = msgspec.json.decode(link.start.plan, type=WorkerPlan)
-            logs.configure(plan.log_form, plan.log_level, worker=link.start.number)
+        async with link, AsyncExitStack() as stack:
             with_signals(link.stopped)
-            number = link.start.number
-            CURRENT.set(WorkerProcess(number, plan.drain_s, self._figures))
-            sys.path.insert(0, plan.app_dir)
-            async with AsyncExitStack() as stack:
-                kind: FailureKind = "refused"
-                try:
-                    parts = await self._load(plan, stack)
-                    link.send(LoadedNotice(parts.description))
-                    await parts.open()
-                except (ConfigError, UsageError) as error:
-                    reason = str(error)
-                except TxmqError as error:
-                    kind = "unavailable" if error.retryable else "refused"
-                    reason = str(error).partition("\n")[0]
-                else:
-                    return await self._work(link, parts, plan)
-                link.send(FailedNotice(kind, reason))
-                return CANNOT_START
+            kind: FailureKind = "refused"
+            try:
+                parts = await self._load(plan, stack)
+                link.send(LoadedNotice(parts.description))
+                await parts.open()
+            except (ConfigError, UsageError) as error:
+                reason = str(error)
+            except TxmqError as error:
+                kind = "unavailable" if error.retryable else "refused"
+                reason = str(error).partition("\n")[0]
+            else:
+                return await self._work(link, parts, lag=plan.watches_lag and number == 1)
+            link.send(FailedNotice(kind, reason))
+            return CANNOT_START
 
     async def _load(self, plan: WorkerPlan, stack: AsyncExitStack) -> OpenParts:
         found: list[WorkerPart] = []
@@ -96,9 +127,9 @@ class WorkerChild:
                 self._figures.of(consumer.group, subscription.topic)
         return parts
 
-    async def _work(self, link: ParentLink, parts: OpenParts, plan: WorkerPlan) -> int:
+    async def _work(self, link: ParentLink, parts: OpenParts, *, lag: bool) -> int:
         self._parts = parts
-        if plan.watches_lag and link.start.number == 1:
+        if lag:
             self._tasks.start(self._look_at_lag_always(parts), "lag of groups")
         link.send(ReadyNotice())
         await link.stopped.wait()
@@ -114,7 +145,11 @@ class WorkerChild:
     def report(self) -> bytes:
         """The figures of now, as JSON."""
         report = ProcessReport(
-            self._figures.series, self._figures.schedules, lag=self._lag, held=self._held()
+            self._figures.series,
+            self._figures.schedules,
+            lag=self._lag,
+            held=self._held(),
+            cut_off=self._cut_off(),
         )
         for part in [] if self._parts is None else self._parts.parts:
             found = part.object
@@ -133,23 +168,51 @@ class WorkerChild:
     def _held(self) -> dict[str, int]:
         if self._parts is None:
             return {}
-        return {
-            consumer.group: sum(queue.cached_msg_count for queue in consumer.held().values())
-            for consumer in self._parts.consumers
-        }
+        held: dict[str, int] = {}
+        for consumer in self._parts.consumers:
+            with suppress(RuntimeError):  # A loop in another thread may change it meanwhile.
+                queues = consumer.held().values()
+                held[consumer.group] = sum(queue.cached_msg_count for queue in queues)
+        return held
+
+    def _cut_off(self) -> list[str]:
+        found: list[str] = []
+        for consumer in {} if self._parts is None else self._parts.consumers:
+            with suppress(RuntimeError):  # Likewise.
+                if not consumer.client.session.pool.opened():
+                    found.append(consumer.group)
+        return found
 
     async def _look_at_lag_always(self, parts: OpenParts) -> None:
         while True:
-            for consumer in parts.consumers:
+            for consumer, part in parts.consumers.items():
+                admin = consumer.client.admin
                 try:
                     async with asyncio.timeout(LAG_ANSWER_S):
-                        found = await consumer.client.admin.group_lag(consumer.group)
+                        found = await part.in_loop(admin.group_lag(consumer.group))
                 except (TxmqError, TimeoutError) as error:
                     log.debug("the lag of %s is not known: %s", consumer.group, error)
                     self._lag.pop(consumer.group, None)
                 else:
                     self._lag[consumer.group] = found.lag
-            await asyncio.sleep(LAG_S)
+            is_whole = len(self._lag) == len({consumer.group for consumer in parts.consumers})
+            await asyncio.sleep(LAG_S if is_whole else LAG_AGAIN_S)
+
+
+@contextmanager
+def import_notice(targets: Sequence[str]) -> Iterator[None]:
+    """Log a line if an import takes long."""
+    text = (
+        "%s is still being imported after %g s; if it calls asyncio.run() or a function that "
+        'never returns, put that under if __name__ == "__main__"'
+    )
+    timer = threading.Timer(IMPORT_NOTICE_S, log.warning, (text, targets[0], IMPORT_NOTICE_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def with_signals(stopped: asyncio.Event) -> None:
@@ -162,22 +225,23 @@ def with_signals(stopped: asyncio.Event) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     loop.add_signal_handler(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def main() -> None:
     """Run one process; the last argument is the file descriptor of its supervisor."""
     child = WorkerChild()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Whole lines, at once: all processes print to the same stream.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            code = runner.run(child.run(int(sys.argv[-1])))
+        code = child.main(ParentLink(int(sys.argv[-1]), child.report))
     except ConnectionError:
         code = CRASHED  # The supervisor was killed while this process started.
     except Exception:
         log.exception("this process ends because of an error")
         code = CRASHED
-    logging.shutdown()
+    # Libraries send what they have kept, such as traces.
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit runs none
     sys.stdout.flush()
     # A handler that hangs in a thread must not keep the process.
     os._exit(code)

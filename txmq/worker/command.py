@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -98,11 +98,10 @@ class WorkerCommand:
             ConfigError: The pages need a package that is not installed.
             OSError: The pages cannot be served.
         """
-        say(
+        _print(
             f"txmq worker {txmq.__version__}: {' '.join(self._plan.targets)}, "
             f"{quantity(self._plan.processes, 'process', 'processes')}"
         )
-        flush()
         with asyncio.Runner(loop_factory=fast_loop()) as runner:
             end = runner.run(self._run())
         reason = ""
@@ -115,9 +114,9 @@ class WorkerCommand:
         async with AsyncExitStack() as stack:
             if self._http is not None:
                 with named_extra():
-                    from txmq.worker.pages import worker_pages
-                pages = worker_pages(supervisor, self._figures, self._plan.targets, self._clock)
-                server = HttpServer(pages, *self._http)
+                    from txmq.worker.pages import WorkerPages
+                pages = WorkerPages(supervisor, self._figures, self._plan.targets, self._clock)
+                server = HttpServer(pages.pages(), *self._http)
                 await stack.enter_async_context(server)
                 self._address = "{}:{}".format(*server.address)
                 tasks.start(self._ask_always(), "reports of processes")
@@ -146,8 +145,7 @@ class WorkerCommand:
             except ConfigError:
                 log.exception("changes are not noticed any more")
                 return
-            say(f"changed: {_shown(names)}; restarting")
-            flush()
+            _print(f"changed: {_shown(names)}; restarting")
             self._supervisor.replace_all()
 
     # Signals
@@ -184,17 +182,15 @@ class WorkerCommand:
 
     def loaded(self, description: str) -> None:
         """Say what is run."""
-        say(f"runs {description}" if description else "runs an application")
-        flush()
+        _print(f"runs {description}" if description else "runs an application")
 
     def all_ready(self) -> None:
         """Print the line that programs wait for."""
         http = f" http http://{self._address}" if self._address else ""
-        say(
+        _print(
             f"ready worker {' '.join(self._plan.targets)} processes {self._plan.processes} "
             f"pid {os.getpid()}{http}"
         )
-        flush()
 
     def died(self, number: int, end: ChildEnd, pause_s: float | None) -> None:
         """Log what becomes of a process."""
@@ -217,3 +213,10 @@ def _shown(names: list[str]) -> str:
     """Some of the changed files, as seen from the working directory."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(map(os.path.relpath, names[:NAMES_SHOWN])) + more
+
+
+def _print(text: str) -> None:
+    """Print a line now; a worker goes on if its output is closed."""
+    with suppress(OSError):
+        say(text)
+        flush()

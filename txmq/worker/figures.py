@@ -22,6 +22,7 @@ __all__ = [
     "ScheduleFigures",
     "WorkerFigures",
     "added",
+    "read_report",
 ]
 
 BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
@@ -86,6 +87,8 @@ class ProcessReport(msgspec.Struct):
     """Stored messages that a group has not consumed; the first process asks a broker."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """Messages that a group has fetched and not consumed."""
+    cut_off: list[str] = []
+    """Groups without any connection to a server."""
 
 
 class HandlerFigures:
@@ -189,7 +192,7 @@ class WorkerFigures:
     def keep(self, report: bytes) -> None:
         """Keep the last report of a process that has ended."""
         if report:
-            last = _read(report)
+            last = read_report(report)
             for one in last.series:
                 one.in_hand = 0
             last.lag, last.held = {}, {}
@@ -197,8 +200,9 @@ class WorkerFigures:
 
     def total(self, reports: Iterable[bytes]) -> ProcessReport:
         """The sum, with the reports of the processes that run."""
-        return added([self._past, *map(_read, reports)])
+        return added([self._past, *map(read_report, reports)])
 
 
-def _read(report: bytes) -> ProcessReport:
+def read_report(report: bytes) -> ProcessReport:
+    """The report that a process sent."""
     return msgspec.json.decode(report, type=ProcessReport)

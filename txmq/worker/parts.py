@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from txmq import blocking
 from txmq.client.client import Client
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.pull_consumer import PullConsumer
@@ -29,8 +28,11 @@ __all__ = ["BlockingPart", "OpenParts", "WorkerPart", "part_of", "relay_of"]
 
 log = logging.getLogger(__name__)
 
-CLOSE_S: Final = 5.0
-"""How long producers, relays and clients may take to close once the handlers have ended."""
+R = TypeVar("R")
+
+CLOSE_S: Final = 4.0
+"""How long producers, relays and clients may take to close beyond the drain; the supervisor kills
+the process a second later."""
 
 
 class WorkerPart:
@@ -55,10 +57,18 @@ class WorkerPart:
         """Close it."""
         await self.object.stop()
 
+    async def in_loop(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in the loop that the object belongs to.
+
+        Raises:
+            Exception: Any error of the coroutine.
+        """
+        return await work
+
     async def start_handlers(self) -> None:
         """Start the handlers of a client that was opened without them."""
         if isinstance(self.object, Client) and not self.object.starts_handlers:
-            await self.object.start_handlers()
+            await self.in_loop(self.object.start_handlers())
 
     @property
     def consumers(self) -> list[PushConsumer]:
@@ -109,16 +119,6 @@ class BlockingPart(WorkerPart):
         """Whether an object is one of the blocking API."""
         return isinstance(found, OpenableFacade)
 
-    @property
-    def consumers(self) -> list[PushConsumer]:
-        """None: its loop runs in another thread, which stops them when it closes."""
-        return []
-
-    @property
-    def description(self) -> str:
-        """What it does."""
-        return WorkerPart(self.object, self.name).description
-
     async def open(self) -> None:
         """Open it."""
         await asyncio.to_thread(self._facade.start)
@@ -127,10 +127,13 @@ class BlockingPart(WorkerPart):
         """Close it."""
         await asyncio.to_thread(self._facade.stop)
 
-    async def start_handlers(self) -> None:
-        """Start the handlers of a client that was opened without them."""
-        if isinstance(self._facade, blocking.Client) and not self._facade.real.starts_handlers:
-            await asyncio.to_thread(self._facade.start_handlers)
+    async def in_loop(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in the loop of the object, which another thread runs.
+
+        Raises:
+            Exception: Any error of the coroutine.
+        """
+        return await asyncio.to_thread(self._facade.run, work)
 
 
 def part_of(found: object, name: str) -> WorkerPart | None:
@@ -173,14 +176,20 @@ class OpenParts:
         """Check that the parts can be opened.
 
         Raises:
-            ConfigError: None of them does anything by itself, or one is open already.
+            ConfigError: None of them does anything by itself, one is open already, or a blocking
+                one shares a client that is not among them.
         """
         if not any(part.has_work for part in self.parts):
             names = ", ".join(part.name for part in self.parts)
             raise ConfigError(
                 f"{names}: nothing to run; give a client handlers with @client.on(topic, group=...)"
             )
+        known = {id(part.object) for part in self.parts}
         for part in self.parts:
+            if not {id(need) for need in part.object.needs} <= known:
+                raise ConfigError(
+                    f"{part.name} shares a client of txmq.blocking; name that client too"
+                )
             if part.object.is_open and not part.may_be_open:
                 raise ConfigError(
                     f"{part.name} is open already; the worker opens it, so do not start it while "
@@ -188,9 +197,9 @@ class OpenParts:
                 )
 
     @property
-    def consumers(self) -> list[PushConsumer]:
-        """All consumers whose handlers run in this loop."""
-        return list(dict.fromkeys(one for part in self.parts for one in part.consumers))
+    def consumers(self) -> dict[PushConsumer, WorkerPart]:
+        """All consumers, and the parts that they belong to."""
+        return {consumer: part for part in self.parts for consumer in part.consumers}
 
     @property
     def description(self) -> str:
@@ -220,18 +229,17 @@ class OpenParts:
 
     async def close(self) -> None:
         """Stop fetching, let handlers finish, save offsets; then close the rest."""
-        consumers = self.consumers
-        busy = [consumer for consumer in consumers if consumer.is_open]
+        busy = {one: part for one, part in self.consumers.items() if one.is_open}
         if busy:
             log.info("draining %s", quantity(len(busy), "consumer"))
         async with asyncio.timeout(self._drain_s + CLOSE_S):
             ends = await asyncio.gather(
-                *[consumer.stop() for consumer in busy], return_exceptions=True
+                *[part.in_loop(consumer.stop()) for consumer, part in busy.items()],
+                return_exceptions=True,
             )
-        for consumer, end in zip(busy, ends, strict=True):
-            if isinstance(end, BaseException):
-                log.error("group %s did not stop in order", consumer.group, exc_info=end)
-        async with asyncio.timeout(self._drain_s + CLOSE_S):
+            for consumer, end in zip(busy, ends, strict=True):
+                if isinstance(end, BaseException):
+                    log.error("group %s did not stop in order", consumer.group, exc_info=end)
             await self._stack.aclose()
 
 

@@ -16,7 +16,7 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
 from txmq.worker.parts import BlockingPart, WorkerPart, part_of
 
-__all__ = ["load_parts"]
+__all__ = ["import_modules", "load_parts"]
 
 DEPTH_MAX: Final = 5
 """Functions that return functions, and lists within lists."""
@@ -28,8 +28,18 @@ ACCEPTED: Final = (
 )
 
 
+def import_modules(targets: Iterable[str]) -> None:
+    """Import the modules of all targets.
+
+    Raises:
+        ConfigError: A module does not exist, or fails while it is imported.
+    """
+    for target in targets:
+        _module(target.partition(":")[0], target)
+
+
 async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> list[WorkerPart]:
-    """Import a target, and find its parts.
+    """The parts of a target.
 
     Args:
         target: ``module:name``, or a module, all of whose parts are meant.
@@ -52,7 +62,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
 
 
 def _module(name: str, target: str) -> ModuleType:
-    if not name or any(not part.isidentifier() for part in name.split(".")):
+    if name.endswith(".py") or any(not part.isidentifier() for part in name.split(".")):
         hint = name.removesuffix(".py").replace("/", ".").strip(".")
         raise ConfigError(
             f"{target!r} is not a target; write module:name, as in {hint or 'app.orders'}:client"
@@ -69,16 +79,17 @@ def _module(name: str, target: str) -> ModuleType:
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}" if error.filename else name
         raise ConfigError(f"{name} cannot be imported: {error.msg} ({place})") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{name} ended the program while it was imported, with exit code {error.code}"
+        ) from error
     except Exception as error:
         raise _import_failed(name, error) from error
 
 
 def _import_failed(name: str, error: Exception) -> ConfigError:
     note_lines("".join(traceback.format_exception(error)).rstrip())
-    hint = ""
-    if isinstance(error, RuntimeError) and "running event loop" in str(error):
-        hint = '; put that call under if __name__ == "__main__", because the worker runs the loop'
-    return ConfigError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}")
+    return ConfigError(f"{name} cannot be imported: {type(error).__name__}: {error}")
 
 
 def _attribute(module: ModuleType, path: str) -> object:
@@ -152,7 +163,7 @@ class _Search:
         if missing:
             raise ConfigError(
                 f"{self._target} needs {', '.join(missing)}; a worker calls it with names, or with "
-                "nothing"
+                "nothing; to run a handler, name its client"
             )
         given: dict[str, object] = {}
         names = next((one for one in parameters if one.name == "names"), None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,13 @@ class AclEditor:
             ConfigError: See the class.
         """
         key = changes["accessKey"]
-        path = self._file_of(key)
-        known = {} if path is None else self._account(path, key)
-        account = {**known, **changes}
-        if "secretKey" not in account:
-            raise ConfigError(f"account {key} does not exist, and a new one needs a secretKey")
-        self._store(path or self._first(), lambda text: put_account(text, account))
+        with self._exclusive():
+            path = self._file_of(key)
+            known = {} if path is None else self._account(path, key)
+            account = {**known, **changes}
+            if "secretKey" not in account:
+                raise ConfigError(f"account {key} does not exist, and a new one needs a secretKey")
+            self._store(path or self._first(), lambda text: put_account(text, account))
 
     def remove_account(self, key: str) -> None:
         """Remove an account.
@@ -52,10 +56,14 @@ class AclEditor:
         Raises:
             ConfigError: See the class.
         """
-        path = self._file_of(key)
-        if path is None:
-            raise ConfigError(f"no account has the accessKey {key}")
-        self._store(path, lambda text: remove_account(text, key))
+        with self._exclusive():
+            path = self._file_of(key)
+            if path is not None:
+                self._store(path, lambda text: remove_account(text, key))
+            elif key in self.files.rules.accounts:
+                self.files.refresh()  # Another broker of this machine has just removed it.
+            else:
+                raise ConfigError(f"no account has the accessKey {key}")
 
     def put_addresses(self, addresses: list[str], file: str = "") -> None:
         """Replace the addresses that need no account.
@@ -67,11 +75,27 @@ class AclEditor:
         if file and file not in paths:
             raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
         path = paths[file] if file else self._first()
-        self._store(path, lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses))
+        with self._exclusive():
+            self._store(path, lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses))
 
     def versions(self) -> dict[str, DataVersion]:
         """The version of each file, which every change here raises."""
         return {str(path): _version(path, read_text(path)) for path in self.files.paths()}
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other brokers that share the files from changing them at the same time."""
+        if not self.files.paths():
+            raise ConfigError("there is no file of accounts any more; put one back")
+        try:
+            folder = os.open(self._first().resolve().parent, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"the folder of the accounts cannot be opened: {error}") from error
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
     def _first(self) -> Path:
         return self.files.paths()[0]

@@ -18,7 +18,7 @@ FOLDER: Final = "audit"
 PAGE_ENTRIES_MAX: Final = 500
 READ_BYTES: Final = 256 * 1024
 """The bytes that are read at once."""
-REQUEST_BYTES_MAX: Final = 1024 * 1024
+REQUEST_BYTES_MAX: Final = 512 * 1024
 """The bytes that one request reads, some milliseconds of the broker; the answer then goes on."""
 
 _END: Final = 10**12 - 1

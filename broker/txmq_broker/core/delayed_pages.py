@@ -1,4 +1,4 @@
-"""Pages of the messages that wait for their time, in order of their times."""
+"""Pages of the messages that wait for their time, in order of the seconds in which they are due."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from txmq.protocol.record import Record
 from txmq.protocol.topics import SCHEDULE_TOPIC
 from txmq_broker.store.delay_lines import LEVELS_MAX
 from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.due_messages import Due
+from txmq_broker.store.due_messages import Due, ListPlace
 
 __all__ = ["delayed_page"]
 
 PAGE_MESSAGES_MAX: Final = 100
-SECONDS_MAX: Final = 5_000
-SCANNED_MAX: Final = 50_000
-"""Messages that one request looks at, some ten milliseconds of the broker, unless more are due in
-one second; the answer then goes on."""
+BUDGET: Final = 10_000
+"""Messages that one request looks at, some milliseconds of the broker; the answer then goes on."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bodies that one request reads."""
 
-_PLACE: Final = re.compile(r"([0-9]{1,15}):([0-9]{1,3}):([0-9]{1,13})")
+_PLACE: Final = re.compile(r"([0-9]{1,12}):([0-9]{1,10})")
 
 
 def delayed_page(
@@ -44,43 +42,38 @@ def delayed_page(
     """
     page = DelayedPage([], _levels(store, levels_ms), len(store))
     count = max(1, min(wanted.count, PAGE_MESSAGES_MAX))
-    start = _start(wanted)
-    seconds = scanned = size = 0
-    for second, waiting in store.seconds_from(start, SECONDS_MAX):
-        seconds += 1
-        for due in waiting:
-            if not _is_wanted(due, wanted.level) or store.is_recalled(due):
-                continue
-            if len(page.messages) == count or size > READ_BYTES_MAX:
-                page.next = _place(due)
-                return page
-            entry = _entry(store, due, broker)
-            page.messages.append(entry)
-            size += entry.size
-        scanned += len(waiting)
-        if scanned >= SCANNED_MAX or seconds >= SECONDS_MAX:
-            page.next = _place(Due((second + 1) * 1000, 0, 0))
+    found = store.found_from(
+        _start(wanted), lambda line: _is_of_level(line, wanted.level), count, BUDGET
+    )
+    size = 0
+    for place, due in found.messages:
+        if size > READ_BYTES_MAX:
+            page.next = _text_of(place)
             return page
+        if store.is_recalled(due):
+            continue
+        entry = _entry(store, due, broker)
+        page.messages.append(entry)
+        size += entry.size
+    page.next = "" if found.next is None else _text_of(found.next)
     return page
 
 
-def _start(wanted: ListDelayed) -> Due:
+def _start(wanted: ListDelayed) -> ListPlace:
     if not wanted.after:
-        return Due(max(0, wanted.from_ms), 0, 0)
+        return ListPlace(max(0, wanted.from_ms) // 1000, 0)
     match = _PLACE.fullmatch(wanted.after)
     if match is None:
         raise InvalidParameter(f"after must be a place of an answer, not {wanted.after[:40]!r}")
-    due_ms, line, offset = map(int, match.groups())
-    return Due(due_ms, line, offset)
+    return ListPlace(int(match[1]), int(match[2]))
 
 
-def _place(due: Due) -> str:
-    return f"{due.due_ms}:{due.line}:{due.offset}"
+def _text_of(place: ListPlace) -> str:
+    return f"{place.second}:{place.number}"
 
 
-def _is_wanted(due: Due, level: int) -> bool:
-    of_line = due.line + 1 if due.line < LEVELS_MAX else 0
-    return level in (-1, of_line)
+def _is_of_level(line: int, level: int) -> bool:
+    return level in (-1, line + 1 if line < LEVELS_MAX else 0)
 
 
 def _levels(store: DelayStore, levels_ms: tuple[int, ...]) -> list[DelayLevelEntry]:

@@ -26,6 +26,8 @@ class Origin(StrEnum):
     LEADER = "leader"
     """A broker that takes sends, also one without a set."""
     FOLLOWER = "follower"
+    SUPERVISOR = "supervisor"
+    """The supervisor of several brokers on one machine."""
 
 
 class MetricRow(NamedTuple):
@@ -159,6 +161,15 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         "copy_end_position": _gauge("The end of the copy.", origin=Origin.FOLLOWER),
         "copy_bytes_behind": _gauge(
             "Bytes that the copy lacks, by the last answer of the leader.", origin=Origin.FOLLOWER
+        ),
+    },
+    "Several brokers": {
+        "processes": _gauge("Brokers that the supervisor runs.", origin=Origin.SUPERVISOR),
+        "process_ready": _gauge(
+            "1 if this broker takes requests.", "broker", origin=Origin.SUPERVISOR
+        ),
+        "process_restarts_total": _counter(
+            "Times that this broker was started again.", "broker", origin=Origin.SUPERVISOR
         ),
     },
 }

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from txmq.errors import TxmqError
 from txmq.protocol.bodies import DataVersion, RegistrationBody
@@ -28,7 +28,7 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
 
-__all__ = ["Registrar", "registration_of"]
+__all__ = ["Registrar", "Registration", "registration_of"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,26 @@ def registration_of(identity: Identity) -> BrokerRegistration:
         identity.broker_id,
         proof=identity.proof,
     )
+
+
+class Registration(Protocol):
+    """Keeps a broker registered."""
+
+    async def start(self) -> None:
+        """Register now, and repeat it periodically."""
+        ...
+
+    def changed(self) -> None:
+        """Register now, because the topics or the id have changed."""
+        ...
+
+    def is_registered(self) -> bool:
+        """Whether a name server knows the broker."""
+        ...
+
+    async def stop(self) -> None:
+        """Unregister."""
+        ...
 
 
 class Registrar:

@@ -9,7 +9,7 @@ show which messages have left a line, so a restart neither loses nor repeats a m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
@@ -18,7 +18,15 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq_broker.store.delay_lines import RECALLS, DelayLines, Line, LineState
-from txmq_broker.store.due_messages import Due, DueMessages, LinePlace, split_where, where_of
+from txmq_broker.store.due_messages import (
+    Due,
+    DueMessages,
+    FoundDue,
+    LinePlace,
+    ListPlace,
+    split_where,
+    where_of,
+)
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
 
@@ -134,9 +142,11 @@ class DelayStore(DelayLines):
         """
         return self._leaving > 0
 
-    def seconds_from(self, start: Due, most: int) -> Iterator[tuple[int, list[Due]]]:
-        """The waiting messages from a place on, by second; see :class:`DueMessages`."""
-        return self._waiting.seconds_from(start, most)
+    def found_from(
+        self, start: ListPlace, is_wanted: Callable[[int], bool], count: int, budget: int
+    ) -> FoundDue:
+        """Some waiting messages; see :meth:`DueMessages.found_from`."""
+        return self._waiting.found_from(start, is_wanted, count, budget)
 
     def next_ms(self) -> int | None:
         """Return the time of the next look for due messages."""

@@ -11,10 +11,20 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["LINES_MAX", "NOWHERE", "Due", "DueMessages", "LinePlace", "split_where", "where_of"]
+__all__ = [
+    "LINES_MAX",
+    "NOWHERE",
+    "Due",
+    "DueMessages",
+    "FoundDue",
+    "LinePlace",
+    "ListPlace",
+    "split_where",
+    "where_of",
+]
 
 _OFFSET_BITS: Final = 45
 _LINE_BITS: Final = 8
@@ -23,6 +33,13 @@ _WHERE_BITS: Final = _OFFSET_BITS + _LINE_BITS
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _WHERE_MASK: Final = (1 << _WHERE_BITS) - 1
 _MS: Final = 1000
+
+_WALKED: Final = 200
+"""Seconds without messages that are passed one by one; beyond, all seconds are searched."""
+_STEP_COST: Final = 20
+_SEARCHED_AT_ONCE: Final = 10
+"""What it costs of the budget of :meth:`DueMessages.found_from` to find the next second: a step,
+or a part of all seconds if they are searched."""
 
 LINES_MAX: Final = 1 << _LINE_BITS
 """The highest number of lines."""
@@ -60,6 +77,21 @@ class Due(NamedTuple):
     def place(self) -> LinePlace:
         """Its place in its line."""
         return LinePlace(self.due_ms, self.offset)
+
+
+class ListPlace(NamedTuple):
+    """A place in a list of all waiting messages: a second, and the number of a message in it."""
+
+    second: int
+    number: int
+
+
+class FoundDue(NamedTuple):
+    """Waiting messages, each with its place, and the place to go on at."""
+
+    messages: list[tuple[ListPlace, Due]]
+    next: ListPlace | None
+    """``None`` after the last message."""
 
 
 class DueMessages:
@@ -119,25 +151,60 @@ class DueMessages:
         heapq.heapify(self._now)
         self._begun = second
 
-    def seconds_from(self, start: Due, most: int) -> Iterator[tuple[int, list[Due]]]:
-        """The waiting messages from a place on: those of some seconds, each with its number.
+    def found_from(
+        self, start: ListPlace, is_wanted: Callable[[int], bool], count: int, budget: int
+    ) -> FoundDue:
+        """Some waiting messages, in order of the seconds in which they are due.
 
-        A second is sorted as a whole, however many messages it has.
+        Within a second they come in order of arrival, because sorting a second with a million
+        messages would hold up the broker.
+
+        Args:
+            start: The place to begin at.
+            is_wanted: Whether messages of a line, by its number, are wanted.
+            count: The most messages.
+            budget: How many messages to look at; each search for a second costs some as well.
         """
-        first = start.due_ms << _WHERE_BITS | where_of(start.line, start.offset)
-        if self._now:
-            yield self._begun, _sorted(self._now, first)
-        second = start.due_ms // _MS
-        for number in heapq.nsmallest(most, (one for one in self._later if one >= second)):
-            base = number * _MS << _WHERE_BITS
-            yield number, _sorted((base + value for value in self._later[number]), first)
+        found: list[tuple[ListPlace, Due]] = []
+        second, index = start
+        while budget > 0:
+            at, cost = self._second_from(second)
+            if at is None:
+                return FoundDue(found, None)
+            budget -= cost
+            if at != second:
+                index = 0
+            is_now = bool(self._now) and at == self._begun
+            bucket: Sequence[int] = self._now if is_now else self._later[at]
+            base = 0 if is_now else at * _MS << _WHERE_BITS
+            stop = min(len(bucket), index + max(1, budget))
+            for place in range(index, stop):
+                value = base + bucket[place]
+                line, offset = split_where(value & _WHERE_MASK)
+                if not is_wanted(line):
+                    continue
+                if len(found) == count:
+                    return FoundDue(found, ListPlace(at, place))
+                found.append((ListPlace(at, place), Due(value >> _WHERE_BITS, line, offset)))
+            if stop < len(bucket):
+                return FoundDue(found, ListPlace(at, stop))
+            budget -= stop - index
+            second, index = at + 1, 0
+        return FoundDue(found, ListPlace(second, index))
+
+    def _second_from(self, second: int) -> tuple[int | None, int]:
+        """The first second from this one on that has messages, and what it cost to find it."""
+        if self._now and second <= self._begun:
+            return self._begun, _STEP_COST
+        if not self._seconds or second <= self._seconds[0]:
+            return (self._seconds[0] if self._seconds else None), _STEP_COST
+        for near in range(second, second + _WALKED):
+            if near in self._later:
+                return near, _STEP_COST
+        cost = len(self._later) // _SEARCHED_AT_ONCE
+        return min((one for one in self._later if one >= second), default=None), cost
 
     def drop_first(self) -> None:
         """Remove the message of :meth:`first`."""
         heapq.heappop(self._now)
         self._count -= 1
-
-
-def _sorted(values: Iterable[int], first: int) -> list[Due]:
-    chosen = sorted(value for value in values if value >= first)
-    return [Due(value >> _WHERE_BITS, *split_where(value & _WHERE_MASK)) for value in chosen]

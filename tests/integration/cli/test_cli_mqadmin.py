@@ -138,10 +138,19 @@ RUNS = {
     "getBrokerEpoch": [Run("cluster status --json", r'"epoch":[1-9]')],
     "getConsumerConfig": [Run("group list --match slow --json", r'"retries":16')],
     "getSyncStateSet": [Run("cluster status --json", r'"in_sync":true')],
-    "getUser": [Run("acl show {accounts} --json", r'"account":"the-reader","admin":false')],
+    "getUser": [
+        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
+        Run("acl list --match listed-a", r"listed-a +no"),
+    ],
     "haStatus": [Run("cluster status --json", r'"bytes_behind":\d+')],
-    "listAcl": [Run("acl show {accounts}", r"the-reader .*Orders=SUB")],
-    "listUser": [Run("acl show {accounts}", r"the-reader +")],
+    "listAcl": [
+        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
+        Run("acl list", r"listed-a +no +Orders=SUB"),
+    ],
+    "listUser": [
+        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
+        Run("acl list --json", r'"account":"listed-a"'),
+    ],
     "printMsg": [Run("message pull Backlog --tags green", r"two")],
     "printMsgByQueue": [Run("message pull Backlog --queue broker-a:0", r"one")],
     "producer": [Run("producer list", r"shop +\S+@\S+ +127")],

@@ -256,6 +256,17 @@ def test_a_group_is_cloned_and_skips(run, rows, shop):
     )
     assert rows("group", "progress", "second")["lag"] == 0
 
+    for topic in ("SkippedA", "SkippedB"):
+        run("topic", "create", topic, "--queues", 1)
+        run("message", "send", topic, "x")
+        run("group", "reset", "second", topic, "--to", "earliest", "--yes")
+    assert rows("group", "progress", "second")["lag"] == 2
+    assert run("group", "skip", "second", "--all", "--yes").endswith(
+        "group second is moved in 3 queues of 3 topics\n"
+    )
+    assert rows("group", "progress", "second")["lag"] == 0
+    assert "name a topic, or add --all" in run("group", "skip", "second", "--yes", code=2)
+
     refused = run("group", "clone", "first", "billing", "Copied", "--yes", code=1)
     assert "group 'billing' has 1 connected consumer" in refused
     empty = run("group", "clone", "second", "third", "Orders", "--yes", code=1)
@@ -352,9 +363,11 @@ def test_a_broker_is_drained_and_takes_messages_again(run, rows):
     run("topic", "create", "Drained", "--queues", 1)
 
     assert "for reading only" in run("cluster", "drain", "broker-a")
+    assert rows("cluster", "list")[0]["drained"] is True
     assert rows("topic", "route", "Drained")[0]["writable"] == 0
     assert rows("topic", "route", "Drained")[0]["readable"] == 1
     assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
+    assert rows("cluster", "list")[0]["drained"] is False
     assert rows("topic", "route", "Drained")[0]["writable"] == 1
     assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
 

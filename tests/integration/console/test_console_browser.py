@@ -3,6 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
+from tests import axe
 from tests.console_look import check_page, examined, keep_picture, opened
 from tests.console_stage import (
     HOSTILE,
@@ -76,6 +77,15 @@ def test_every_page_fits_and_everybody_can_read_and_use_it(browser, stage):
     with examined(browser) as shown:
         for path in pages:
             check_page(shown, url + path)
+
+
+def test_a_page_that_keeps_people_out_is_found(browser, stage):
+    url, *_ = stage
+    with examined(browser) as shown:
+        shown.goto(f"{url}/topics")
+        bad = "<h1>x</h1><input><img src=/static/icon.svg>"
+        shown.evaluate("bad => { document.querySelector('main').innerHTML = bad; }", bad)
+        assert {rule for _, rule, _ in axe.barriers(shown)} >= {"image-alt", "label"}
 
 
 def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
@@ -225,7 +235,7 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
 def test_the_pictures_of_the_docs(browser, stage):
     """TXMQ_SCREENSHOTS=docs/images makes them again."""
     url, _, ids = stage
-    with opened(browser, 1_100, 2_000) as shown:
+    with opened(browser, 1_100, 1_780) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")
         expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
         keep_picture(shown, "console-transaction")

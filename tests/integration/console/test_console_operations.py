@@ -2,6 +2,7 @@
 producers, topics and groups. The broker has accounts, so its audit names the person.
 """
 
+import json
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from txmq.client import Admin, Session
 from txmq.client.settings import ClientSettings
 from txmq.errors import NoPermission
 from txmq.message import Message
+from txmq.protocol.command import answer
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
@@ -168,6 +170,17 @@ def test_an_account_is_created_changed_and_removed_and_its_secret_never_shown(br
     assert "operator" in text_of(audit)
     assert secret not in audit.text
     assert all(secret not in str(entry) for entry in acts(broker, limit=1_000))
+
+
+def test_a_visitor_who_changes_the_own_secret_stays_logged_in(console, visitor):
+    to, page = "/access/account?key=operator", "/cluster"
+    changed = {"admin": "yes", "other_topics": "DENY", "other_groups": "DENY"}
+    for secret in ("another-secret", OPERATOR.secret_key):
+        done = visitor.post(to, **changed, secret=secret, secret_again=secret)
+        assert "account operator has new permissions and a new secret" in text_of(done)
+        assert visitor.get(page).status_code == 200
+    with Visitor(console.url) as other:
+        assert other.log_in("operator", "another-secret").status_code != 200
 
 
 # Audit
@@ -349,5 +362,66 @@ def test_brokers_of_apache_rocketmq_are_shown_as_far_as_they_answer():
             ):
                 page = await client.get(path)
                 assert (page.status_code, words in text_of(page)) == (200, True), text_of(page)
+
+    run_apart(main())
+
+
+def test_two_brokers_are_shown_together_and_one_comes_back():
+    flush = StoreSettings(flush="async")
+    with (
+        BrokerThread(BrokerSettings(store=flush)) as first,
+        ConsoleProcess(first.names) as console,
+        Visitor(console.url) as visitor,
+    ):
+        other = BrokerSettings(name="broker-b", names=first.names, store=flush)
+        with BrokerThread(other):
+            shown = text_of(visitor.get("/cluster"))
+            assert ("broker-a up" in shown, "broker-b up" in shown) == (True, True)
+            to = "/settings/change?broker=broker-b&name=deleteWhen&value=05"
+            assert "Also change it at broker-a" in text_of(visitor.get(to))
+            done = text_of(visitor.post(to, everywhere="yes"))
+            assert "deleteWhen is 05 at broker-a, broker-b" in done
+            merged = text_of(visitor.get("/audit?action=UPDATE_BROKER_CONFIG"))
+            assert "deleteWhen=05 broker-a" in merged
+            assert "deleteWhen=05 broker-b" in merged
+
+        gone = text_of(visitor.get("/cluster?broker=broker-b"))
+        assert "the name server knows no broker 'broker-b'" in gone
+        for page in ("settings", "delayed", "audit", "access"):
+            away = visitor.get(f"/{page}?broker=broker-b")
+            assert (away.status_code, "choose broker-a" in text_of(away)) == (400, True), page
+        with BrokerThread(other):
+            assert "broker-b up" in text_of(visitor.get("/cluster"))
+            assert visitor.get("/settings?broker=broker-b").status_code == 200
+
+
+def test_a_broker_that_does_not_answer_hides_no_other():
+    async def main():
+        async with (
+            FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
+            opened(cluster.names) as client,
+        ):
+            names = [broker.name for broker in cluster.brokers]
+            lost = {"cluster": "c1", "brokerName": names[1], "brokerAddrs": {0: "127.0.0.1:1"}}
+            known = {"cluster": "c1", "brokerName": names[0]}
+            known["brokerAddrs"] = {0: cluster.brokers[0].address}
+            view = {
+                "brokerAddrTable": {names[0]: known, names[1]: lost},
+                "clusterAddrTable": {"c1": names},
+            }
+            body = json.dumps(view).encode()
+            cluster.replies[106] = lambda request: answer(request, body=body)
+            shown = text_of(await client.get("/cluster"))
+            assert f"{names[0]} up" in shown
+            assert f"{names[1]} does not answer" in shown
+            merged = text_of(await client.get("/audit"))
+            assert f"Without {names[1]}" in merged
+            preview = await client.get(f"/cluster/change?do=drain&broker={names[1]}")
+            assert "Which topics the broker has is not known" in text_of(preview)
+            for page in ("settings", "delayed", "audit", "access"):
+                away = await client.get(f"/{page}?broker={names[1]}")
+                assert (away.status_code, "tries again" in text_of(away)) == (503, True), page
+            del cluster.replies[106]
+            assert f"{names[1]} up" in text_of(await client.get("/cluster"))
 
     run_apart(main())

@@ -212,6 +212,19 @@ def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
             "to",
             "broker",
             "place",
+            "member",
+            "do",
+            "key",
+            "handle",
+            "value",
+            "person",
+            "action",
+            "since",
+            "after",
+            "before",
+            "level",
+            "from",
+            "only",
         )
         for path in (*pages, *(page.path for page in PAGES)):
             more = {} if path in pages else dict.fromkeys(fields, HOSTILE)

@@ -102,7 +102,7 @@ async def topics(client, credentials=None):
 
 def test_a_form_needs_the_token_of_its_visitor():
     async def main():
-        async with stage() as client:
+        async with stage(operator="ann") as client:
             page = await client.get("/topics")
             token = TOKEN.search(page.text)[1]
             fields = {"name": "Orders", "queues": "1"}
@@ -115,6 +115,8 @@ def test_a_form_needs_the_token_of_its_visitor():
             made = await client.post("/topics", data=fields | {"token": token})
             assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
             assert await topics(client) == ["Orders"]
+            # Without accounts, the name of whom the console acts for is all there is.
+            assert any('"operator":"ann"' in line for line in audit_of(client))
 
     asyncio.run(main())
 
@@ -461,7 +463,29 @@ def audit_of(client):
     return [line for file in files for line in file.read_text().splitlines()]
 
 
-OPERATORS_ONLY = ("/outbox", "/outbox/rows?name=bank", "/outbox/row?name=bank&id=1")
+def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client)
+            found = await client.get("/search?for=the-shop")
+            assert found.headers["location"] == "/access/account?key=the-shop"
+            client.cookies.clear()
+            await log_in(client, "the-shop", "the-shop-secret")
+            refused = await client.get("/search?for=operator")
+            assert refused.status_code == 403
+            assert "/access/account" not in refused.text
+
+    asyncio.run(main())
+
+
+OPERATORS_ONLY = (
+    "/outbox",
+    "/outbox/rows?name=bank",
+    "/outbox/row?name=bank&id=1",
+    "/reconciliation",
+    "/reconciliation/day?date=2026-03-31",
+    "/reconciliation/break?date=2026-03-31&id=x",
+)
 
 
 def test_outboxes_and_reports_are_for_administrators(tmp_path):
@@ -482,6 +506,8 @@ def test_outboxes_and_reports_are_for_administrators(tmp_path):
             await log_in(client)
             listed = text_of(await client.get("/outbox"))
             assert "txmq_outbox does not exist" in listed
+            days = text_of(await client.get("/reconciliation"))
+            assert "start it with --reports" in days.lower()
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_people_hand_over_remove_a_member_and_let_it_back(tmp_path, etcd, browser):
-    settings = ("replication.lease=2", "replication.min_in_sync=2")
+    settings = ("replication.lease=2", "replication.min_in_sync=2", "replication.reads=true")
     with BrokerSet(tmp_path, etcd.port, settings, count=2) as duo:
         leader = duo.wait_in_sync(1)
         leader.create_topic("T", 4)
@@ -26,12 +26,13 @@ def test_people_hand_over_remove_a_member_and_let_it_back(tmp_path, etcd, browse
             listed = text_of(visitor.get("/cluster"))
             assert f"leader {leader.name} epoch 1 copies in sync 2 of 2, at least 2" in listed
             assert f"{other.name} follower 127.0.0.1:" in listed
+            assert f"{other.address} 1 txmq " in listed.partition("serves reads at")[2]
             page = f"/cluster/member?broker={duo.name}&member={other.name}"
             assert "role follower" in text_of(visitor.get(page))
             for path in ("/cluster", page):
                 check_page(shown, console.url + path)
 
-            shown.set_viewport_size({"width": 1_100, "height": 700})
+            shown.set_viewport_size({"width": 1_100, "height": 790})
             shown.goto(f"{console.url}/cluster")
             keep_picture(shown, "console-cluster")
 

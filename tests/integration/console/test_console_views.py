@@ -1,16 +1,22 @@
 """Transactions, messages, searches, outboxes and reports, as a visitor of a console sees them."""
 
 import re
+import subprocess
+import sys
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import expect
 from sqlalchemy import select, update
 
+from tests.console_look import check_page, examined, keep_picture, opened
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
+from tests.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
     HandlerEnd,
     HandlerOutcome,
     HandlerStart,
+    MessageKind,
     SendRecord,
     encode,
 )
@@ -50,9 +56,23 @@ def bank(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def console(broker, bank):
+def reports(tmp_path_factory):
+    """A directory of results with a break; the directory, and the break."""
+    directory = tmp_path_factory.mktemp("recon")
+    return directory, write_reports(directory, HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def console(broker, bank, reports):
     away = "postgresql://teller:hidden-word@127.0.0.1:9/away"
-    options = ("--database", f"bank={bank}", "--database", f"away={away}")
+    options = (
+        "--database",
+        f"bank={bank}",
+        "--database",
+        f"away={away}",
+        "--reports",
+        str(reports[0]),
+    )
     with ConsoleProcess(broker.names, *options) as running:
         yield running
 
@@ -76,12 +96,13 @@ def send_all(names, topic, messages, queues=1):
     return asked(names, send)
 
 
-def leave_traces(names, message_id, at_ms, group="ccb"):
+def leave_traces(names, message_id, at_ms, group="ccb", sent_ms=0, topic="Traced"):
     """What a producer and a consumer, whose first attempt failed, report of a message."""
     failed = HandlerOutcome.RAISED
     own = {"region": "", "group": group, "id": message_id}
+    sent = own | {"group": "icbc", "at_ms": sent_ms or at_ms, "topic": topic}
     records = [
-        SendRecord(at_ms=at_ms, topic="Traced", cost_ms=3, body_bytes=2, **own),
+        SendRecord(cost_ms=3, body_bytes=57, kind=MessageKind.HALF, **sent),
         HandlerStart(at_ms=at_ms + 10, request_id="R1", **own),
         HandlerEnd(
             request_id="R1", id=message_id, cost_ms=40, is_success=False, outcome=failed,
@@ -128,6 +149,24 @@ def test_a_transaction_shows_its_steps_before_and_after_the_decision(broker, vis
 def test_a_transaction_that_no_broker_knows_is_not_found(visitor):
     gone = visitor.get("/transaction?id=NO-SUCH")
     assert (gone.status_code, "no broker knows a transaction" in text_of(gone)) == (404, True)
+
+
+def test_decisions_are_listed_newest_first_with_who_and_why(broker, visitor):
+    ids = park(broker.names, "d-1", "d-2", group="deciders", topic="Decided")
+    for key, decision in (("d-1", "commit"), ("d-2", "rollback")):
+        to = f"/transaction/decision?id={ids[key]}&broker=broker-a&decision={decision}"
+        visitor.post(to, reason=f"because of {key} {HOSTILE[:8]}", repeated=key)
+    page = visitor.get("/transactions?state=decided&group=deciders")
+    shown = text_of(page)
+    assert re.search(r"d-2 broker-a .* d-1 broker-a", shown)
+    assert "rolled back" in shown
+    assert "an operator" in shown
+    assert "because of d-2" in shown
+    (path, _) = re.findall(r'id="row-\d+" href="([^"]+)"', page.text)
+    one = text_of(visitor.get(path.replace("&amp;", "&")))
+    assert f"{ids['d-2']} rolled back" in one
+    none = text_of(visitor.get("/transactions?state=decided&group=nobody"))
+    assert "The logs have no such decision" in none
 
 
 # One message
@@ -339,3 +378,178 @@ def test_rows_are_paged_and_wrong_ids_are_refused(visitor):
     assert visitor.get("/outbox/row?name=bank&id=77").status_code == 404
     for wrong in ("x", "-1", "9" * 19, "²"):
         assert visitor.get(f"/outbox/row?name=bank&id={wrong}").status_code == 400
+
+
+# Reconciliation
+
+
+def test_the_days_of_a_reconciliation_show_verdicts_and_signatures(visitor):
+    page = visitor.get("/reconciliation")
+    shown = text_of(page)
+    assert re.search(rf"{DAY} Over the limits unsigned .*{BEFORE} Clean signed", shown)
+    assert "99." in shown
+    assert str(page.url).endswith("/reconciliation")
+
+
+def test_a_day_shows_who_signed_and_its_breaks_by_class(reports, visitor):
+    signed = text_of(visitor.get(f"/reconciliation/day?date={BEFORE}"))
+    assert "Signatures signed" in signed
+    assert "reviewer Zhao Lei" in signed
+
+    page = visitor.get(f"/reconciliation/day?date={DAY}")
+    assert "Nobody has signed this result" in text_of(page)
+    assert "<script>document" not in page.text
+    assert "6222020200011112222" not in page.text
+    assert "62…2222" in page.text
+    every = ids_of_breaks(page)
+    some = visitor.get(f"/reconciliation/day?date={DAY}&class=double-credit")
+    assert 0 < len(ids_of_breaks(some)) < len(every)
+    cleared = visitor.get(f"/reconciliation/day?date={DAY}&status=explained")
+    assert "Wang Min: credited by hand on 12 November" in text_of(cleared)
+    assert ids_of_breaks(visitor.get(f"/reconciliation/day?date={DAY}&older=9000")) == []
+
+
+def ids_of_breaks(page):
+    return re.findall(r'id="break-\d+" href="[^"]+id=(\w+)"', page.text)
+
+
+def test_a_break_shows_its_facts_and_what_people_noted(reports, visitor):
+    _, item = reports
+    page = visitor.get(f"/reconciliation/break?date={DAY}&id={item['break_id']}")
+    shown = text_of(page)
+    assert item["key"] in shown
+    assert "owner Li Na" in shown
+    assert "Wang Min: <script>" in shown
+    assert "<script>document" not in page.text
+    assert "What to do:" in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/reconciliation/day?date=yesterday", 404),
+        ("/reconciliation/day?date=1999-01-01", 404),
+        (f"/reconciliation/day?date={DAY}&class=none", 400),
+        (f"/reconciliation/day?date={DAY}&status=none", 400),
+        (f"/reconciliation/day?date={DAY}&older=x", 400),
+        (f"/reconciliation/day?date={DAY}&page=101", 400),
+        (f"/reconciliation/break?date={DAY}&id=none", 404),
+        ("/reconciliation?page=99", 200),
+    ],
+)
+def test_a_wrong_address_of_a_report_says_so(visitor, path, status):
+    assert visitor.get(path).status_code == status
+
+
+def test_a_directory_that_is_damaged_says_so_in_words(broker, tmp_path):
+    write_reports(tmp_path)
+    (tmp_path / "runs" / str(DAY) / "current").write_text("{")
+    with (
+        ConsoleProcess(broker.names, "--reports", str(tmp_path)) as console,
+        Visitor(console.url) as visitor,
+    ):
+        broken = visitor.get(f"/reconciliation/day?date={DAY}")
+        assert (broken.status_code, "does not name a run" in text_of(broken)) == (503, True)
+        assert "This console shows no outbox" in text_of(visitor.get("/outbox"))
+        assert console.stop() == ""
+
+
+# In Chromium
+
+
+@pytest.fixture(scope="module")
+def pages(broker, reports):
+    """The addresses of pages with something on them."""
+    (receipt,) = send_all(
+        broker.names, "Seen", [Message(topic="Seen", body=HOSTILE.encode() * 20, keys=("s-1",))]
+    )
+    stored_ms = asked(broker.names, lambda admin, _: admin.view(receipt.offset_id)).stored_ms
+    leave_traces(broker.names, receipt.id, stored_ms - 3, group="g" * 200)
+    name = park(broker.names, "seen", group="seen", topic="Seen-2")["seen"]
+    return [
+        f"/transaction?id={name}",
+        "/transactions?state=decided",
+        f"/message?place={receipt.offset_id}",
+        "/messages?topic=Seen&by=time",
+        "/search",
+        "/search?for=een",
+        "/outbox",
+        "/outbox/rows?name=bank",
+        "/outbox/row?name=bank&id=1",
+        "/reconciliation",
+        f"/reconciliation/day?date={DAY}",
+        f"/reconciliation/day?date={BEFORE}",
+        f"/reconciliation/break?date={DAY}&id={reports[1]['break_id']}",
+    ]
+
+
+def test_every_view_fits_and_everybody_can_read_and_use_it(browser, console, pages):
+    with examined(browser) as shown:
+        for path in pages:
+            check_page(shown, console.url + path)
+
+
+def test_a_key_leads_to_the_search_unless_somebody_types(browser, console, broker):
+    send_all(broker.names, "Keyboard", [])
+    with opened(browser) as shown:
+        shown.goto(console.url + "/topics")
+        shown.keyboard.press("/")
+        expect(shown.get_by_label("Search everything")).to_be_focused()
+        shown.keyboard.type("a/b")
+        expect(shown.get_by_label("Search everything")).to_have_value("a/b")
+        shown.get_by_label("Search everything").fill("Keyboard")
+        shown.keyboard.press("Enter")
+        expect(shown.get_by_role("heading", level=1)).to_have_text("Keyboard")
+
+
+@pytest.mark.parametrize("name", ["steps", "message"])
+def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, visitor, name):
+    """TXMQ_SCREENSHOTS=docs/images makes them again."""
+    topic = {"steps": "Transfers", "message": "Payments"}[name]
+    body = b'{"payer": "ICBC-001", "payee": "CCB-001", "amount": 6000}'
+    xid = park(broker.names, "transfer-4711", group="icbc", topic=topic, body=body)["transfer-4711"]
+    to = f"/transaction/decision?id={xid}&broker=broker-a&decision=commit"
+    visitor.post(to, reason="the ledger has the booking, T-4711", repeated="transfer-4711")
+    message = asked(broker.names, lambda admin, _: admin.find(topic, xid))
+    leave_traces(
+        broker.names, xid, message.stored_ms, sent_ms=message.born_ms, topic=topic, group="ccb"
+    )
+    paths = {
+        "steps": f"/transaction?id={xid}",
+        "message": f"/message?place={message.offset_id}",
+    }
+    heights = {"steps": 1_400, "message": 1_270}
+    with opened(browser, 1_100, heights[name]) as shown:
+        shown.goto(console.url + paths[name])
+        expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
+        keep_picture(shown, f"console-{name}")
+
+
+# Extras
+
+
+def test_a_console_starts_without_the_extras_that_it_is_not_given():
+    program = """
+import sys
+from txmq.console.app import console_app
+from txmq.console.settings import ConsoleSettings, OutboxAddress
+from txmq.errors import ConfigError
+
+heavy = ("sqlalchemy", "pyarrow", "pyspark")
+plain = {"names": "127.0.0.1:9876", "origins": frozenset()}
+console_app(ConsoleSettings(**plain))
+print([name for name in heavy if name in sys.modules])
+sys.modules |= dict.fromkeys(heavy)
+bank = OutboxAddress("bank", "sqlite:///bank.db")
+for more in ({"outboxes": (bank,)}, {"reports": "."}):
+    try:
+        console_app(ConsoleSettings(**plain, **more))
+    except ConfigError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "[]",
+        "sqlalchemy is missing: pip install 'txmq[sql]'",
+        "pyarrow is missing: pip install 'txmq[spark]'",
+    ], done.stderr

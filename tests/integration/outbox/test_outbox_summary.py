@@ -18,12 +18,13 @@ def test_a_summary_counts_what_waits_is_blocked_and_put_aside(shop_on, family):
     with shop.engine.begin() as connection:
         for lane in ("a", "a", "b", None, None):
             shop.outbox.add(connection, ONE, lane)
+        first = connection.execute(text("SELECT MIN(id) FROM txmq_outbox")).scalar_one()
         for statement in (
             "UPDATE txmq_outbox SET problem = 'x'",
-            "UPDATE txmq_outbox SET problem = NULL, created_ms = created_ms - 5000 WHERE id = 2",
-            "UPDATE txmq_outbox SET failed_ms = 1 WHERE id = 5",
+            "UPDATE txmq_outbox SET problem = NULL, created_ms = created_ms - 5000 WHERE id = :one",
+            "UPDATE txmq_outbox SET failed_ms = 1 WHERE id = :last",
         ):
-            connection.execute(text(statement))
+            connection.execute(text(statement), {"one": first + 1, "last": first + 4})
     engine = engine_of(shop.engine.url.render_as_string(hide_password=False), limit_s=5)
     try:
         found = OutboxOperator(shop.outbox, engine).summary()

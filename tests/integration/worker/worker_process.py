@@ -109,13 +109,13 @@ class WorkerProcess:
         return [one["pid"] for one in self.info()["processes"] if one["is_ready"]]
 
     def metric(self, name, **labels):
-        """The value of a series; labels in the order of their names."""
+        """The value of a series; None if the page does not have it."""
         inside = ",".join(f'{label}="{labels[label]}"' for label in sorted(labels))
         series = f"txmq_worker_{name}" + (f"{{{inside}}}" if inside else "")
-        (line,) = [
-            line for line in self.page("/metrics").splitlines() if line.startswith(f"{series} ")
-        ]
-        return float(line.rpartition(" ")[2])
+        for line in self.page("/metrics").splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rpartition(" ")[2])
+        return None
 
     def did(self):
         """What handlers wrote: a body and a process in each line."""

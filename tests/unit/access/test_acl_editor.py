@@ -161,6 +161,20 @@ def test_a_file_that_somebody_broke_is_not_overwritten(editor, file):
     assert file.read_text().endswith("accounts: [")
 
 
+def test_brokers_that_share_a_file_take_each_other_s_changes(editor, file):
+    others = AclFiles(file)
+    other = AclEditor(others, SetClock())
+    for change in (
+        lambda edit: edit.put_account(BILL),
+        lambda edit: edit.remove_account("the-shop"),
+    ):
+        change(editor)
+        change(other)  # A tool asks each broker of the cluster.
+    assert set(others.rules.accounts) == {"operator", "the-bill"}
+    with pytest.raises(ConfigError, match="no account has the accessKey"):
+        other.remove_account("the-shop")
+
+
 def test_a_linked_file_stays_a_link(tmp_path, file):
     link = tmp_path / "link.yml"
     link.symlink_to(file)

@@ -54,7 +54,7 @@ def test_every_metric_of_the_table_is_scraped_and_no_other():
         absent = {"lease_age_seconds"} | {
             name
             for name, row in METRICS.items()
-            if row.origin is Origin.FOLLOWER or name.startswith("follower_")
+            if row.origin in {Origin.FOLLOWER, Origin.SUPERVISOR} or name.startswith("follower_")
         }
         expected = {PREFIX + name.removesuffix("_total") for name in METRICS.keys() - absent}
         assert ours == expected

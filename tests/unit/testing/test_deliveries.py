@@ -406,3 +406,19 @@ def test_messages_for_tests_are_as_consumers_have_them():
     assert len(message.id) == 32
     assert message == received("Orders", b"tea", key="order-1", tags="Paid", currency="EUR")
     assert received("Orders", b"tea").key == received("Orders", b"tea").id
+
+
+def test_a_handler_of_a_declared_body_is_called_as_by_a_consumer():
+    seen = []
+
+    @idempotent(Memory(), key=lambda order: order["id"])
+    def handle(order: dict[str, str]):
+        seen.append(order)
+
+    messages = [received("Orders", b'{"id": "a"}'), received("Orders", b'{"id": 7}', key="bad")]
+    report = Deliveries(messages, times=3, crashes=0).run(handle)
+
+    assert seen == [{"id": "a"}]
+    ends = Counter((attempt.key, attempt.end) for attempt in report.attempts)
+    assert ends["bad", End.REFUSED] == 3
+    assert ends["a", End.ACKNOWLEDGED] == 3

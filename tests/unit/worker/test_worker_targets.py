@@ -1,19 +1,33 @@
 """What targets name, what is refused, and in which order the parts are opened."""
 
 import asyncio
+import os
 import re
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import copy_context
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from txmq import Client, Producer, PullConsumer, PushConsumer, TransactionManager, blocking
+from txmq import (
+    Client,
+    ClientSettings,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TransactionManager,
+    blocking,
+)
+from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError
 from txmq.worker.parts import OpenParts
 from txmq.worker.targets import load_parts
 
 NAMES = "127.0.0.1:9876"
+
+
+RESOURCE = SimpleNamespace(is_blocking=True, propose=None)
 
 
 def handled(client):
@@ -25,7 +39,7 @@ class Manager(TransactionManager):
     """A manager whose resource is never asked."""
 
     def __init__(self, client):
-        super().__init__("m", client, SimpleNamespace(is_blocking=True, propose=None))
+        super().__init__("m", client, RESOURCE)
 
 
 class App:
@@ -112,6 +126,7 @@ def test_a_context_manager_is_entered_and_left(module):
         ("an_app:wants", "an_app:wants needs database; a worker calls it with names"),
         ("an_app:endless", "nested too deeply"),
         ("app/orders.py:client", "is not a target; write module:name, as in app.orders:client"),
+        ("orders.py:client", "is not a target; write module:name, as in orders:client"),
         ("nowhere_at_all:x", "module 'nowhere_at_all' does not exist; start the worker in"),
     ],
 )
@@ -134,7 +149,7 @@ def test_what_is_shared_comes_first_and_handlers_last(module):
 
     found = [part.object for part in parts.parts]
     assert found == [client, manager, producer, consumer]
-    assert parts.consumers == [client.consumers["g"], consumer]
+    assert list(parts.consumers) == [client.consumers["g"], consumer]
     assert parts.description == "T as g, checks of m, U as c"
 
 
@@ -145,7 +160,11 @@ def test_blocking_twins_are_parts(module):
     parts.check()
 
     assert parts.description == "T as g"
-    assert parts.consumers == []
+    assert [consumer.group for consumer in parts.consumers] == ["g"]
+
+    module.shares = blocking.TransactionManager("m", module.client, RESOURCE)
+    with pytest.raises(ConfigError, match="an_app:shares shares a client of txmq.blocking; name"):
+        OpenParts(load("an_app:shares"), 1.0).check()
 
 
 def test_nothing_to_do_and_open_parts_are_refused(module):
@@ -159,3 +178,14 @@ def test_nothing_to_do_and_open_parts_are_refused(module):
     module.client._is_open = True
     with pytest.raises(ConfigError, match="an_app:client is open already; the worker opens it"):
         parts.check()
+
+
+def test_processes_with_one_instance_have_ids_of_their_own():
+    settings = ClientSettings(instance="billing", host="here")
+    assert Client(NAMES, settings).id == "here@billing"
+
+    def id_in_worker():
+        CURRENT.set(WorkerProcess(2, 1.0, None))
+        return Client(NAMES, settings).id
+
+    assert copy_context().run(id_in_worker) == f"here@billing-{os.getpid()}"

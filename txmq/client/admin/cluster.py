@@ -49,15 +49,25 @@ class ClusterCalls:
         ]
         return sorted(found, key=lambda info: (info.cluster, info.name))
 
-    async def broker_stats(self, broker: str) -> dict[str, str]:
+    async def broker_stats(self, broker: str, *, replica: int = MASTER) -> dict[str, str]:
         """A broker's own statistics, under RocketMQ's names.
 
+        Args:
+            broker: The broker.
+            replica: The number of a replica that serves reads; by default the master.
+
         Raises:
-            ConfigError: No such broker is known.
+            ConfigError: No such broker or replica is known.
             TransportError: Name server or broker does not answer.
             BrokerRefused: The broker refuses.
         """
-        (address,) = (await self._masters(broker=broker)).values()
+        if replica == MASTER:
+            (address,) = (await self._masters(broker=broker)).values()
+        else:
+            replicas = {info.name: info.addresses for info in await self.cluster()}.get(broker, {})
+            if replica not in replicas:
+                raise ConfigError(f"the name server knows no replica {replica} of {broker!r}")
+            address = replicas[replica]
         answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return TextTable.read(answer.body).table
 

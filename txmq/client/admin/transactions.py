@@ -5,7 +5,7 @@ Only txmq brokers support these requests; Apache RocketMQ answers "not supported
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final, Literal, NamedTuple
 
 from txmq.client.admin.cluster import ClusterCalls
@@ -16,7 +16,7 @@ from txmq.client.values import (
     TransactionDecision,
     TransactionReport,
 )
-from txmq.errors import NotFound, TransportError, UsageError
+from txmq.errors import NotFound, RequestNotSupported, TransportError, UsageError
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
@@ -33,6 +33,8 @@ from txmq.protocol.transaction_history import TransactionHistory
 __all__ = ["TransactionCalls"]
 
 _PAGE: Final = 500
+_ALL: Final = 10_000_000
+"""More transactions than a broker holds open."""
 
 
 class TransactionCalls(ClusterCalls):
@@ -153,7 +155,8 @@ class TransactionCalls(ClusterCalls):
     ) -> dict[str, int]:
         """Make brokers check many open transactions now, each with a full number of checks.
 
-        A broker's audit has one entry for up to 10,000 of them.
+        A broker's audit has one entry for up to 10,000 of them. A txmq broker that is too old for
+        this request receives one request for each transaction.
 
         Args:
             state: Only ``prepared`` ones, or only ``parked`` ones.
@@ -168,7 +171,7 @@ class TransactionCalls(ClusterCalls):
         Raises:
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
             InvalidParameter: The state is neither of the two.
-            RequestNotSupported: A broker is not a txmq broker, or is an older one.
+            RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer. All others were asked as well: a note of the
                 error names them.
             BrokerRefused: A broker refuses; likewise.
@@ -176,20 +179,48 @@ class TransactionCalls(ClusterCalls):
         counts: dict[str, int] = {}
 
         async def recheck(name: str, address: str) -> None:
-            start = 0
-            while start >= 0:
-                header = RecheckTransactions(state, group, start)
-                answer = await self._session.request(
-                    address, RequestCode.RECHECK_TRANSACTIONS, header
-                )
-                found = answer.read(RecheckedTransactions)
-                counts[name] = counts.get(name, 0) + found.rechecked
-                start = found.next_offset
-                if on_progress is not None:
-                    on_progress(found.rechecked)
+            counts[name] = 0
+            try:
+                async for count in self._recheck_pages(address, state, group):
+                    note(name, count)
+            except RequestNotSupported:
+                async for count in self._recheck_singly(name, state, group, cluster):
+                    note(name, count)
+
+        def note(name: str, count: int) -> None:
+            counts[name] += count
+            if on_progress is not None:
+                on_progress(count)
 
         await self._change_each(await self._masters(broker=broker, cluster=cluster), recheck)
         return counts
+
+    async def _recheck_pages(
+        self, address: str, state: str, group: str
+    ) -> AsyncGenerator[int, None]:
+        start = 0
+        while True:
+            header = RecheckTransactions(state, group, start)
+            answer = await self._session.request(address, RequestCode.RECHECK_TRANSACTIONS, header)
+            found = answer.read(RecheckedTransactions)
+            yield found.rechecked
+            if found.next_offset <= start:
+                return
+            start = found.next_offset
+
+    async def _recheck_singly(
+        self, broker: str, state: str, group: str, cluster: str | None
+    ) -> AsyncGenerator[int, None]:
+        known = await self.transactions(
+            state=state, group=group, limit=_ALL, broker=broker, cluster=cluster
+        )
+        for transaction in known:
+            name = transaction.id or transaction.offset_id
+            try:
+                await self.recheck_transaction(name, broker=broker, cluster=cluster)
+            except NotFound:
+                continue  # It was decided meanwhile.
+            yield 1
 
     async def transaction_report(
         self, name: str, *, broker: str | None = None, cluster: str | None = None

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from traceback import format_exception_only
 from typing import Any, Final, TypeAlias, cast
 
-from txmq.client.consume.handler_arguments import arguments_of
+from txmq.client.consume.handler_arguments import arguments_of, signature_of
 from txmq.client.middleware import ReceiveChain
 from txmq.client.observe.hooks import HandlerHooks
 from txmq.client.observe.worker_process import AfterVerdict
@@ -188,7 +188,7 @@ def _check(handler: Callable[..., object], *, takes_batch: bool) -> None:
     if not takes_batch:
         return  # The arguments of a single message are checked where they are made.
     try:
-        inspect.signature(handler).bind(object())
+        signature_of(handler).bind(object())
     except TypeError as error:
         raise UsageError(f"{name} is called with a batch, and nothing else: {error}") from error
     except ValueError:

@@ -37,7 +37,7 @@ from txmq.errors import PayloadInvalid, UsageError
 from txmq.limits import PAYLOAD_REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
 
-__all__ = ["HandlerArguments", "arguments_of"]
+__all__ = ["HandlerArguments", "arguments_of", "signature_of"]
 
 HandlerArguments: TypeAlias = Callable[[ReceivedMessage], tuple[object, ...]]
 """Makes the arguments of one call. Raises :class:`txmq.errors.PayloadInvalid`."""
@@ -72,7 +72,7 @@ def arguments_of(handler: Callable[..., object]) -> HandlerArguments | None:
     """
     name = getattr(handler, "__qualname__", repr(handler))
     try:
-        signature = inspect.signature(handler)
+        signature = signature_of(handler)
     except ValueError:
         return None  # Some built-in functions have no signature.
     found = [one for one in signature.parameters.values() if one.kind in _POSITIONAL]
@@ -84,6 +84,23 @@ def arguments_of(handler: Callable[..., object]) -> HandlerArguments | None:
         return None if reader is None else partial(_body_alone, reader)
     _check_call(name, signature, 2)
     return _both(name, [hints[one.name] for one in required])
+
+
+def signature_of(handler: Callable[..., object]) -> inspect.Signature:
+    """The signature of a handler; an annotation that cannot be evaluated is a text.
+
+    Raises:
+        ValueError: It has none, as some built-in functions.
+    """
+    try:
+        return inspect.signature(handler)
+    except NameError:
+        # From 3.14 on, annotations are evaluated when they are read.
+        if sys.version_info >= (3, 14):
+            from annotationlib import Format
+
+            return inspect.signature(handler, annotation_format=Format.STRING)
+        raise
 
 
 def _check_call(name: str, signature: inspect.Signature, count: int) -> None:

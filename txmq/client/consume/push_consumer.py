@@ -123,7 +123,8 @@ class PushConsumer(Lifecycle):
                 conditions.
 
         Raises:
-            UsageError: The topic has a handler, or the consumer is running.
+            UsageError: The topic has a handler, the consumer is running, or the handler declares a
+                type that cannot be read.
             LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
 

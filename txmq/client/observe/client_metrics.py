@@ -68,9 +68,9 @@ class ClientMetrics:
             "txmq.client.transaction.checks", "{check}", "Answers to checks, by state."
         )
 
-    def of_producer(self, group: str, clock: Clock) -> SendFigures:
+    def of_producer(self, group: str, clock: Clock) -> SendMeter:
         """The hook of one producer."""
-        return SendFigures(self, group, clock)
+        return SendMeter(self, group, clock)
 
     def of_consumer(self, group: str, clock: Clock) -> HandlerMeter:
         """The hook of one consumer."""
@@ -82,7 +82,7 @@ class ClientMetrics:
         self.consumed.add(len(messages), about)
 
 
-class SendFigures:
+class SendMeter:
     """Measures one producer: a :class:`~txmq.client.observe.hooks.SendHook`."""
 
     def __init__(self, metrics: ClientMetrics, group: str, clock: Clock) -> None:

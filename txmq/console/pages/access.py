@@ -9,10 +9,12 @@ from txmq.cli.account_rows import PERMISSIONS, account_row
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
 from txmq.console.pages.brokers import choose_broker
+from txmq.console.pages.lists import list_page
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
 from txmq.protocol.bodies import Accounts
+from txmq.protocol.signature import Credentials
 
 __all__ = ["CHANGES", "PAGES"]
 
@@ -30,17 +32,13 @@ async def show_list(visit: Visit) -> PageContent:
         raise
     except BrokerRefused as error:
         problem = str(error).strip()
-    search = visit.text("search")
-    rows = [
-        account_row(choice.name, account)
-        for account in found.plain_access_configs
-        if search.casefold() in account.access_key.casefold()
-    ]
+    accounts = {account.access_key: account for account in found.plain_access_configs}
+    page = list_page(accounts, visit.page_number(), visit.text("search"))
     values = {
         "title": "Access",
         "choice": choice,
-        "search": search,
-        "rows": sorted(rows, key=lambda row: row["account"]),
+        "page": page,
+        "rows": [account_row(choice.name, accounts[key]) for key in page.rows],
         "trusted": found.global_white_addrs,
         "problem_text": problem,
         **_choices(),
@@ -58,12 +56,12 @@ async def show_account(visit: Visit) -> PageContent:
 async def show_removal(visit: Visit) -> PageContent:
     """Show what the removal of an account will do."""
     row = await _row(visit)
-    key, own = row["account"], visit.session.credentials
+    key = row["account"]
     sentences = [
         f"All brokers of the cluster refuse the clients of {key} from their next request on.",
         "Its secret is lost. An account of the same name needs a new one.",
     ]
-    if own is not None and own.access_key == key:
+    if _is_own(visit, key):
         sentences.append("You are logged in with this account: this console refuses you, too.")
     facts = {
         "administrator": "yes" if row["admin"] else "no",
@@ -104,6 +102,10 @@ async def change(form: ChangeForm) -> ChangeDone:
     row = await _row(form.visit)
     secret = _secret(form.fields)
     await _put(form, row["account"], secret or None)
+    session = form.visit.session
+    if secret and _is_own(form.visit, row["account"]):
+        # This visitor goes on with the new secret; other sessions of the account must log in again.
+        session.credentials = Credentials(access_key=row["account"], secret_key=secret)
     words = "has new permissions and a new secret" if secret else "has new permissions"
     return ChangeDone(url_of("/access", broker=row["broker"]), f"account {row['account']} {words}")
 
@@ -130,6 +132,12 @@ async def _put(form: ChangeForm, key: str, secret: str | None) -> None:
         unsigned_from=fields.get("unsigned_from", "").strip(),
         cluster=form.visit.settings.cluster,
     )
+
+
+def _is_own(visit: Visit, key: str) -> bool:
+    """Whether an account is the one that the visitor is logged in with."""
+    own = visit.session.credentials
+    return own is not None and own.access_key == key
 
 
 def _secret(fields: Mapping[str, str]) -> str:

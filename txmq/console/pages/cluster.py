@@ -9,13 +9,14 @@ from markupsafe import Markup
 from txmq.cli.broker_figures import readable_figures
 from txmq.cli.cluster_status import copies_of, is_drained
 from txmq.cli.common import for_each
+from txmq.cli.moments import age_of
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
 from txmq.console.markup import link, url_of
 from txmq.console.pages.brokers import known_brokers
 from txmq.console.previews import ChangePreview, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import NotFound, TxmqError, UsageError
+from txmq.errors import NotFound, TransportError, TxmqError, UsageError
 from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
@@ -23,6 +24,7 @@ __all__ = ["CHANGES", "PAGES"]
 CHANGE_S: Final = 20.0
 """A change of a set waits for the store of the set."""
 _NAMED_MAX: Final = 5
+_MS_DIGITS_MAX: Final = 16
 _OF_MEMBERS: Final = frozenset(("promote", "remove", "rejoin"))
 
 
@@ -50,8 +52,9 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
         "name": info.name,
         "cluster": info.cluster,
         "address": info.addresses.get(MASTER, ""),
-        "replicas": dict(sorted(info.addresses.items())),
+        "replicas": await _replicas(visit, info),
         "problem": "",
+        "is_away": False,
         "figures": {},
         "copies": copies if "problem" not in copies and copies else None,
         "copies_problem": copies.get("problem", ""),
@@ -59,10 +62,34 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
     }
     try:
         row["drained"] = await is_drained(visit.admin, info.name)
-        row["figures"] = readable_figures(await visit.admin.broker_stats(info.name))
+        row["figures"] = _figures(visit, await visit.admin.broker_stats(info.name))
     except TxmqError as error:
         row["problem"] = str(error).strip()
+        row["is_away"] = isinstance(error, TransportError)
     return row
+
+
+async def _replicas(visit: Visit, info: BrokerInfo) -> list[dict[str, Any]]:
+    """The replicas beside the master that serve reads, with what they report about themselves."""
+
+    async def row_of(number: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"number": number, "address": info.addresses[number], "figures": {}}
+        try:
+            stats = await visit.admin.broker_stats(info.name, replica=number)
+        except TxmqError as error:
+            return row | {"problem": str(error).strip()}
+        return row | {"problem": "", "figures": _figures(visit, stats)}
+
+    return await for_each([number for number in sorted(info.addresses) if number != MASTER], row_of)
+
+
+def _figures(visit: Visit, stats: dict[str, str]) -> dict[str, str]:
+    """A broker's figures in words; how long it is up is rounded, so that pages rarely change."""
+    figures = readable_figures(stats)
+    started = stats.get("bootTimestamp", "")
+    if started.isdecimal() and len(started) < _MS_DIGITS_MAX:
+        figures["up for"] = age_of(visit.clock.wall_ms() - int(started))
+    return figures
 
 
 async def show_member(visit: Visit) -> PageContent:
@@ -100,27 +127,19 @@ async def show_change(visit: Visit) -> PageContent:
 
 
 async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
-    topics = set(await visit.admin.topics_of_broker(broker))
-    elsewhere: set[str] = set()
-    for other in await known_brokers(visit):
-        if other.name != broker:
-            elsewhere |= set(await visit.admin.topics_of_broker(other.name))
-    only = sorted(topic for topic in topics - elsewhere if topic != broker)
+    try:
+        found = await _topic_sentences(visit, broker)
+    except TransportError as error:
+        found = [f"Which topics the broker has is not known: {str(error).strip()}."]
     sentences = [
-        f"All name servers withdraw the write permission of its {quantity(len(topics), 'topic')}.",
+        "All name servers withdraw the write permission of its topics.",
+        *found,
         "Producers follow within 30 s by default. Consumers still read from the broker.",
         (
             "The broker stays as it is. Change and create no topic of it until it is stopped: with "
             "the next change it registers, all of its topics are writable again."
         ),
     ]
-    if only:
-        named = ", ".join(only[:_NAMED_MAX])
-        more = f" and {len(only) - _NAMED_MAX} more" if len(only) > _NAMED_MAX else ""
-        sentences.append(
-            f"Sends to {quantity(len(only), 'topic')} fail, because no other broker has "
-            f"{'it' if len(only) == 1 else 'them'}: {named}{more}."
-        )
     return ChangePreview(
         title=f"Drain {broker}",
         eyebrow="Broker",
@@ -131,6 +150,25 @@ async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
         repeated=broker,
         repeated_name="name of the broker",
     )
+
+
+async def _topic_sentences(visit: Visit, broker: str) -> list[str]:
+    """How many topics a broker has, and which of them no other broker has."""
+    topics = set(await visit.admin.topics_of_broker(broker))
+    others = [other.name for other in await known_brokers(visit) if other.name != broker]
+    elsewhere = {broker}
+    for known in await for_each(others, visit.admin.topics_of_broker):
+        elsewhere |= set(known)
+    sentences = [f"The broker has {quantity(len(topics), 'topic')}."]
+    only = sorted(topics - elsewhere)
+    if only:
+        named = ", ".join(only[:_NAMED_MAX])
+        more = f" and {len(only) - _NAMED_MAX} more" if len(only) > _NAMED_MAX else ""
+        sentences.append(
+            f"Sends to {quantity(len(only), 'topic')} fail, because no other broker has "
+            f"{'it' if len(only) == 1 else 'them'}: {named}{more}."
+        )
+    return sentences
 
 
 def _undrain_preview(broker: str) -> ChangePreview:

@@ -10,9 +10,9 @@ from txmq.cli.resend import BEFORE, RESENT, LetterFilter, ResendResult, ResendRu
 from txmq.client.admin.dead_letter_copy import provenance
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.console.body_view import body_view
-from txmq.console.forms import required
 from txmq.console.markup import link, url_of
 from txmq.console.pages.lists import list_page
+from txmq.console.previews import check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import UsageError
 from txmq.limits import CONSOLE_RESENT_MAX, CONSOLE_ROWS, REASON_CHARS_MAX
@@ -101,8 +101,7 @@ async def resend_all(form: ChangeForm) -> ChangeDone:
     """Resend the dead letters of a group that were not resent before."""
     group = form.visit.required("group")
     run = _run(form, group, force=False)
-    if required(form.fields, "repeated", "the name of the group") != group.strip():
-        raise UsageError("the name of the group is not the same; type it as it is shown")
+    check_repeated(form.fields, "name of the group", group)
     wanted = LetterFilter(group, 0, TIME_MAX, None)
     results = await run.all(wanted, form.visit.admin, most=CONSOLE_RESENT_MAX)
     notice = f"dead letters of {group}: {_counts(results)}"
@@ -115,10 +114,7 @@ async def resend_all(form: ChangeForm) -> ChangeDone:
 
 
 def _run(form: ChangeForm, group: str, *, force: bool) -> ResendRun:
-    reason = required(form.fields, "reason", "the reason")
-    if len(reason) > REASON_CHARS_MAX:
-        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
-    return ResendRun(group, reason, form.visit.session.person, force=force)
+    return ResendRun(group, reason_in(form.fields), form.visit.session.person, force=force)
 
 
 def _counts(results: list[ResendResult]) -> str:

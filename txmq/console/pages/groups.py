@@ -13,6 +13,7 @@ from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
 from txmq.console.pages.lists import list_page
+from txmq.console.previews import check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, TxmqError, UsageError
 from txmq.quantity import quantity
@@ -86,8 +87,7 @@ async def reset(form: ChangeForm) -> ChangeDone:
     """Move a group to the messages stored at a moment."""
     visit = form.visit
     name, topic, to = visit.required("name"), visit.required("topic"), visit.required("to")
-    if required(form.fields, "repeated", "the name of the group") != name.strip():
-        raise UsageError("the name of the group is not the same; type it as it is shown")
+    check_repeated(form.fields, "name of the group", name)
     moment = required(form.fields, "moment", "the moment of the preview")
     if not moment.removeprefix("-").isdecimal() or len(moment) > _MOMENT_CHARS_MAX:
         raise UsageError("the moment of the preview is not a number; open the preview again")

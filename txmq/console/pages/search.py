@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster
 from txmq.console.markup import url_of
-from txmq.console.navigation import is_listed
 from txmq.console.pages.messages import message_at
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RemoteProtocolError, TxmqError, UsageError
@@ -22,6 +21,7 @@ _TITLES: Final = {
     "group": "Consumer groups",
     "producer": "Producers",
     "broker": "Brokers",
+    "account": "Accounts",
     "transaction": "Transactions",
     "message": "Messages",
 }
@@ -43,10 +43,10 @@ async def show(visit: Visit) -> PageContent:
     if not wanted:
         return PageContent("search.html", values)
     if place := await _place_of(visit, wanted):
-        return PageContent("", {}, to=place)
+        return PageContent("search.html", values, to=place)
     found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
     if len(found.exact) == 1 and (to := _url_of(found.exact[0])):
-        return PageContent("", {}, to=to)
+        return PageContent("search.html", values, to=to)
     values["kinds"] = [
         {
             "title": _TITLES[kind],
@@ -67,8 +67,10 @@ def _url_of(hit: SearchHit) -> str:
     if hit.kind in _PATHS:
         return url_of(_PATHS[hit.kind], **fields)
     if hit.kind == "producer":
-        return url_of("/producers", search=hit.name) if is_listed("/producers") else ""
-    return "/cluster" if is_listed("/cluster") else "/"
+        return url_of("/producers", group=hit.name)
+    if hit.kind == "account":
+        return url_of("/access/account", key=hit.name)
+    return "/cluster"
 
 
 async def _place_of(visit: Visit, wanted: str) -> str:

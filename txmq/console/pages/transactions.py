@@ -6,14 +6,15 @@ from collections import Counter
 from typing import Any, Final, Literal
 
 from txmq.cli.transaction_steps import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.cli.tx_decided import DecidedTransaction, find_decided
 from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
-from txmq.console.forms import required
 from txmq.console.markup import link, url_of
+from txmq.console.previews import reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import RequestNotSupported, UsageError
-from txmq.limits import REASON_CHARS_MAX
+from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
+from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
 from txmq.quantity import quantity
 
@@ -43,8 +44,10 @@ _STATUS_WORDS: Final = {
 async def show_list(visit: Visit) -> PageContent:
     """Show open transactions, the oldest first."""
     state, group = visit.text("state"), visit.text("group")
+    if state == "decided":
+        return await _show_decided(visit, group)
     if state not in {"", "prepared", "parked"}:
-        raise UsageError(f"the state is prepared or parked, not {state!r}")
+        raise UsageError(f"the state is prepared, parked or decided, not {state!r}")
     most = SHOWN_MORE if visit.text("more") else SHOWN
     is_supported = True
     found: list[OpenTransaction] = []
@@ -70,6 +73,27 @@ async def show_list(visit: Visit) -> PageContent:
         "groups": Counter(transaction.group for transaction in found[:most]).most_common(10),
     }
     return PageContent("transactions.html", values)
+
+
+async def _show_decided(visit: Visit, group: str) -> PageContent:
+    is_supported, cursor = True, ""
+    rows: list[DecidedTransaction] = []
+    try:
+        rows, cursor = await find_decided(visit.admin, CONSOLE_ROWS, visit.text("cursor"), group)
+    except (RequestNotSupported, TopicNotFound):
+        is_supported = False
+    values = {
+        "title": "Transactions",
+        "state": "decided",
+        "group": group,
+        "is_supported": is_supported,
+        "decided": rows,
+        "is_first": not visit.text("cursor"),
+        "older": link("/transactions", state="decided", group=group, cursor=cursor)
+        if cursor
+        else "",
+    }
+    return PageContent("decided.html", values)
 
 
 async def show_one(visit: Visit) -> PageContent:
@@ -132,9 +156,7 @@ async def decide(form: ChangeForm) -> ChangeDone:
     visit = form.visit
     decision = _decision_of(visit)
     transaction, _ = await _find(visit)
-    reason = required(form.fields, "reason", "the reason")
-    if len(reason) > REASON_CHARS_MAX:
-        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+    reason = reason_in(form.fields)
     what, repeated = _repeated(transaction)
     if form.fields.get("repeated", "").strip() != repeated.strip():
         raise UsageError(f"the {what} is not the same; type it as it is shown, to decide this one")

@@ -15,7 +15,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DecimalType, IntegralType
 
@@ -137,15 +137,14 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"stream": [sink.getvalue().to_pybytes()]})
 
 
-def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
+def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers: int) -> DataFrame:
     """Split by ranges of numbers for several connections; the first also reads rows without."""
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
     if least is None:
         return frame
     bounds = {"partitionColumn": number, "numPartitions": str(readers)}
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}
-    found: DataFrame = given.options(**bounds).load()
-    return found
+    return given.options(**bounds).load()
 
 
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
@@ -153,5 +152,6 @@ def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         remedy = "name its jar in spark.jars, and its class as driver in the bank's properties"
         return f"Spark has no driver for {':'.join(url.split(':')[:2])}; {remedy}"
-    java = getattr(error, "java_exception", None)
-    return error_text(Exception(java.getMessage() or text) if java is not None else error, url)
+    # The last cause is the driver's; Spark's own words may be "Exception thrown in awaitResult:".
+    said = text.replace("\n: ", "\nCaused by: ").rpartition("\nCaused by: ")[2].partition(": ")[2]
+    return error_text(Exception(said or text) if hasattr(error, "java_exception") else error, url)

@@ -19,6 +19,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from txmq.broker_directories import hint_of_brokers
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
@@ -244,7 +245,7 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
     try:
         found_paths = list((directory / span.FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        why = f"it has no folder {span.FOLDER}"
+        why = f"it has no folder {span.FOLDER}{hint_of_brokers(directory)}"
         raise ReconcileRefused(f"{directory} is not a broker's directory: {why}") from None
     paths = {start: path for path in found_paths if (start := span.start_in(path.name)) is not None}
     sizes = {start: path.stat().st_size for start, path in paths.items()}

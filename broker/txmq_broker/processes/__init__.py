@@ -1,0 +1,1 @@
+"""Several brokers of one cluster on one machine, each in a process of its own."""

@@ -1,0 +1,190 @@
+"""The work of one broker's process, which a supervisor starts."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from txmq.errors import ConfigError, DirectoryInUse, StoreError, TxmqError
+from txmq.runtime.child_process import KILL_GRACE_S
+from txmq.runtime.memory import exempt_from_collection, keep_freed_memory
+from txmq.runtime.parent_link import (
+    ContentNotice,
+    FailedNotice,
+    FailureKind,
+    LoadedNotice,
+    ParentLink,
+    ReadyNotice,
+)
+from txmq.runtime.tasks import Tasks
+from txmq_broker.app import Broker
+from txmq_broker.core.topics import Topics
+from txmq_broker.identity import Identity
+from txmq_broker.monitoring.readiness import objection
+from txmq_broker.monitoring.subject import LoneProcess
+from txmq_broker.processes.parent_registration import ParentRegistration
+from txmq_broker.processes.plan import (
+    BEAT_S,
+    DRAIN_S,
+    BrokerNotice,
+    BrokerProcessPlan,
+    BrokerReport,
+    HeartbeatNotice,
+    OpenedNotice,
+)
+from txmq_broker.running import allow_files
+
+if TYPE_CHECKING:
+    from txmq_broker.monitoring.pages import MonitoringPages
+
+__all__ = ["CANNOT_START", "CRASHED", "BrokerChild"]
+
+log = logging.getLogger(__name__)
+
+ORPHAN_S: Final = DRAIN_S + KILL_GRACE_S
+"""How long a broker may take to end without its supervisor, even if its event loop is blocked."""
+
+LOCK_WAIT_S: Final = ORPHAN_S + 10.0
+"""How long to wait for a directory: after a supervisor was killed, its brokers are still ending."""
+LOCK_PAUSE_S: Final = 0.1
+
+DRAINED: Final = 0
+CRASHED: Final = 1
+CANNOT_START: Final = 2
+
+
+class BrokerChild:
+    """One broker, from its start to its end.
+
+    Args:
+        descriptor: The file descriptor of the line to its supervisor.
+
+    Raises:
+        ConnectionError: The supervisor is gone already.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._link = ParentLink(descriptor, self.report)
+        self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
+        """What to do."""
+        self._link.send(LoadedNotice(self.plan.settings.name))
+        self._process = LoneProcess()
+        self._pages: MonitoringPages | None = None
+        self._tasks = Tasks()
+
+    async def run(self) -> int:
+        """Serve until the supervisor, its death, SIGTERM or a failure ends it.
+
+        Returns:
+            The exit code of the process.
+        """
+        keep_freed_memory()
+        self._link.end_after_parent(ORPHAN_S)
+        drain_at_sigterm(self._link.stopped)
+        settings = self.plan.settings
+        allow_files(settings.connections_max)
+        kind: FailureKind = "refused"
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._link)
+            try:
+                broker = await self._open(stack)
+            except StoreError as error:
+                # The other brokers go on; this one is tried again when its disk may be repaired.
+                kind, reason = "unavailable", str(error)
+            except (ConfigError, TxmqError) as error:
+                reason = str(error)
+            except OSError as error:
+                reason = _reason_of(error, settings.listen)
+            else:
+                return DRAINED if broker is None else await self._serve(broker)
+            reason = reason.replace("--data DIR", f"--data {settings.data}")
+            self._link.send(FailedNotice(kind, reason))
+            return CANNOT_START
+
+    async def _open(self, stack: AsyncExitStack) -> Broker | None:
+        """The broker, once its directory is free; ``None`` if the supervisor stops it before."""
+        time = asyncio.get_running_loop().time
+        until = time() + LOCK_WAIT_S
+        register = self._register if self.plan.has_names else None
+        while not self._link.stopped.is_set():
+            broker = Broker(
+                self.plan.settings, accept_loss=self.plan.accept_loss, register=register
+            )
+            try:
+                return await stack.enter_async_context(broker)
+            except DirectoryInUse as error:
+                if time() > until:
+                    raise DirectoryInUse(f"{error}: {self.plan.settings.data}") from error
+                await asyncio.sleep(LOCK_PAUSE_S)
+        return None
+
+    def _register(self, identity: Identity, topics: Topics) -> ParentRegistration:
+        return ParentRegistration(identity, topics, self._send)
+
+    def _send(self, notice: BrokerNotice) -> None:
+        self._link.send(ContentNotice(msgspec.Raw(msgspec.json.encode(notice))))
+
+    async def _serve(self, broker: Broker) -> int:
+        self._process.broker = broker
+        exempt_from_collection()
+        self._send(OpenedNotice(broker.address))
+        self._send(HeartbeatNotice(objection(self._process)))
+        self._link.send(ReadyNotice())
+        self._tasks.start(self._beat(), "signs of life")
+        waits = [
+            asyncio.create_task(event.wait()) for event in (self._link.stopped, broker.stopped)
+        ]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+        await self._tasks.stop()
+        if broker.failure is not None:
+            log.error("the broker ends: %s", broker.failure)
+            return CRASHED
+        if self._link.is_orphan:
+            log.error("the supervisor is gone; this broker drains and ends")
+        return DRAINED
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._send(HeartbeatNotice(objection(self._process)))
+
+    # Reports
+
+    async def report(self) -> bytes:
+        """The pages for monitoring programs, as JSON."""
+        if self._process.broker is None or not self.plan.has_pages:
+            return b"null"
+        if self._pages is None:
+            # Here, because its import takes a quarter of the time in which a broker starts.
+            from txmq_broker.monitoring.pages import MonitoringPages
+
+            self._pages = MonitoringPages(self.plan.settings, self._process)
+        metrics, info = await self._pages.metrics(), await self._pages.info()
+        return msgspec.json.encode(BrokerReport(metrics.text, msgspec.json.decode(info.text)))
+
+
+def drain_at_sigterm(stopped: asyncio.Event) -> None:
+    """SIGTERM drains this broker alone; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+
+
+def _reason_of(error: OSError, listen: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{listen} is taken; choose another --listen"
+    text = str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else text

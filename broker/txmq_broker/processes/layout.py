@@ -1,0 +1,138 @@
+"""The settings of several brokers below one directory: their names, ports and directories."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Final
+
+from msgspec.structs import replace
+
+from txmq.broker_directories import LOCK, brokers_below, is_broker_directory
+from txmq.errors import ConfigError
+from txmq.remoting.pool import split_address
+from txmq_broker.config import BrokerSettings
+
+__all__ = [
+    "BROKERS_MAX",
+    "NAMES_FOLDER",
+    "PORT_STEP",
+    "check_directory",
+    "check_lone_directory",
+    "settings_of_brokers",
+]
+
+BROKERS_MAX: Final = len(ascii_lowercase)
+"""The brokers are named by letters."""
+
+PORT_STEP: Final = 10
+"""The distance between the ports of brokers. RocketMQ's clients also use the port two below the
+one of a broker, and its tools the one above."""
+
+NAMES_FOLDER: Final = "names"
+"""The folder in which the name server keeps the texts and options of operators."""
+
+_FIRST: Final = f"-{ascii_lowercase[0]}"
+_PORT_MAX: Final = 65_535
+
+
+def settings_of_brokers(settings: BrokerSettings, count: int) -> list[BrokerSettings]:
+    """The settings of each broker.
+
+    Args:
+        settings: The settings that they share; the name, addresses and directory are the first's.
+        count: The number of brokers.
+
+    Raises:
+        ConfigError: Several brokers cannot share one of the settings.
+    """
+    if not 1 <= count <= BROKERS_MAX:
+        raise ConfigError(f"--brokers takes a number from 1 to {BROKERS_MAX}, not {count}")
+    copies = settings.replication
+    if copies.coordinator or copies.role == "follower":
+        raise ConfigError(
+            "--brokers starts leaders without a coordinator; start each member of a broker set by "
+            "a txmq serve of its own"
+        )
+    if copies.address:
+        raise ConfigError(
+            "replication.address is one broker's; with --brokers, followers reach each broker "
+            "where clients do"
+        )
+    stem = settings.name.removesuffix(_FIRST)
+    if stem == settings.name or not stem:
+        raise ConfigError(
+            f"with --brokers the first broker's name ends in {_FIRST}, as broker{_FIRST}, and the "
+            f"others count on; the name cannot be {settings.name!r}"
+        )
+    return [_settings_of(settings, stem, place) for place in range(count)]
+
+
+def _settings_of(settings: BrokerSettings, stem: str, place: int) -> BrokerSettings:
+    name = f"{stem}-{ascii_lowercase[place]}"
+    return replace(
+        settings,
+        name=name,
+        data=str(Path(settings.data).absolute() / name),
+        listen=_shifted("listen", settings.listen, place),
+        advertise=_shifted("advertise", settings.advertise, place) if settings.advertise else "",
+    )
+
+
+def _shifted(setting: str, address: str, place: int) -> str:
+    """The address of the broker at a place; where the system chooses the port, it chooses all."""
+    port = split_address(address)[1]
+    if place == 0 or port == 0:
+        return address
+    shifted = port + PORT_STEP * place
+    if shifted > _PORT_MAX:
+        raise ConfigError(
+            f"{setting} {address} leaves no room for {place + 1} brokers, whose ports are "
+            f"{PORT_STEP} apart; choose a lower port"
+        )
+    return f"{address.rpartition(':')[0]}:{shifted}"
+
+
+def check_directory(data: Path, brokers: list[BrokerSettings]) -> None:
+    """Refuse a directory with messages that these brokers would not serve.
+
+    Raises:
+        ConfigError: It is the directory of a single broker, or holds further brokers.
+    """
+    first = brokers[0].name
+    if is_broker_directory(data):
+        moved = f"{data}-{first}"
+        old, new, inside = (shlex.quote(text) for text in (str(data), moved, f"{data}/{first}"))
+        raise ConfigError(
+            f"{data} is the directory of one broker, and --brokers needs one for each below it. To "
+            f"make it the first one's, stop its broker and run: mv {old} {new} && mkdir {old} && "
+            f"mv {new} {inside}"
+        )
+    wanted = {broker.name for broker in brokers}
+    left = [path for path in brokers_below(data) if path.name not in wanted]
+    if left:
+        names = ", ".join(path.name for path in left)
+        raise ConfigError(
+            f"{data} also holds {names}, and --brokers {len(brokers)} would not serve the messages "
+            f"there; start as many brokers as before, under the same names. To remove "
+            f"{left[-1].name}, run `txmq cluster drain {left[-1].name}`, wait until its messages "
+            f"are consumed, stop all, and move {left[-1]} elsewhere"
+        )
+
+
+def check_lone_directory(data: Path) -> None:
+    """Refuse to start a single broker in the directory of several.
+
+    Raises:
+        ConfigError: It holds the directories of brokers.
+    """
+    found = brokers_below(data)
+    # Directories of brokers that somebody laid out otherwise have no lock beside them.
+    if not found or is_broker_directory(data) or not (data / LOCK).exists():
+        return
+    names = ", ".join(path.name for path in found)
+    raise ConfigError(
+        f"{data} holds several brokers: {names}. Start all with --brokers {len(found)}, or one "
+        f"alone with --data {found[0]} --name {found[0].name}"
+    )

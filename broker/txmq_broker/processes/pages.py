@@ -1,0 +1,118 @@
+"""The pages of several brokers for monitoring programs, served by their supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+import txmq
+from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metrics_text import metrics_text
+from txmq_broker.processes.metrics import BrokerProcessState, metrics_of_brokers
+from txmq_broker.processes.plan import BrokerReport
+from txmq_broker.processes.service import BrokersService, BrokerState
+
+__all__ = ["BrokerPages"]
+
+REPORT_S: Final = 5.0
+"""How long a broker may take to build its part of a page; then its last one is shown."""
+
+SILENT_S: Final = 30.0
+"""A broker that sends no sign of life for so long blocks its event loop."""
+
+_JSON_TYPE: Final = "application/json"
+
+
+class BrokerPages:
+    """Makes the pages.
+
+    Args:
+        service: The brokers.
+    """
+
+    def __init__(self, service: BrokersService) -> None:
+        self._service = service
+        self._own = ProcessCollector(registry=CollectorRegistry())
+        self._reading: asyncio.Task[dict[str, BrokerReport]] | None = None
+
+    def pages(self) -> Pages:
+        """The pages by path."""
+        return {
+            "/metrics": self._metrics,
+            **health_pages(self._objection),
+            "/info": self._info,
+        }
+
+    async def _reports(self) -> dict[str, BrokerReport]:
+        """The reports of the brokers by name; all who ask at once wait for the same ones."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(), name="reports of brokers")
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> dict[str, BrokerReport]:
+        found = await self._service.supervisor.reports(REPORT_S)
+        reports = {
+            self._service.brokers[number - 1].name: msgspec.json.decode(
+                content, type=BrokerReport | None
+            )
+            for number, content in found.items()
+        }
+        return {name: report for name, report in reports.items() if report is not None}
+
+    async def _metrics(self) -> HttpPage:
+        texts = {name: report.metrics for name, report in (await self._reports()).items()}
+        states = [
+            BrokerProcessState(state.name, state.slot.is_ready, state.slot.restarts)
+            for state in self._service.brokers
+        ]
+        own = metrics_text(self._own.collect())
+        # In a thread: the texts of large brokers have megabytes, and clients ask for routes here.
+        page = await asyncio.to_thread(metrics_of_brokers, texts, states, own)
+        return HttpPage(page, content_type=METRICS_TYPE)
+
+    async def _objection(self) -> str:
+        service = self._service
+        if service.supervisor.is_stopping:
+            return "the brokers are stopping"
+        texts = [
+            self._objection_of(number, state) for number, state in enumerate(service.brokers, 1)
+        ]
+        return "; ".join(text for text in texts if text)
+
+    def _objection_of(self, number: int, state: BrokerState) -> str:
+        service = self._service
+        if not state.slot.is_ready:
+            reason = f": {state.failure}" if state.failure else ""
+            return f"{state.name} does not run{reason}"
+        silent_s = service.clock.monotonic() - state.beat_at
+        if silent_s > SILENT_S:
+            return f"{state.name} is blocked: it sent no sign of life for {silent_s:.0f} s"
+        refusal = "" if service.names is None else service.names.refusals.get(number, "")
+        objection = state.objection or refusal
+        return f"{state.name}: {objection}" if objection else ""
+
+    async def _info(self) -> HttpPage:
+        service, reports = self._service, await self._reports()
+        facts = {
+            "version": txmq.__version__,
+            "cluster": service.settings.cluster,
+            "names": service.names_text,
+            "restarts": service.supervisor.restarts,
+            "brokers": [
+                {
+                    "name": state.name,
+                    "pid": None if state.slot.child is None else state.slot.child.pid,
+                    "is_ready": state.slot.is_ready,
+                    "restarts": state.slot.restarts,
+                    "address": state.address,
+                    "info": reports[state.name].info if state.name in reports else None,
+                }
+                for state in service.brokers
+            ],
+        }
+        text = msgspec.json.format(msgspec.json.encode(facts)).decode()
+        return HttpPage(f"{text}\n", content_type=_JSON_TYPE)

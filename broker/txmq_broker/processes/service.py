@@ -1,0 +1,248 @@
+"""Several brokers of one machine: their processes, their name server and their pages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from txmq.errors import DirectoryInUse
+from txmq.http_server import HttpServer, Pages
+from txmq.remoting.pool import split_address
+from txmq.runtime.child_process import ChildCommand, ChildEnd
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk, Lock
+from txmq.runtime.entropy import SystemEntropy
+from txmq.runtime.network import SystemNetwork
+from txmq.runtime.supervisor import ChildSlot, Supervisor, SupervisorEnd, SupervisorSettings
+from txmq_broker.config import BrokerSettings
+from txmq_broker.processes.layout import check_directory, settings_of_brokers
+from txmq_broker.processes.own_names import OwnNames
+from txmq_broker.processes.plan import (
+    DECODE_NOTICE,
+    DRAIN_S,
+    BrokerProcessPlan,
+    HeartbeatNotice,
+    OpenedNotice,
+    RegistrationNotice,
+)
+from txmq_broker.running import allow_files
+
+__all__ = ["BrokerState", "BrokersOptions", "BrokersService"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokersOptions:
+    """What the command line adds to the settings."""
+
+    count: int
+    words: tuple[str, ...]
+    """The command that runs one broker."""
+    accept_loss: str | None
+    log_form: Literal["text", "json"]
+    log_level: Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """What the supervisor knows about one broker."""
+
+    settings: BrokerSettings
+    slot: ChildSlot
+    address: str = ""
+    """Where it listens; empty before its first start."""
+    objection: str = ""
+    beat_at: float = 0.0
+    """When its last sign of life came, by the monotonic clock."""
+    failure: str = ""
+    """Why it could not start; empty once it has."""
+
+    @property
+    def name(self) -> str:
+        """The name of the broker."""
+        return self.settings.name
+
+
+class BrokersService:
+    """Runs several brokers until it is stopped.
+
+    Args:
+        settings: The settings that they share.
+        options: The options of the command line.
+        on_ready: Called when all brokers are ready for the first time.
+
+    Attributes:
+        brokers: The state of each broker.
+        supervisor: Keeps their processes.
+        names: Their name server; ``None`` if the settings name others.
+        clock: Gives the time.
+
+    Raises:
+        ConfigError: The brokers cannot share a setting, or the directory holds something else.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, options: BrokersOptions, on_ready: Callable[[], None]
+    ) -> None:
+        self.settings = settings
+        self._options = options
+        self._on_ready = on_ready
+        self.clock = SystemClock()
+        self.supervisor = Supervisor(
+            self._command,
+            SupervisorSettings(processes=options.count, drain_s=DRAIN_S),
+            self,
+            self.clock,
+            SystemEntropy(),
+            self._take,
+        )
+        each = settings_of_brokers(settings, options.count)
+        check_directory(Path(settings.data), each)
+        self.brokers = [
+            BrokerState(broker, slot)
+            for broker, slot in zip(each, self.supervisor.slots, strict=True)
+        ]
+        self.names = None if settings.names else OwnNames(settings, self.clock)
+        self.was_ready = False
+        self._refusal = ""
+        self._opened: set[int] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def names_text(self) -> str:
+        """The addresses of the name servers, separated by ``;``."""
+        return self.settings.names if self.names is None else self.names.address
+
+    @property
+    def reason(self) -> str:
+        """Why the brokers did not start, or were given up; empty otherwise."""
+        return self._refusal or self.supervisor.reason
+
+    async def run(self, pages: Pages | None = None) -> SupervisorEnd:
+        """Serve until :meth:`stop`.
+
+        Args:
+            pages: The pages for monitoring programs, if the settings want them.
+
+        Raises:
+            DirectoryInUse: Another program serves this directory.
+            StoreError: A file of the name server is damaged.
+            OSError: An address or the directory cannot be opened.
+        """
+        allow_files(self.settings.connections_max)
+        async with AsyncExitStack() as stack:
+            lock = self._lock()
+            stack.callback(lock.release)
+            if self.names is not None:
+                await stack.enter_async_context(self.names)
+                await self.names.open()
+            if pages is not None:
+                server = await stack.enter_async_context(self._server(pages))
+                log.info("metrics and health at http://%s:%d", *server.address)
+            end = await self.supervisor.run()
+            if self._closing is not None:
+                await self._closing
+            return SupervisorEnd.REFUSED if self._refusal else end
+
+    def _lock(self) -> Lock:
+        try:
+            return LocalDisk(self.settings.data).lock()
+        except BlockingIOError as error:
+            raise DirectoryInUse("another txmq serve uses this directory") from error
+
+    def _server(self, pages: Pages) -> HttpServer:
+        host, port = split_address(self.settings.http_listen)
+        if not SystemNetwork().is_loopback(host):
+            log.warning(
+                "other machines may read metrics, health and settings at %s:%d without an account",
+                host,
+                port,
+            )
+        return HttpServer(pages, host, port)
+
+    def stop(self) -> None:
+        """Drain all brokers; clients find no routes from now on."""
+        if self.names is not None:
+            self._closing = asyncio.create_task(self.names.close(), name="name server's end")
+        self.supervisor.stop()
+
+    # The processes
+
+    def _command(self, number: int) -> ChildCommand:
+        options, state = self._options, self.brokers[number - 1]
+        plan = BrokerProcessPlan(
+            replace(state.settings, names=self.names_text, http_listen=""),
+            # A loss that is found later than at the start is not accepted.
+            options.accept_loss if number not in self._opened else None,
+            has_names=self.names is not None,
+            has_pages=bool(self.settings.http_listen),
+            log_form=options.log_form,
+            log_level=options.log_level,
+        )
+        return ChildCommand([*options.words, state.name], msgspec.json.encode(plan))
+
+    def _take(self, number: int, content: bytes) -> None:
+        state, notice = self.brokers[number - 1], DECODE_NOTICE.decode(content)
+        if isinstance(notice, HeartbeatNotice):
+            state.objection, state.beat_at = notice.objection, self.clock.monotonic()
+        elif isinstance(notice, OpenedNotice):
+            state.address = notice.address
+            state.failure = ""
+            self._opened.add(number)
+        elif self.names is None:
+            return
+        elif isinstance(notice, RegistrationNotice):
+            self.names.register(number, notice)
+        else:
+            self.names.unregister(number)
+
+    # Called by the supervisor
+
+    def loaded(self, description: str) -> None:
+        """A first process runs."""
+
+    def all_ready(self) -> None:
+        """All brokers accept requests."""
+        if not self.was_ready:
+            self.was_ready = True
+            self._on_ready()
+
+    def died(self, number: int, end: ChildEnd, pause_s: float | None) -> None:
+        """Log what becomes of a broker; refuse a start that cannot succeed."""
+        state = self.brokers[number - 1]
+        if self.names is not None:
+            self.names.unregister(number)
+        if end.failure is None:
+            level = logging.INFO if end.code == 0 else logging.ERROR
+            log.log(level, "broker %s ended: %s; it %s", state.name, end, _after(pause_s))
+            return
+        reason, before = end.failure.reason, state.failure
+        state.failure = reason
+        is_tried = self.was_ready or number in self._opened
+        all_failed = all(broker.failure for broker in self.brokers)
+        if not is_tried and (end.failure.kind == "refused" or all_failed):
+            texts = [f"{one.name}: {one.failure}" for one in self.brokers if one.failure]
+            self._refusal = "; ".join(texts)
+            self.supervisor.stop()
+        elif before == reason:
+            log.warning("broker %s still cannot start; it %s", state.name, _after(pause_s))
+        else:
+            log.error("broker %s cannot start: %s; it %s", state.name, reason, _after(pause_s))
+
+    def ended(self, end: ChildEnd) -> None:
+        """A process has ended; :meth:`died` has what matters."""
+
+
+def _after(pause_s: float | None) -> str:
+    if pause_s is None:
+        return "does not start again"
+    return f"starts again in {pause_s:.1f} s" if pause_s else "starts again at once"

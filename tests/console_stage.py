@@ -40,9 +40,10 @@ async def visitor(names, clock=None, **settings):
     """A visitor of a console in this process, by default without accounts."""
     given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
     app = console_app(ConsoleSettings(names=names, **given), clock)
+    inner = app._app._app  # Behind the counts and the checks of requests.
     transport = httpx.ASGITransport(app)
     async with (
-        app._app.router.lifespan_context(app._app),
+        inner.router.lifespan_context(inner),
         httpx.AsyncClient(
             transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
         ) as client,
@@ -91,7 +92,7 @@ class Visitor:
 
     def __init__(self, url):
         self.url = url
-        self._client = httpx.Client(base_url=url, follow_redirects=True)
+        self._client = httpx.Client(base_url=url, follow_redirects=True, timeout=30)
 
     def __enter__(self):
         return self

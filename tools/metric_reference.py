@@ -1,12 +1,20 @@
-"""Print docs/reference/metrics.md: every metric of a broker, from the table that makes them."""
+"""Print docs/reference/metrics.md: every metric of a broker, a name server and a console, from the
+tables that make them.
+"""
 
+from collections.abc import Mapping
+
+from txmq.console import metrics as console_metrics
 from txmq.limits import METRIC_SERIES_MAX
+from txmq.metric_rows import BOUNDS_S as CONSOLE_BOUNDS_S
+from txmq.metric_rows import FigureRow
 from txmq_broker.core.latency import BOUNDS_S
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin
 from txmq_broker.monitoring.samples import LIMITS
+from txmq_broker.names import metrics as name_server_metrics
 
 HEAD = f"""\
-# Metrics of a broker
+# Metrics of brokers, name servers and consoles
 
 <!-- Printed by `python -m tools.metric_reference`; change the table in `monitoring`, not this \
 page. -->
@@ -17,7 +25,8 @@ page. -->
 Each name begins with `{PREFIX}`.
 Counters begin at 0 when a broker starts, and a member of a broker set starts one each time it \
 begins to lead.
-A process that leads, or belongs to no set, has the metrics of a *leader*.
+A process that leads, or belongs to no set, has the metrics of a *leader*; *both* are of leaders \
+and followers, which may serve reads.
 
 A metric has at most {METRIC_SERIES_MAX:,} series.
 Topics have theirs in the order in which the broker learned of them, and groups likewise, so a \
@@ -62,6 +71,19 @@ On Linux the page also has `process_resident_memory_bytes`, `process_virtual_mem
 `process_start_time_seconds`, as every program with Prometheus' client library.
 """,
 }
+OF_NAMES = """\
+## A name server alone
+
+`txmq names --http HOST:PORT` serves these at `/metrics`.
+The one inside a broker has no page of its own.
+"""
+OF_CONSOLES = f"""\
+## A console
+
+`txmq console --http HOST:PORT` serves these at `/metrics`, on a port apart from that of browsers.
+Pages have their paths for names; all addresses that are no page count together as `other`.
+The buckets of the histogram end at {", ".join(f"{bound:g}" for bound in CONSOLE_BOUNDS_S)} seconds.
+"""
 WHO = {origin: str(origin) for origin in Origin}
 
 
@@ -78,7 +100,22 @@ def page() -> str:
         parts.append(f"## {title}\n\n{table}{''.join(lines)}")
         if title in NOTES:
             parts.append(NOTES[title])
+    parts += [
+        small_table(OF_NAMES, name_server_metrics.PREFIX, name_server_metrics.ROWS),
+        small_table(OF_CONSOLES, console_metrics.PREFIX, console_metrics.ROWS),
+    ]
     return "\n".join(parts)
+
+
+def small_table(head: str, prefix: str, rows: Mapping[str, FigureRow]) -> str:
+    """A table of metrics that all come from one kind of process."""
+    lines = [
+        f"| `{name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} "
+        f"| {row.meaning} |\n"
+        for name, row in rows.items()
+    ]
+    table = "| metric | kind | labels | meaning |\n|---|---|---|---|\n"
+    return f"{head}\nEach name begins with `{prefix}`.\n\n{table}{''.join(lines)}"
 
 
 if __name__ == "__main__":

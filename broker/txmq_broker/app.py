@@ -41,10 +41,11 @@ from txmq_broker.core.topics import Topics, queue_counts, system_topics
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.handlers.families import HandlerFamily, plain_families
+from txmq_broker.handlers.families import plain_families
 from txmq_broker.handlers.pull import PullHandlers
 from txmq_broker.handlers.relay import RelayHandlers
 from txmq_broker.identity import Identity
+from txmq_broker.interfaces import HandlerFamily
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Counted, Parts
@@ -52,6 +53,7 @@ from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
@@ -124,6 +126,9 @@ class Broker:
             self.statistics,
             self.admission,
             settings.retention,
+        )
+        self._history = HistoryRecorder(
+            self.topics, self.offsets, self.clients, self.statistics, self.store, self.clock
         )
         self._audit = AuditLog(self.disk, self.clock)
         self._door = FrontDoor(
@@ -219,6 +224,8 @@ class Broker:
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        history = self._history.run(self._flusher.send_times)
+        self._tasks.append(asyncio.create_task(history, name="history"))
         for files in self._door.files:
             self._tasks.append(asyncio.create_task(files.watch(), name="changed files"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
@@ -343,6 +350,7 @@ class Broker:
             locks=self.locks,
             statistics=self.statistics,
             admission=self.admission,
+            history=self._history,
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,

@@ -51,7 +51,7 @@ from txmq_broker.handlers.statistics import StatisticsReads
 from txmq_broker.handlers.topics import TopicReads
 from txmq_broker.identity import Identity
 from txmq_broker.parts import ReadParts
-from txmq_broker.services.follower import Follower
+from txmq_broker.services.follower import Follower, FollowerReads
 from txmq_broker.services.housekeeping import local_time
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar
@@ -171,6 +171,7 @@ class FollowerServer:
         self.follower = Follower(settings, self._pool, disk, clock, entropy, find_leader, accounts)
         self.follower.on_following = self._register
         self.follower.on_indexed = self._wake
+        self.follower.reads = self._reads
         self.follower.copy.before_closing = self._end_reading
         self._door = FrontDoor(
             settings.acl, settings.security, settings.tls, network, may_lack_accounts=True
@@ -198,6 +199,7 @@ class FollowerServer:
         self._sent_back: set[asyncio.TimerHandle] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._started_ms = clock.wall_ms()
+        self._sent_to_leader = 0
 
     # Running
 
@@ -322,6 +324,7 @@ class FollowerServer:
 
     def _send_back(self, connection: Connection, request: Command) -> bytes | None:
         """Send a consumer to the leader, after a moment."""
+        self._sent_to_leader += 1
         offset = request.read(PullMessage).queue_offset
         remark = "SERVED_BY_LEADER"
         answer = templates.pulled(request, _RETRY_AT_LEADER, (offset, 0, offset), remark, [])
@@ -392,6 +395,15 @@ class FollowerServer:
         if self._reading is not None:
             figures |= self._reading.pulls.figures()
         return figures | self._listener.figures() | self._clients.figures()
+
+    def _reads(self) -> FollowerReads:
+        return FollowerReads(
+            self._statistics,
+            self._started_ms,
+            self._listener.figures()["connections_open"],
+            self._settings.replication.reads and self.follower.copy.is_readable,
+            self._sent_to_leader,
+        )
 
     def _wake(self) -> None:
         if self._reading is not None and self.follower.copy.is_readable:

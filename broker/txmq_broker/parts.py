@@ -27,6 +27,7 @@ from txmq_broker.identity import Identity
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["Counted", "Parts", "ReadParts"]
@@ -79,6 +80,7 @@ class Parts(ReadParts):
     schedule: Schedule
     admission: Admission
 
+    history: HistoryRecorder
     flusher: Flusher
     checker: Checker
 

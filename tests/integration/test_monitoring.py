@@ -18,6 +18,7 @@ from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
 from txmq import Message, Producer, errors
 from txmq.protocol.bodies import TopicConfig
 from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX, Origin
 from txmq_broker.monitoring.server import monitored
 from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.testing import embedded
@@ -201,6 +202,14 @@ def test_members_of_a_set_show_who_leads_and_each_leadership(tmp_path, etcd):
         assert copy("leaderships_total") == 0
         assert 0 <= first("lease_age_seconds") < 2
         assert first("copies_in_sync") == 2
+        of_followers = {
+            PREFIX + name.removesuffix("_total")
+            for name, row in METRICS.items()
+            if row.origin in {Origin.ALL, Origin.FOLLOWER, Origin.BOTH}
+            and not name.startswith("group_")
+        }
+        assert copy.families.keys() >= of_followers
+        assert copy("serves_reads") in {0, 1}
         assert first("epoch") == copy("epoch") > 0
         assert read(pages_of(leader), "/health/ready") == (200, "ready\n")
         assert leader.address in read(pages_of(follower), "/health/ready")[1]

@@ -9,7 +9,7 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail
+from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail, host_and_port
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
@@ -36,6 +36,13 @@ def console(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show everything, and change nothing.")
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
+        ),
+    ] = None,
     database: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,6 +74,7 @@ def console(
             from txmq.console.server import serve
             from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
+        where = None if http is None else host_and_port(http)
         is_local = SystemNetwork().is_loopback(host)
         needs_login = not is_local or _has_certificate()
         with socket.create_server((host, port), backlog=BACKLOG, family=_family(host)) as listening:
@@ -82,15 +90,19 @@ def console(
                 reports=reports,
             )
 
-            def ready() -> None:
+            def ready(metrics: str) -> None:
                 shown = " ".join(sorted(settings.origins, reverse=True))
-                say(f"ready console {shown} names {names}")
+                more = f" metrics {metrics}" if metrics else ""
+                say(f"ready console {shown} names {names}{more}")
                 flush()
 
             async def run() -> None:
                 stopped = asyncio.Event()
                 with stop_at_signals(stopped):
-                    await serve(settings, listening, stopped, ready)
+                    try:
+                        await serve(settings, listening, stopped, ready, where)
+                    except OSError as error:
+                        fail(f"cannot serve metrics at {http}: {error.strerror or error}")
 
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
                 runner.run(run())

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,14 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, fail
+from txmq.cli.common import WRONGLY_CALLED, fail, host_and_port
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.config import load
 from txmq.errors import TxmqError
+from txmq.extras import named_extra
+from txmq.http_server import HttpServer
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -70,6 +73,13 @@ def names(
         str,
         typer.Option(metavar="FILE", help="Authorities: every peer with TLS needs a certificate."),
     ] = "",
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
+        ),
+    ] = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -87,10 +97,12 @@ def names(
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     if acl is not None and trust:
         fail("--acl and --trust exclude each other; leave out one", WRONGLY_CALLED)
+    where = None if http is None else host_and_port(http)
+    addresses = {"--listen": listen} | ({} if http is None else {"--http": http})
     try:
-        uvloop.run(_serve(listen, data, acl, (trust, trust_brokers), tls))
+        uvloop.run(_serve(listen, data, acl, (trust, trust_brokers), tls, where))
     except (TxmqError, OSError) as error:
-        give_up(error, started=False, addresses={"--listen": listen}, data=data)
+        give_up(error, started=False, addresses=addresses, data=data)
 
 
 async def _serve(
@@ -99,6 +111,7 @@ async def _serve(
     acl: str | None,
     trusted: tuple[str, str],
     tls: Mapping[str, str],
+    http: tuple[str, int] | None,
 ) -> None:
     from txmq_broker.access.front_door import FrontDoor
     from txmq_broker.config import SecuritySettings, ServerTlsSettings
@@ -126,10 +139,17 @@ async def _serve(
             tls=door.port_tls,
         )
         watches = [asyncio.create_task(files.watch()) for files in door.files]
-        async with server:
+        async with server, AsyncExitStack() as stack:
             await server.open(host, port)
+            line = "ready names {}:{}".format(*server.address)
+            if http is not None:
+                with named_extra():
+                    from txmq_broker.names.metrics import name_server_pages
+                pages = HttpServer(name_server_pages(server), *http)
+                await stack.enter_async_context(pages)
+                line += " metrics http://{}:{}/metrics".format(*pages.address)
             exempt_from_collection()
-            say("ready names {}:{}".format(*server.address))
+            say(line)
             flush()
             await stopped.wait()
         for watch in watches:

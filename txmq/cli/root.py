@@ -27,6 +27,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "message": "Send, recall, fetch and look up messages.",
     "trace": "Follow the traces that clients leave.",
     "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
+    "history": "Show figures of the past: rates, durations, transactions and lag.",
     "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
     "tx": "Show open transactions, and decide them by hand.",
     "resolve": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.cli.common import for_each
 from txmq.client import Admin
@@ -12,7 +12,7 @@ from txmq.client.values import BrokerInfo
 from txmq.errors import TxmqError
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
-from txmq.protocol.topics import DLQ, RETRY
+from txmq.protocol.topics import OF_THE_SYSTEM, topics_of_brokers
 from txmq.quantity import quantity
 
 __all__ = [
@@ -24,19 +24,6 @@ __all__ = [
     "permission_of",
     "topic_rows",
 ]
-
-_OF_THE_SYSTEM: Final = (
-    "TBW102",
-    "SELF_TEST_TOPIC",
-    "BenchmarkTest",
-    "OFFSET_MOVED_EVENT",
-    "SCHEDULE_TOPIC_XXXX",
-    "TRANS_CHECK_MAX_TIME_TOPIC",
-    "RMQ_SYS_",
-    "rmq_sys_",
-    RETRY,
-    DLQ,
-)
 
 
 class Rows(NamedTuple):
@@ -90,10 +77,8 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
 
 def own_topics(names: Iterable[str], brokers: list[BrokerInfo]) -> list[str]:
     """The topics among these that are not of the system."""
-    # Each broker has a topic of its own name and one of its cluster's name.
-    own = {name for broker in brokers for name in (broker.name, broker.cluster)}
-    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
-    return [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
+    own = topics_of_brokers((broker.name, broker.cluster) for broker in brokers)
+    return [name for name in names if name not in own and not name.startswith(OF_THE_SYSTEM)]
 
 
 async def application_topics(admin: Admin) -> list[str]:

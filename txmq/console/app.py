@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,11 +25,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+import txmq
 from txmq.cli.common import in_doubt, sentence_of
 from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup
+from txmq.console.metrics import ConsoleTally, MeasuredApp
 from txmq.console.outbox_databases import OutboxDatabases
 from txmq.console.pages import (
     access,
@@ -72,6 +75,7 @@ from txmq.errors import (
     TxmqError,
     UsageError,
 )
+from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -160,6 +164,7 @@ class Console:
         self._outboxes = OutboxDatabases(settings.outboxes)
         self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()
+        self.tally = ConsoleTally()
         self._pages = {page.path: page for page in PAGES}
         self._streams = PageStreams(self._session_with, self._rendered, self._can_begin, clock)
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
@@ -169,6 +174,40 @@ class Console:
     def stop(self) -> None:
         """End the streams of all pages, so that the server can stop at once."""
         self._streams.stop()
+
+    def monitoring(self) -> Pages:
+        """The pages for monitoring programs, by path; they belong on a port of their own."""
+        return {
+            "/metrics": self._metrics,
+            **health_pages(self._objection),
+            "/info": self._info,
+        }
+
+    async def _objection(self) -> str:
+        return (await self._links.reach()).problem
+
+    async def _metrics(self) -> HttpPage:
+        gauges = {
+            "sessions": len(self._sessions),
+            "streams": len(self._streams),
+            "stream_renderings_total": self._streams.sent,
+            "streams_refused_total": self._streams.refused,
+        }
+        self._sessions.expire(self._clock.monotonic())
+        text = self.tally.text(gauges, await self._links.reach())
+        return HttpPage(text, content_type=METRICS_TYPE)
+
+    async def _info(self) -> HttpPage:
+        settings = self._settings
+        facts = {
+            "version": txmq.__version__,
+            "names": settings.names,
+            "cluster": settings.cluster,
+            "origins": sorted(settings.origins),
+            "read_only": settings.is_read_only,
+            "needs_login": settings.needs_login,
+        }
+        return HttpPage(f"{json.dumps(facts, indent=2)}\n", content_type="application/json")
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -183,7 +222,9 @@ class Console:
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
         app.add_exception_handler(404, self._not_found)
-        return RequestChecks(app, self._settings)
+        pages = frozenset(route.path for route in routes if isinstance(route, Route))
+        checked = RequestChecks(app, self._settings)
+        return MeasuredApp(checked, self.tally, pages, LIVE_PATH, self._clock)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -401,6 +442,7 @@ class Console:
         now_s = self._clock.monotonic()
         address = request.client.host if request.client else ""
         if not self._attempts.is_allowed(address, now_s):
+            self.tally.log_ins_refused += 1
             text = "Too many attempts failed. Wait a minute, then try again."
             return self._login_form(request, text, 429)
         try:
@@ -418,6 +460,7 @@ class Console:
                 await self._links.check_account(credentials)
         except (TxmqError, TimeoutError) as error:
             text = _problem_text(error)
+            self.tally.log_ins_refused += 1
             if isinstance(error, NoPermission | ConfigError):
                 self._attempts.note_failure(address, now_s)
                 log.warning("a log-in from %s failed", address)
@@ -427,6 +470,7 @@ class Console:
         if old is not None:
             self._sessions.close(old)
         session = self._sessions.open(credentials, credentials.access_key, now_s)
+        self.tally.log_ins += 1
         log.info("%s logged in", session.person)
         response = RedirectResponse(_next_of(request), 303)
         response.delete_cookie(self._login_cookie, path="/")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from typing import Final, NamedTuple
 
 from txmq.client import Admin, Session
 from txmq.client.routes import MASTER
-from txmq.errors import ConnectFailed, NoPermission, TransportError, UsageError
+from txmq.errors import (
+    BrokerRefused,
+    ConnectFailed,
+    NoPermission,
+    TransportError,
+    TxmqError,
+    UsageError,
+)
 from txmq.protocol.bodies import Heartbeat
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, fields_of
@@ -14,7 +22,24 @@ from txmq.protocol.headers import Header
 from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import Entropy
 
-__all__ = ["ClusterLinks", "OperatorSession"]
+__all__ = ["ClusterLinks", "ClusterReach", "OperatorSession"]
+
+REACH_S: Final = 3.0
+"""How long servers may take until they count as unreachable."""
+
+
+class ClusterReach(NamedTuple):
+    """Which servers of a cluster answer this console."""
+
+    has_names: bool
+    """Whether a name server answers."""
+    known: int | None = None
+    """The masters that it knows; ``None`` if it needs an account for that."""
+    reachable: int = 0
+    """Those of them that accept a connection."""
+    problem: str = ""
+    """Why no name server answers."""
+
 
 OPERATOR: Final = "operator"
 """The field in which requests name a person."""
@@ -101,6 +126,30 @@ class ClusterLinks:
                 return all([await _is_served(session, at) for at in await _masters(session)])
             except NoPermission:  # The name server has accounts.
                 return False
+
+    async def reach(self) -> ClusterReach:
+        """Which servers answer now; the question needs no account."""
+        async with Session(self._names) as session:
+            try:
+                async with asyncio.timeout(REACH_S):
+                    brokers = await Admin(session).cluster()
+            except BrokerRefused:
+                return ClusterReach(has_names=True)
+            except (TxmqError, TimeoutError) as error:
+                text = str(error).strip() or f"no answer within {REACH_S:g} s"
+                return ClusterReach(has_names=False, problem=f"no name server answers: {text}")
+            masters = [info.addresses[MASTER] for info in brokers if MASTER in info.addresses]
+
+            async def is_reachable(address: str) -> bool:
+                try:
+                    async with asyncio.timeout(REACH_S):
+                        await session.connection(address)
+                except (TxmqError, TimeoutError):
+                    return False
+                return True
+
+            found = await asyncio.gather(*map(is_reachable, masters))
+        return ClusterReach(has_names=True, known=len(masters), reachable=sum(found))
 
     async def check_account(self, credentials: Credentials) -> None:
         """Pass if the secret of an account is right.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Final
 
 import uvicorn
@@ -13,6 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from txmq.console.app import Console
 from txmq.console.settings import ConsoleSettings
+from txmq.http_server import HttpServer
 from txmq.limits import CONSOLE_REQUESTS_MAX
 
 __all__ = ["serve"]
@@ -81,7 +83,8 @@ async def serve(
     settings: ConsoleSettings,
     listening: socket.socket,
     stopped: asyncio.Event,
-    ready: Callable[[], None],
+    ready: Callable[[str], None],
+    http: tuple[str, int] | None = None,
 ) -> None:
     """Serve the console on an open socket.
 
@@ -89,12 +92,25 @@ async def serve(
         settings: What the console shows, and to whom.
         listening: The socket; it is closed at the end.
         stopped: Ends the console, after the pages that are being answered.
-        ready: Called when browsers can connect.
+        ready: Called when browsers can connect, with the address of the metrics, if there is one.
+        http: Where to serve metrics and health; nowhere if left out.
 
     Raises:
         ConfigError: ``settings.names`` names no server.
+        OSError: The address of the metrics is taken, or not one of this machine.
     """
-    console = Console(settings)
+    async with AsyncExitStack() as stack:
+        console, address = Console(settings), ""
+        if http is not None:
+            server = HttpServer(console.monitoring(), *http)
+            await stack.enter_async_context(server)
+            address = "http://{}:{}/metrics".format(*server.address)
+        await _serve(console, listening, stopped, lambda: ready(address))
+
+
+async def _serve(
+    console: Console, listening: socket.socket, stopped: asyncio.Event, ready: Callable[[], None]
+) -> None:
     config = uvicorn.Config(
         console.app(),
         http=_BoundedProtocol,

@@ -123,6 +123,8 @@ class RequestCode(IntEnum):
     LIST_DELAYED = 7721
     RECALL_DELAYED = 7722
     SHOW_SETTINGS = 7723
+    SHOW_HISTORY = 7731
+    COUNT_TOPICS = 7732
 
 
 class Perm(IntFlag):

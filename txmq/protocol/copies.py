@@ -44,6 +44,8 @@ class FollowLog(Header):
     """The id under which the follower registers or did before; 0 if it has none."""
     serves_reads: bool = False
     """Whether consumers may read from it."""
+    takes_deflated: bool = False
+    """Whether the tables may come compressed; older followers cannot read those."""
 
 
 class FollowAnswer(Header):
@@ -66,6 +68,8 @@ class FollowAnswer(Header):
     """Every member in sync has the log durably up to here; readers see nothing behind it."""
     broker_id: Int64 = 0
     """The id under which the follower is to register."""
+    is_deflated: bool = False
+    """Whether the tables are compressed with zlib: those of 100,000 topics exceed a frame."""
 
 
 class CopiedTables(Body):

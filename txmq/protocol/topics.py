@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 __all__ = [
     "DLQ",
     "HALF_TOPIC",
+    "OF_THE_SYSTEM",
     "OP_TOPIC",
     "PARKED_TOPIC",
     "RETRY",
@@ -14,6 +16,7 @@ __all__ = [
     "TRACES",
     "WAITING_TOPICS",
     "WHEEL_TOPIC",
+    "topics_of_brokers",
 ]
 
 RETRY: Final = "%RETRY%"
@@ -41,3 +44,25 @@ WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 """The topic of messages that wait for a time of their own."""
 
 WAITING_TOPICS: Final = (SCHEDULE_TOPIC, WHEEL_TOPIC)
+
+OF_THE_SYSTEM: Final = (
+    "TBW102",
+    "SELF_TEST_TOPIC",
+    "BenchmarkTest",
+    "OFFSET_MOVED_EVENT",
+    "SCHEDULE_TOPIC_XXXX",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "RMQ_SYS_",
+    "rmq_sys_",
+    RETRY,
+    DLQ,
+)
+"""What the names of topics begin with that are of the system, of retries or of dead letters."""
+
+
+def topics_of_brokers(brokers: Iterable[tuple[str, str]]) -> set[str]:
+    """The topics that brokers have for themselves, by the name and the cluster of each."""
+    found: set[str] = set()
+    for name, cluster in brokers:
+        found |= {name, cluster, f"{cluster}_REPLY_TOPIC"}
+    return found

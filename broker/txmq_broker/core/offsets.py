@@ -143,6 +143,10 @@ class Offsets:
         """The groups and topics that have offsets, the oldest first."""
         return self._offsets.keys()
 
+    def groups(self) -> list[str]:
+        """The groups that have offsets in any topic."""
+        return list(self._topics)
+
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""
         return list(self._groups)

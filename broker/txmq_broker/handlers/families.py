@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from txmq.remoting.dispatch import Handler
 from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.groups import GroupHandlers
+from txmq_broker.handlers.history import HistoryHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
 from txmq_broker.handlers.progress import ProgressHandlers
 from txmq_broker.handlers.query import QueryHandlers
@@ -19,17 +17,10 @@ from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transaction_history import TransactionHistoryHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
+from txmq_broker.interfaces import HandlerFamily
 from txmq_broker.parts import Parts
 
-__all__ = ["HandlerFamily", "plain_families"]
-
-
-class HandlerFamily(Protocol):
-    """The handlers of one family of requests."""
-
-    def table(self) -> dict[int, Handler]:
-        """The handlers by request code."""
-        ...
+__all__ = ["plain_families"]
 
 
 def plain_families(parts: Parts, accounts: AclFiles | None) -> list[HandlerFamily]:
@@ -47,6 +38,7 @@ def plain_families(parts: Parts, accounts: AclFiles | None) -> list[HandlerFamil
         GroupHandlers(parts),
         ProgressHandlers(parts),
         StatisticsHandlers(parts),
+        HistoryHandlers(parts),
         SettingHandlers(parts),
         AccountHandlers(parts, accounts),
     ]

@@ -9,11 +9,14 @@ from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import TopicHeader, TopicSettings
+from txmq.protocol.history import TopicCounts
+from txmq.protocol.topics import topics_of_brokers
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts, ReadParts
 from txmq_broker.services.long_answers import LongAnswers, table_answer
 from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["TopicHandlers", "TopicReads"]
 
@@ -24,14 +27,19 @@ class TopicReads:
     def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
         self._long = LongAnswers(parts.clock)
+        own = topics_of_brokers([(parts.identity.name, parts.identity.cluster)])
+        self._census = TopicCensus(
+            lambda: parts.topics.version, lambda: parts.topics.by_name, lambda: own
+        )
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
-        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        code, count = RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.COUNT_TOPICS
         return {
             code: self._long.handler(code, self.all, lambda: len(self._topics)),
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
             RequestCode.GET_TOPIC_CONFIG: self.one,
+            count: self._long.handler(count, self.count, lambda: len(self._topics)),
         }
 
     def all(self, request: Command) -> Steps:
@@ -39,6 +47,17 @@ class TopicReads:
         saved = self._topics.saved()
         empty = TopicConfigs(data_version=saved.data_version)
         return (yield from table_answer(request, empty, saved.topic_config_table.items()))
+
+    def count(self, request: Command) -> Steps:
+        """7732: the number of topics and of dead letters."""
+        yield from self._census.count()
+        dead = 0
+        for name in self._census.dead:
+            topic = self._topics.by_name.get(name)
+            if topic is not None:
+                dead += sum([queue.max_offset - queue.min_offset for queue in topic.queues])
+        counts = TopicCounts(self._census.topics, len(self._census.dead), dead)
+        return answer(request, body=counts.write())
 
     def one(self, connection: Connection, request: Command) -> bytes:
         """351: one topic's settings."""

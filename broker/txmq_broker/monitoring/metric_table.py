@@ -26,6 +26,8 @@ class Origin(StrEnum):
     LEADER = "leader"
     """A broker that takes sends, also one without a set."""
     FOLLOWER = "follower"
+    BOTH = "both"
+    """A leader, and a follower, which may serve reads."""
     SUPERVISOR = "supervisor"
     """The supervisor of several brokers on one machine."""
 
@@ -47,8 +49,8 @@ def _counter(meaning: str, *labels: str, origin: Origin = Origin.LEADER) -> Metr
     return MetricRow(MetricKind.COUNTER, meaning, labels, origin)
 
 
-def _histogram(meaning: str) -> MetricRow:
-    return MetricRow(MetricKind.HISTOGRAM, meaning)
+def _histogram(meaning: str, origin: Origin = Origin.LEADER) -> MetricRow:
+    return MetricRow(MetricKind.HISTOGRAM, meaning, (), origin)
 
 
 SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
@@ -65,20 +67,24 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
             "1 if a send would be acknowledged now; /health/ready gives the reason if not.",
             origin=Origin.ALL,
         ),
-        "start_time_seconds": _gauge("When this broker began to serve, in Unix time."),
+        "start_time_seconds": _gauge(
+            "When this process began to serve, in Unix time.", origin=Origin.BOTH
+        ),
     },
     "Messages": {
         "messages_received_total": _counter("Messages stored for readers, with committed halves."),
         "received_bytes_total": _counter("The bodies of these."),
-        "messages_delivered_total": _counter("Messages in answers to pulls."),
-        "delivered_bytes_total": _counter("The records of these."),
+        "messages_delivered_total": _counter("Messages in answers to pulls.", origin=Origin.BOTH),
+        "delivered_bytes_total": _counter("The records of these.", origin=Origin.BOTH),
         "topic_messages_received_total": _counter("Messages stored for readers.", "topic"),
         "topic_received_bytes_total": _counter("The bodies of these.", "topic"),
         "topic_messages_stored": _gauge("Messages that consumers can read.", "topic"),
         "group_messages_delivered_total": _counter(
-            "Messages in answers to the pulls of a group.", "group", "topic"
+            "Messages in answers to the pulls of a group.", "group", "topic", origin=Origin.BOTH
         ),
-        "group_delivered_bytes_total": _counter("The records of these.", "group", "topic"),
+        "group_delivered_bytes_total": _counter(
+            "The records of these.", "group", "topic", origin=Origin.BOTH
+        ),
         "group_lag_messages": _gauge(
             "The consumer lag: messages stored that a group has not consumed.", "group", "topic"
         ),
@@ -96,7 +102,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         ),
         "sync_duration_seconds": _histogram("Syncs of the log, by their duration."),
         "pull_duration_seconds": _histogram(
-            "Pulls that found messages, by the time it took to read these."
+            "Pulls that found messages, by the time it took to read these.", origin=Origin.BOTH
         ),
     },
     "Transactions": {
@@ -132,7 +138,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         ),
     },
     "Limits and refusals": {
-        "connections": _gauge("Open connections."),
+        "connections": _gauge("Open connections.", origin=Origin.BOTH),
         "limit": _gauge("The highest value of a figure that clients raise.", "limit"),
         "limit_used": _gauge("The value of that figure now.", "limit"),
         "refusals_total": _counter(
@@ -161,6 +167,15 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         "copy_end_position": _gauge("The end of the copy.", origin=Origin.FOLLOWER),
         "copy_bytes_behind": _gauge(
             "Bytes that the copy lacks, by the last answer of the leader.", origin=Origin.FOLLOWER
+        ),
+        "copy_bytes_not_shown": _gauge(
+            "Bytes at the end of the copy that readers do not see yet.", origin=Origin.FOLLOWER
+        ),
+        "serves_reads": _gauge(
+            "1 if consumers may read from the follower now.", origin=Origin.FOLLOWER
+        ),
+        "pulls_sent_to_leader_total": _counter(
+            "Pulls that the follower sent to its leader.", origin=Origin.FOLLOWER
         ),
     },
     "Several brokers": {

@@ -28,11 +28,9 @@ from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
 from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.samples import Durations, ProcessSamples, SamplePoint
 from txmq_broker.monitoring.subject import MonitoredProcess
+from txmq_broker.services.slices import Pause
 
 __all__ = ["MonitoringPages"]
-
-SLICE_S: Final = 0.002
-"""How long a page is built before requests are served."""
 
 _TOTAL: Final = "_total"
 
@@ -107,14 +105,25 @@ class MonitoringPages:
         del task
         self._building = None
 
-    async def _build(self) -> str:
-        pause = Pause()
+    async def _points(self, pause: Pause) -> dict[str, list[SamplePoint]]:
         points: dict[str, list[SamplePoint]] = {}
         for point in self._samples.read():
             if point is not None:
                 points.setdefault(point.metric, []).append(point)
             if pause.is_due():
                 await pause.rest()
+        return points
+
+    async def _build(self) -> str:
+        pause = Pause()
+        broker = self._process.broker
+        try:
+            points = await self._points(pause)
+        except Exception:
+            if broker is None or (self._process.broker is broker and broker.parts.is_open()):
+                raise
+            # It closed its files while they were read. The second time they are left out.
+            points = await self._points(pause)
         texts = []
         for name in METRICS:
             if name in points:
@@ -123,23 +132,6 @@ class MonitoringPages:
                     await pause.rest()
         texts.append(metrics_text(self._own.collect()))
         return "".join(texts)
-
-
-class Pause:
-    """Decides when requests have their turn."""
-
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._until = self._time() + SLICE_S
-
-    def is_due(self) -> bool:
-        """Whether this slice is over."""
-        return self._time() >= self._until
-
-    async def rest(self) -> None:
-        """Let requests be served, and begin the next slice."""
-        await asyncio.sleep(0)
-        self._until = self._time() + SLICE_S
 
 
 def _family(name: str, points: Iterable[SamplePoint]) -> Metric:

@@ -19,6 +19,7 @@ from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.latency import BOUNDS_S, LatencyHistogram
 from txmq_broker.core.progress import ConsumeProgress
+from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topic
 from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.subject import MonitoredProcess
@@ -118,6 +119,7 @@ class ProcessSamples:
         figures = broker.parts.figures()
         yield SamplePoint("start_time_seconds", broker.started_ms / 1000)
         yield from _messages(broker)
+        yield from _delivered(broker.statistics)
         yield from _groups(broker)
         yield from _durations(broker)
         yield from self._transactions(broker)
@@ -189,12 +191,15 @@ def _stored(topic: Topic) -> int:
     return sum([queue.max_offset - queue.min_offset for queue in topic.queues])
 
 
-def _groups(broker: Broker) -> Iterator[SamplePoint]:
+def _delivered(statistics: Statistics) -> Iterator[SamplePoint]:
     for metric, counter in _DELIVERED.items():
-        for key, meter in list(islice(broker.statistics.named(counter).items(), METRIC_SERIES_MAX)):
+        for key, meter in list(islice(statistics.named(counter).items(), METRIC_SERIES_MAX)):
             topic, _, group = key.partition("@")
             labels = (group, topic) if group else ()
             yield SamplePoint(metric, meter.total, labels)
+
+
+def _groups(broker: Broker) -> Iterator[SamplePoint]:
     progress = ConsumeProgress(
         broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
     )
@@ -289,3 +294,13 @@ def _of_follower(follower: Follower) -> Iterator[SamplePoint]:
     yield SamplePoint("following", bool(status.leader) and not status.failure)
     yield SamplePoint("copy_end_position", status.position)
     yield SamplePoint("copy_bytes_behind", max(0, status.leaders_end - status.position))
+    yield SamplePoint("copy_bytes_not_shown", status.unindexed)
+    reads = follower.reads()
+    if reads is None:
+        return
+    yield SamplePoint("start_time_seconds", reads.started_ms / 1000)
+    yield SamplePoint("connections", reads.connections)
+    yield SamplePoint("serves_reads", reads.is_serving)
+    yield SamplePoint("pulls_sent_to_leader_total", reads.sent_to_leader)
+    yield from _delivered(reads.statistics)
+    yield SamplePoint("pull_duration_seconds", _durations_of(reads.statistics.pull_times))

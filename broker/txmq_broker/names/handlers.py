@@ -27,6 +27,7 @@ from txmq.protocol.headers import (
     WritePermissionAnswer,
     camel,
 )
+from txmq.protocol.history import TopicCounts
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
@@ -37,6 +38,7 @@ from txmq_broker.names.registration import read_registration
 from txmq_broker.names.routes import RouteRegistry
 from txmq_broker.services.long_answers import LongAnswers
 from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["NameHandlers"]
 
@@ -62,10 +64,12 @@ class NameHandlers:
         self._options = options
         self._clock = clock
         self._connections = connections
+        self._census = TopicCensus(lambda: routes.changes, routes.names, routes.topics_of_brokers)
 
     def table(self) -> dict[int, Handler]:
         """The handlers by request code."""
         code, routes, long = RequestCode, self._routes, LongAnswers(self._clock)
+        count = code.COUNT_TOPICS
         wipe, allow = code.WIPE_WRITE_PERM_OF_BROKER, code.ADD_WRITE_PERM_OF_BROKER
         return {
             code.PUT_KV_CONFIG: self._put_value,
@@ -82,6 +86,7 @@ class NameHandlers:
             wipe: long.handler(wipe, self._forbid_writing, routes.__len__),
             allow: long.handler(allow, self._allow_writing, routes.__len__),
             code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            count: long.handler(count, self._count, routes.__len__),
             code.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
             code.GET_UNIT_TOPIC_LIST: self._unit_topics,
@@ -169,6 +174,12 @@ class NameHandlers:
         if not self._options.current.enable_all_topic_list:
             raise InternalError("disable")
         return answer(request, body=self._routes.topics().write())
+
+    def _count(self, request: Command) -> Steps:
+        """7732: the number of topics."""
+        census = self._census
+        yield from census.count()
+        return answer(request, body=TopicCounts(census.topics, len(census.dead)).write())
 
     def _topics_of_cluster(self, _: Connection, request: Command) -> bytes:
         """224: the topics of one cluster."""

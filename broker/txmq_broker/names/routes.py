@@ -9,6 +9,7 @@ ones; only a deletion or the end of its last replica removes a topic. RocketMQ's
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -29,6 +30,7 @@ from txmq.protocol.bodies import (
 )
 from txmq.protocol.codes import Perm
 from txmq.protocol.headers import BrokerRegistration, RegistrationAnswer
+from txmq.protocol.topics import topics_of_brokers
 
 __all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteRegistry"]
 
@@ -86,6 +88,8 @@ class RouteRegistry:
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueRoute]] = {}
         self._refused = 0
+        self.changes = 0
+        """How often a topic or a broker came or went."""
 
     def figures(self) -> dict[str, int]:
         """What brokers make the name server keep, and what it refused them since the start."""
@@ -94,6 +98,13 @@ class RouteRegistry:
             "topics": len(self._topics),
             "registrations_refused": self._refused,
         }
+
+    def brokers(self) -> Counter[tuple[str, str]]:
+        """The number of registered brokers, by cluster and by leader or follower."""
+        return Counter(
+            (self._brokers[replica.broker_name].cluster, role_of(replica))
+            for replica in self._replicas()
+        )
 
     def _replica_count(self) -> int:
         return sum(len(broker.replicas) for broker in self._brokers.values())
@@ -119,6 +130,8 @@ class RouteRegistry:
         broker = self._brokers.setdefault(
             who.broker_name, _Broker(name=who.broker_name, cluster=who.cluster_name)
         )
+        if known is None or broker.cluster != who.cluster_name:
+            self.changes += 1
         broker.cluster = who.cluster_name
         # A replica that became master, or the reverse, registers from its old address.
         old = broker.at(who.broker_addr)
@@ -261,10 +274,19 @@ class RouteRegistry:
     def __len__(self) -> int:
         return len(self._topics)
 
+    def names(self) -> Iterable[str]:
+        """All topics."""
+        return self._topics
+
+    def topics_of_brokers(self) -> set[str]:
+        """The topics that the brokers have for themselves."""
+        return topics_of_brokers((broker.name, broker.cluster) for broker in self._brokers.values())
+
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Delete a topic, in one cluster or in all; harmless if it does not exist."""
         if cluster is None:
             self._topics.pop(topic, None)
+            self.changes += 1
             return
         names = self._names_in(cluster)
         for broker_name in [name for name in self._topics.get(topic, {}) if name in names]:
@@ -323,13 +345,18 @@ class RouteRegistry:
         )
 
     def _put(self, topic: str, queues: QueueRoute) -> None:
-        self._topics.setdefault(topic, {})[queues.broker_name] = queues
+        known = self._topics.get(topic)
+        if known is None:
+            known = self._topics[topic] = {}
+            self.changes += 1
+        known[queues.broker_name] = queues
 
     def _take(self, topic: str, broker_name: str) -> None:
         queues = self._topics[topic]
         queues.pop(broker_name, None)
         if not queues:
             del self._topics[topic]
+            self.changes += 1
 
     def _remove(self, is_removed: Callable[[Replica], bool]) -> list[Replica]:
         removed = [replica for replica in self._replicas() if is_removed(replica)]
@@ -359,6 +386,11 @@ class RouteRegistry:
                 queues[broker_name] = replace(route, perm=change(route.perm))
                 count += 1
         return count
+
+
+def role_of(replica: Replica) -> str:
+    """``leader`` or ``follower``."""
+    return "leader" if replica.broker_id == MASTER else "follower"
 
 
 def _queues(broker_name: str, config: TopicConfig) -> QueueRoute:

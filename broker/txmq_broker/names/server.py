@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,6 +18,7 @@ from txmq.errors import (
     UsageError,
     WriteFailed,
 )
+from txmq.protocol.command import Command
 from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
@@ -80,6 +82,9 @@ class NameServer:
         self._is_closing = False
         self.routes = RouteRegistry()
         """The registered brokers and topics."""
+        self.requests: Counter[int] = Counter()
+        """The requests since the start, by code."""
+        self._values: KeyValues | None = None
 
     async def __aenter__(self) -> Self:
         """Load the saved files; :meth:`open` then accepts connections.
@@ -91,7 +96,7 @@ class NameServer:
         """
         values_data, save_values = self._kept(_VALUES)
         options_data, save_options = self._kept(_OPTIONS)
-        values = KeyValues(values_data)
+        values = self._values = KeyValues(values_data)
         self._writer = KeyValueWriter(values, self._in_thread(save_values))
         try:
             self._options = OptionTable(self._chosen, save_options, options_data)
@@ -115,7 +120,7 @@ class NameServer:
         table = handlers.table()
         if self._audit is not None:
             table = self._audit.watched(table)
-        self._dispatch.serve(table)
+        self._dispatch.serve({code: self._counted(code, table[code]) for code in table})
         self._writer.dispatch.serve(table)
         self._schedule()
         return self
@@ -155,6 +160,25 @@ class NameServer:
         """The host and port it listens on."""
         assert self._listener is not None, "not started"
         return self._listener.address
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it serves requests."""
+        return self._listener is not None and not self._is_closing
+
+    def figures(self) -> dict[str, int]:
+        """What peers make it keep, and what it refused them since the start."""
+        assert self._listener is not None, "not started"
+        assert self._values is not None, "not started"
+        return self.routes.figures() | self._values.figures() | self._listener.figures()
+
+    def _counted(self, code: int, handler: Handler) -> Handler:
+        @wraps(handler)
+        def serve(connection: Connection, request: Command) -> bytes | None:
+            self.requests[code] += 1
+            return handler(connection, request)
+
+        return serve
 
     @property
     def served(self) -> Mapping[int, Handler]:

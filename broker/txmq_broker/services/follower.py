@@ -21,7 +21,8 @@ from txmq.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from txmq.protocol.codes import RequestCode
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.compression import decompress
 from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog, NoteCopied
 from txmq.protocol.span import SpanHead
 from txmq.remoting.connection import Connection
@@ -31,6 +32,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
+from txmq_broker.core.statistics import Statistics
 from txmq_broker.services.log_copy import LogCopy
 
 __all__ = ["Follower", "FollowerStatus"]
@@ -46,6 +48,8 @@ _NEAR_BYTES: Final = 4 * 1024 * 1024
 _ID_DIGITS: Final = 9
 _INDEXED_AT_ONCE: Final = 64 * 1024
 _ACCOUNTS_S: Final = 1.0
+_TABLES_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Tables of a leader: twice those of 150,000 topics with the longest names."""
 """The interval at which accounts that were changed here are noticed."""
 
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull, ConfigError)
@@ -90,6 +94,18 @@ class FollowerStatus(NamedTuple):
     """Why it does not follow; empty while it follows."""
 
 
+class FollowerReads(NamedTuple):
+    """What a follower does for readers."""
+
+    statistics: Statistics
+    started_ms: int
+    connections: int
+    is_serving: bool
+    """Whether consumers may read from it now."""
+    sent_to_leader: int
+    """The pulls that it sent to its leader."""
+
+
 class Follower:
     """One follower; while it runs, it owns its directory.
 
@@ -99,6 +115,7 @@ class Follower:
             it one.
         on_following: Called when a leader is found and the id is known.
         on_indexed: Called when readers may see more.
+        reads: Returns what it does for readers; nothing serves them if left out.
 
     Args:
         settings: The settings of the broker.
@@ -131,6 +148,7 @@ class Follower:
         self.broker_id = 0
         self.on_following: Callable[[], None] = lambda: None
         self.on_indexed: Callable[[], None] = lambda: None
+        self.reads: Callable[[], FollowerReads | None] = lambda: None
         self._accounts = accounts
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
@@ -261,6 +279,7 @@ class Follower:
             waits=waits,
             broker_id=self.broker_id,
             serves_reads=self._serves_reads,
+            takes_deflated=True,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -272,6 +291,8 @@ class Follower:
         self._copy.note_epoch(answer.epoch)
         self._leaders_end = answer.end
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
+        if answer.is_deflated:
+            tables = decompress(int(SysFlag.COMPRESSED), tables, _TABLES_BYTES_MAX)
         return answer, CopiedTables.read(tables) if tables else None, spans
 
     async def _copy_until_lost(self, connection: Connection) -> None:

@@ -9,6 +9,7 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -46,6 +47,10 @@ _SHOW_S: Final = 0.01
 """How long a follower that serves reads waits for news of what is acknowledged."""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
+
+_DEFLATED_FROM: Final = 4 * 1024 * 1024
+"""Bytes of tables from which they are compressed: some 25,000 topics."""
+_LEVEL: Final = 1
 
 
 class ShippedAccounts(Protocol):
@@ -286,6 +291,9 @@ class LogShipper:
         else:
             # Its copy may end before these offsets; the first answer at the end has them again.
             tables = self._tables().write()
+        is_deflated = wanted.takes_deflated and len(tables) > _DEFLATED_FROM
+        if is_deflated:
+            tables = zlib.compress(tables, _LEVEL)
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
             epoch=self._store.log.epoch,
@@ -296,6 +304,7 @@ class LogShipper:
             tables_bytes=len(tables),
             acknowledged=self._answers.acknowledged,
             broker_id=link.broker_id,
+            is_deflated=is_deflated,
         )
         link.acknowledged = header.acknowledged
         return commands.answer(request, header=header, body=tables + spans)
@@ -323,12 +332,16 @@ class LogShipper:
         has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
         if not has_offsets and not is_changed:
             return b""
-        link.versions = versions
-        tables = self._tables()
+        known, link.versions = link.versions, versions
+        every = self._tables()
+        # A large table that has not changed would cost both ends more than all else.
+        tables = CopiedTables(
+            every.topics if known is None or known[0] != versions[0] else None,
+            every.groups if known is None or known[1] != versions[1] else None,
+        )
         if has_offsets:
             link.offsets_at = now
-        else:
-            tables = CopiedTables(tables.topics, tables.groups)
+            tables.offsets, tables.floors = every.offsets, every.floors
         if is_changed:
             tables.accounts = self._accounts.texts()
         return tables.write()

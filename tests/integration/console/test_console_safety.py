@@ -155,7 +155,7 @@ async def visited(client):
     await client.get("/")
     (console,) = {
         cell.cell_contents
-        for route in client._transport.app._app.routes
+        for route in client._transport.app._app._app.routes
         if getattr(route, "path", "") == "/"
         for cell in route.endpoint.__closure__
         if hasattr(cell.cell_contents, "_sessions")
@@ -177,7 +177,7 @@ def test_a_read_only_console_has_no_form_but_searches():
 def test_the_routes_that_take_forms_are_those_of_the_table():
     async def main():
         async with stage() as client:
-            routes = client._transport.app._app.routes
+            routes = client._transport.app._app._app.routes
             found = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
             assert found == {*FORMS, "/login", "/logout"}
 

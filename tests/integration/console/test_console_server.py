@@ -21,7 +21,7 @@ async def serving(names="127.0.0.1:1"):
     origins = origins_of("127.0.0.1", port, None, is_loopback=True)
     settings = ConsoleSettings(names=names, origins=origins, needs_login=False)
     stopped, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.ensure_future(server.serve(settings, listening, stopped, ready.set))
+    task = asyncio.ensure_future(server.serve(settings, listening, stopped, lambda _: ready.set()))
     try:
         await ready.wait()
         yield port

@@ -4,12 +4,14 @@ import asyncio
 import json
 from http import HTTPStatus
 
+import pytest
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, in_world
 from tests.unit.monitoring.scraping import of_broker
 from tests.unit.set_stage import in_set
 from txmq_broker.config import BrokerSettings, ReplicationSettings, ServerTlsSettings
+from txmq_broker.monitoring import samples as sampling
 from txmq_broker.monitoring.pages import MonitoringPages
 from txmq_broker.monitoring.subject import LoneProcess
 
@@ -64,6 +66,34 @@ def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
     page = asyncio.run(of_broker(broker).metrics()).text
     assert "txmq_broker_ready 0.0" in page
     assert "txmq_broker_log_bytes" not in page
+
+
+def test_a_scrape_during_which_a_broker_closes_its_files_shows_the_rest(monkeypatch):
+    kept = []
+
+    def closing():
+        """Where a page pauses, the broker stops, and its files are closed."""
+        yield sampling.SamplePoint("log_bytes", 1)
+        kept[0]._listener = None
+        raise OSError("the file is closed")
+
+    async def main(stage):
+        kept.append(stage.broker)
+        pages, listener = of_broker(stage.broker), stage.broker._listener
+        monkeypatch.setattr(sampling, "_log_and_disk", lambda _: closing())
+        text = (await pages.metrics()).text
+        stage.broker._listener = listener
+        assert "txmq_broker_ready 0.0" in text
+        assert "txmq_broker_log_bytes" not in text
+
+        def broken(_):
+            raise OSError("the disk is broken")
+
+        monkeypatch.setattr(sampling, "_log_and_disk", broken)
+        with pytest.raises(OSError, match="broken"):
+            await of_broker(stage.broker).metrics()
+
+    in_world(main)
 
 
 def test_a_broker_that_no_name_server_knows_is_not_ready():

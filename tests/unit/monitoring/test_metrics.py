@@ -369,7 +369,7 @@ def test_a_leader_has_the_place_of_each_follower_and_a_follower_its_own():
         assert copied.labelled("role", "role") == {"leader": 0, "follower": 1, "waiting": 0}
         assert (copied("following"), copied("ready")) == (1, 0)
         assert copied("copy_end_position") == end
-        assert copied("copy_bytes_behind") == 0
+        assert copied("copy_bytes_behind") == copied("copy_bytes_not_shown") == 0
 
         await stage.first.kill()
         await asyncio.sleep(20)

@@ -10,7 +10,7 @@ from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.names import check_name
 from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
-from txmq.errors import RequestTimeout, TopicNotFound
+from txmq.errors import RequestNotSupported, RequestTimeout, TopicNotFound
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import (
     GroupList,
@@ -99,7 +99,7 @@ class TopicCalls(ClusterCalls):
         route = await self._session.fresh_route(name)
         found: dict[str, TopicConfig] = {}
         for chosen in sorted(route.addresses) if broker is None else [broker]:
-            config = (await self._topics_at(route.reader(chosen))).get(name)
+            config = await self._topic_at(route.reader(chosen), name)
             if config is not None:
                 found[chosen] = config
         if not found:
@@ -119,6 +119,17 @@ class TopicCalls(ClusterCalls):
         """
         (address,) = (await self._masters(broker=broker)).values()
         return await self._topics_at(address)
+
+    async def _topic_at(self, address: str, name: str) -> TopicConfig | None:
+        try:
+            answer = await self._session.request(
+                address, RequestCode.GET_TOPIC_CONFIG, TopicHeader(name)
+            )
+        except TopicNotFound:
+            return None
+        except RequestNotSupported:  # RocketMQ before 4.9.
+            return (await self._topics_at(address)).get(name)
+        return TopicConfig.read(answer.body)
 
     async def _topics_at(self, address: str) -> dict[str, TopicConfig]:
         answer = await self._session.request(address, RequestCode.GET_ALL_TOPIC_CONFIG)

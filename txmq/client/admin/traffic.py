@@ -11,6 +11,7 @@ from txmq.errors import InternalError
 from txmq.protocol.bodies import CounterView, CounterWindow
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import StatsQuery
+from txmq.protocol.history import TopicCounts
 
 __all__ = ["TrafficCalls"]
 
@@ -57,6 +58,30 @@ class TrafficCalls(TopicCalls, GroupCalls):
                 )
             )
         return rows
+
+    async def topic_count(self) -> int:
+        """The number of topics of applications, from a name server.
+
+        Raises:
+            RequestNotSupported: The name server is not one of txmq, or an older one.
+            TransportError: No name server answers.
+            BrokerRefused: The name server refuses.
+        """
+        answer = await self._session.ask_names(RequestCode.COUNT_TOPICS)
+        return TopicCounts.read(answer.body).topics
+
+    async def dead_letter_count(self, broker: str) -> int:
+        """The number of dead letters of all groups at one broker.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is not a txmq broker, or an older one.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        answer = await self._session.request(address, RequestCode.COUNT_TOPICS)
+        return TopicCounts.read(answer.body).dead_letters or 0
 
     async def _counter(self, address: str, name: str, key: str) -> CounterView:
         try:

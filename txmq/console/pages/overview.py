@@ -14,8 +14,9 @@ from txmq.cli.topic_rows import own_topics
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
+from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
-from txmq.errors import TxmqError
+from txmq.errors import RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
 from txmq.protocol.topics import DLQ
 from txmq.quantity import quantity
@@ -51,10 +52,8 @@ async def show(visit: Visit) -> PageContent:
     counts: dict[str, object] = {}
     problem = ""
     try:
-        names = await visit.admin.topics()
-        counts["topics"] = len(own_topics(names, known))
-        letters = await _dead_letters(visit, names)
-        counts["dead letters"] = letters
+        counts["topics"] = await _topic_count(visit, known)
+        letters = counts["dead letters"] = await _dead_letter_count(visit, known)
         if letters:
             text = f"{quantity(letters, 'dead letter')} of consumer groups wait for a decision"
             attention.append(Attention("wait", text, "/dead-letters"))
@@ -70,6 +69,8 @@ async def show(visit: Visit) -> PageContent:
             **counts,
         },
         "counts_problem": problem,
+        "trends": await overview_trends(visit, [row["name"] for row in brokers if row["address"]]),
+        "span": visit.text("span"),
         "links": {
             "open transactions": "/transactions",
             "parked transactions": link("/transactions", state="parked"),
@@ -138,6 +139,21 @@ def _copies_text(copies: dict[str, Any]) -> str:
     if copies["in_sync"] < wanted:
         return f"only {copies['in_sync']} of {wanted} copies are in sync"
     return f"{wanted} copies in sync"
+
+
+async def _topic_count(visit: Visit, known: list[BrokerInfo]) -> int:
+    try:
+        return await visit.admin.topic_count()
+    except RequestNotSupported:
+        return len(own_topics(await visit.admin.topics(), known))
+
+
+async def _dead_letter_count(visit: Visit, known: list[BrokerInfo]) -> int:
+    masters = [broker.name for broker in known if MASTER in broker.addresses]
+    try:
+        return sum(await for_each(masters, visit.admin.dead_letter_count))
+    except RequestNotSupported:
+        return await _dead_letters(visit, await visit.admin.topics())
 
 
 async def _dead_letters(visit: Visit, names: list[str]) -> int:

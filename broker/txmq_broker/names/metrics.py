@@ -1,0 +1,71 @@
+"""The metrics and the health of a name server that runs alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import txmq
+from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metric_rows import FigureRow, FigureSample, RowKind, table_text
+from txmq.protocol.codes import RequestCode
+from txmq_broker.names.server import NameServer
+
+__all__ = ["PREFIX", "ROWS", "name_server_pages"]
+
+PREFIX: Final = "txmq_names_"
+
+ROWS: Final[Mapping[str, FigureRow]] = {
+    "info": FigureRow(RowKind.GAUGE, "Always 1; its label names the version.", ("version",)),
+    "brokers": FigureRow(RowKind.GAUGE, "Registered brokers.", ("cluster", "role")),
+    "topics": FigureRow(RowKind.GAUGE, "Topics with a route."),
+    "key_values": FigureRow(RowKind.GAUGE, "Entries of operators."),
+    "requests_total": FigureRow(RowKind.COUNTER, "Requests served or refused.", ("request",)),
+    "connections": FigureRow(RowKind.GAUGE, "Open connections."),
+    "refusals_total": FigureRow(
+        RowKind.COUNTER, "Requests refused, and connections closed.", ("reason",)
+    ),
+}
+"""The metrics by name, without :data:`PREFIX`."""
+
+_REFUSED: Final = "_refused"
+_CUT: Final = "_cut"
+
+
+def name_server_pages(server: NameServer) -> Pages:
+    """The pages of a name server, by path.
+
+    Args:
+        server: The name server; it must be open while the pages are served.
+    """
+
+    async def metrics() -> HttpPage:
+        text = table_text(PREFIX, ROWS, _samples(server))
+        return HttpPage(text, content_type=METRICS_TYPE)
+
+    async def objection() -> str:
+        return "" if server.is_open else "the name server has stopped"
+
+    async def info() -> HttpPage:
+        facts = {"version": txmq.__version__, "address": "{}:{}".format(*server.address)}
+        return HttpPage(f"{json.dumps(facts, indent=2)}\n", content_type="application/json")
+
+    return {"/metrics": metrics, **health_pages(objection), "/info": info}
+
+
+def _samples(server: NameServer) -> Iterator[FigureSample]:
+    figures = server.figures()
+    yield FigureSample("info", 1, (txmq.__version__,))
+    for (cluster, role), count in sorted(server.routes.brokers().items()):
+        yield FigureSample("brokers", count, (cluster, role))
+    yield FigureSample("topics", figures["topics"])
+    yield FigureSample("key_values", figures["key_values"])
+    for code, count in sorted(server.requests.items()):
+        yield FigureSample("requests_total", count, (RequestCode(code).name,))
+    yield FigureSample("connections", figures["connections_open"])
+    for name, value in figures.items():
+        if name.endswith(_REFUSED):
+            yield FigureSample("refusals_total", value, (name.removesuffix(_REFUSED),))
+        elif name.endswith(_CUT):
+            yield FigureSample("refusals_total", value, (name,))

@@ -1,0 +1,184 @@
+"""A broker with very many topics, groups and transactions: no request holds up the others.
+
+A modest run has some thousands of each; a soak has 100,000 topics and transactions, and 10,000
+groups. The best of a few times counts: other programs on the machine disturb single ones.
+"""
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from tests.console_stage import ConsoleProcess, Visitor
+from tests.crowd import LAG, QUEUES, Crowd, fill, group_of, topic_of
+from tests.serving import BrokerProcess
+from tests.soak import IS_SOAK
+
+CROWD = Crowd(100_000, 10_000, 100_000) if IS_SOAK else Crowd(4_000, 1_000, 4_000)
+HOLD_S = 0.02
+"""How long the event loop of a broker may work on one request without serving others."""
+PAGE_S = 0.3
+TIMES = 5
+PAUSE_S = 0.001
+
+pytestmark = pytest.mark.timeout(300 if IS_SOAK else 60)
+
+
+class Wire:
+    """One connection, which sends a request and takes its answer without decoding the body."""
+
+    def __init__(self, address):
+        host, port = address.rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, code, **fields):
+        header = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 409}
+        texts = {name: str(value) for name, value in fields.items()}
+        text = json.dumps({**header, "extFields": texts}).encode()
+        self._socket.sendall(struct.pack(">ii", 4 + len(text), len(text)) + text)
+        (size,) = struct.unpack(">i", self._read(4))
+        answer = self._read(size)
+        end = 4 + (struct.unpack(">i", answer[:4])[0] & 0xFFFFFF)
+        return json.loads(answer[4:end])["code"], answer[end:]
+
+    def _read(self, size):
+        found = bytearray(size)
+        view = memoryview(found)
+        while view:
+            view = view[self._socket.recv_into(view) or self._end() :]
+        return found
+
+    def close(self):
+        self._socket.close()
+
+    def _end(self):
+        raise EOFError("the broker closed the connection")
+
+
+class Watch:
+    """Asks something small again and again, and keeps the longest time of an answer."""
+
+    def __init__(self, address):
+        self._wire = Wire(address)
+        self._is_over = threading.Event()
+        self._longest_s = 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._is_over.wait(PAUSE_S):
+            began = time.perf_counter()
+            self._wire.ask(351, topic="BenchmarkTest")
+            self._longest_s = max(self._longest_s, time.perf_counter() - began)
+
+    def best(self, work, times=TIMES):
+        """The shortest time of some work, and the shortest of its longest holds."""
+        took, held = [], []
+        for _ in range(times):
+            self._longest_s = 0.0
+            began = time.perf_counter()
+            work()
+            took.append(time.perf_counter() - began)
+            self._is_over.wait(5 * PAUSE_S)
+            held.append(self._longest_s)
+        return min(took), min(held)
+
+    def close(self):
+        self._is_over.set()
+        self._thread.join(10)
+        self._wire.close()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("crowd")
+    fill(folder / "data", CROWD)
+    running = BrokerProcess(folder, settings=("transaction.timeout=7200",))
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def wire(broker):
+    with contextlib.closing(Wire(broker.address)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def watch(broker):
+    with contextlib.closing(Watch(broker.address)) as watching:
+        yield watching
+
+
+LAST = {"state": "", "producerGroup": "bank", "fromOffset": CROWD.transactions - 100, "count": 500}
+REQUESTS = {
+    "28": {},
+    "43": {},
+    "201": {},
+    "202": {"topic": topic_of(1)},
+    "208": {"consumerGroup": group_of(1)},
+    "300": {"topic": topic_of(1)},
+    "305": {},
+    "315": {"statsName": "BROKER_PUT_NUMS", "statsKey": "DefaultCluster"},
+    "317": {"isOrder": "false"},
+    "343": {"group": group_of(1)},
+    "7701": LAST,
+    "7731": {},
+    "7732": {},
+}
+
+
+def test_no_request_holds_up_others(wire, watch):
+    slow = {}
+    for code, fields in REQUESTS.items():
+        _, held_s = watch.best(lambda code=code, fields=fields: wire.ask(int(code), **fields))
+        assert wire.ask(int(code), **fields)[0] == 0, code
+        if held_s > HOLD_S:
+            slow[code] = held_s
+    assert slow == {}
+
+
+def test_lists_are_whole(wire):
+    topics = json.loads(wire.ask(21)[1])["topicConfigTable"]
+    assert len([name for name in topics if name.startswith("Topic-")]) == CROWD.topics
+    groups = json.loads(wire.ask(201)[1])["subscriptionGroupTable"]
+    assert len([name for name in groups if name.startswith("group-")]) == CROWD.groups
+    assert len(json.loads(wire.ask(43)[1])["offsetTable"]) == CROWD.groups
+    # Its maps have objects for keys, as RocketMQ writes them.
+    every = wire.ask(317, isOrder="false")[1]
+    assert every.endswith(b'"totalDiff":%d}' % (CROWD.groups * QUEUES * LAG))
+    assert every.count(b'"consumerOffset"') == CROWD.groups * QUEUES
+    page = json.loads(wire.ask(7701, **LAST)[1])
+    assert (len(page["transactions"]), page["open"]) == (100, CROWD.transactions)
+    assert json.loads(wire.ask(7732)[1])["topics"] == CROWD.topics
+
+
+def test_pages_of_the_console_stay_quick(broker, wire, watch):
+    one = json.loads(wire.ask(7701, count=1)[1])["transactions"][0]
+    pages = (
+        "/",
+        "/topics",
+        "/topics?search=99",
+        f"/topics?page={CROWD.topics // 50}",
+        f"/topic?name={topic_of(1)}",
+        "/groups",
+        f"/group?name={group_of(1)}",
+        "/transactions",
+        "/transactions?group=bank&more=1",
+        f"/transaction?id={one['transactionId']}&broker=broker-a",
+        "/dead-letters",
+    )
+    slow = {}
+    with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
+        for path in pages:
+            assert visitor.get(path).status_code == 200, path
+            took_s, held_s = watch.best(lambda path=path: visitor.get(path), times=3)
+            if took_s > PAGE_S or held_s > HOLD_S:
+                slow[path] = took_s, held_s
+    assert slow == {}

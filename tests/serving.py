@@ -133,6 +133,17 @@ class BrokerProcess:
         return [sys.executable, "-m", "txmq", "serve", *where, *listen, *chosen]
 
     def start(self):
+        said = self.launch()
+        try:
+            ready = said.get(timeout=START_SECONDS)
+        except queue.Empty:
+            ready = False
+        if not ready:
+            self.kill()
+            raise AssertionError(f"the broker did not become ready:\n{self.tail()}")
+
+    def launch(self):
+        """Start it; the queue gets True when it is ready, and False when it has ended."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(),
@@ -144,13 +155,7 @@ class BrokerProcess:
             )
         said = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(self.process, said), daemon=True).start()
-        try:
-            ready = said.get(timeout=START_SECONDS)
-        except queue.Empty:
-            ready = False
-        if not ready:
-            self.kill()
-            raise AssertionError(f"the broker did not become ready:\n{self.tail()}")
+        return said
 
     def _read(self, process, said):
         """Read until the end, so that a talkative broker never blocks on a full pipe."""

@@ -4,36 +4,18 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
 
+from tests.integration.worker.worker_process import PATIENCE_S, wait_for
 from tests.serving import BrokerProcess, ask, environment, free_port
 from txmq.client import Admin, Session
 
-PATIENCE_S = 20
 SEARCH_ROUTE = 105
-
-
-def wait_for(holds, what):
-    """Wait for a condition of other processes; returns what it returned."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := holds()):
-        assert time.monotonic() < deadline, f"timed out: {what() if callable(what) else what}"
-        threading.Event().wait(0.01)
-    return found
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class SeveralBrokers(BrokerProcess):
@@ -140,7 +122,5 @@ def free_ports(count):
 
 
 def is_free(port):
-    import socket
-
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0

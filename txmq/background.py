@@ -48,6 +48,11 @@ class WaitingThread:
         """Mark the wait as abandoned: the caller was interrupted; called by the loop."""
 
     def _wake(self) -> None:
+        # At the end of the loop's turn: a thread that wakes earlier only sleeps again, because the
+        # loop has the interpreter lock.
+        asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
         if self._lock.locked():
             self._lock.release()
 

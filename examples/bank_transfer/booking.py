@@ -150,7 +150,7 @@ async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) ->
 
 def _usable(number: str, order: Order) -> tuple[ColumnElement[bool], ...]:
     """The conditions for an account to pay or receive an order's money."""
-    return Account.number == number, Account.is_open, Account.currency == order.currency
+    return Account.number == number, Account.is_open.is_(True), Account.currency == order.currency
 
 
 async def _give(session: AsyncSession, number: str, order: Order) -> bool:

@@ -1,9 +1,9 @@
 """What decorated functions cost: local transactions per second of theirs, over those without txmq.
 
 A function with one insert and one update runs over a real PostgreSQL that syncs its commits, beside
-a broker that syncs as well: bare, behind the fence alone, and decorated; by turns in one process,
-with the same sessions of the same pool. All of them share the machine, so it is also told what each
-uses of its CPU.
+a broker that syncs as well: bare, behind the fence alone, decorated, and decorated without waiting
+for the answer to an END; by turns in one process, with the same sessions of the same pool. All of
+them share the machine, so it is also told what each uses of its CPU.
 """
 
 import json
@@ -21,7 +21,7 @@ if str(bench_process.CHECKOUT) not in sys.path:
     sys.path.append(str(bench_process.CHECKOUT))
 
 COLOURS = ("session", "psycopg", "blocking")
-WAYS = ("bare", "fenced", "decorated")
+WAYS = ("bare", "fenced", "decorated", "unawaited")
 COMPARED_AT = 16
 ACCOUNTS = 10_000
 TABLES = (
@@ -117,6 +117,7 @@ def _compared(bank, broker, server, plan, at_once):
         "turns": len(turns),
         "decorated_over_bare": spread([_ratio(turn, "decorated") for turn in turns]),
         "fenced_over_bare": spread([_ratio(turn, "fenced") for turn in turns]),
+        "unawaited_over_bare": spread([_ratio(turn, "unawaited") for turn in turns]),
         # Steadier than rates where others use the machine as well.
         "cpu_over_bare": spread(
             [_cpu_us(turn["decorated"]) / _cpu_us(turn["bare"]) for turn in turns]

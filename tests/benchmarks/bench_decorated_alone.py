@@ -7,7 +7,8 @@ the same all three ways, and so are its session and the pool that has it:
 
 - bare: as it is written without txmq;
 - fenced: behind a fence, so with one row more, and without a message;
-- decorated: by a manager of transactions.
+- decorated: by a manager of transactions;
+- unawaited: by one that does not wait for the answer to an END.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ AT_ONCE_MAX = 64
 GROUP = "bench-bank"
 TOPIC = "transfer"
 WARM_UP_S = 0.1
+HASTY = txmq.ManagerSettings(awaits_end=False)
 INSERT = "INSERT INTO transfer (account, amount) VALUES (%(account)s, %(amount)s)"
 UPDATE = "UPDATE account SET balance = balance - %(amount)s WHERE id = %(account)s"
 INSERT_OF_SESSIONS = text("INSERT INTO transfer (account, amount) VALUES (:account, :amount)")
@@ -91,13 +93,14 @@ BANKS = {"session": Sessions, "psycopg": Pool, "blocking": Threads}
 class Behind:
     """A bank behind its fence, and by its manager."""
 
-    def __init__(self, bank, resource, manager):
+    def __init__(self, bank, resource, manager, hasty):
         self.bank = bank
         self.resource = resource
         self.ids = f"{time.time_ns():020X}"
         self.count = 0
-        decorate = manager.transactional(topic=TOPIC, keys=lambda account, amount: account)
-        self.call = decorate(bank.transfer)
+        how = {"topic": TOPIC, "keys": lambda account, amount: account}
+        self.call = manager.transactional(**how)(bank.transfer)
+        self.hasty_call = hasty.transactional(**how)(bank.transfer)
 
     def local(self):
         self.count += 1
@@ -113,6 +116,9 @@ class AwaitedBehind(Behind):
     async def decorated(self, account, amount):
         see(await self.call(account, amount))
 
+    async def unawaited(self, account, amount):
+        see(await self.hasty_call(account, amount), is_acknowledged=False)
+
 
 class BlockingBehind(Behind):
     def fenced(self, account, amount):
@@ -122,11 +128,20 @@ class BlockingBehind(Behind):
     def decorated(self, account, amount):
         see(self.call(account, amount))
 
+    def unawaited(self, account, amount):
+        see(self.hasty_call(account, amount), is_acknowledged=False)
 
-def see(outcome):
+
+def see(outcome, *, is_acknowledged=True):
     """What is not committed on both sides does not count."""
-    committed = outcome.state is txmq.TransactionState.COMMITTED and outcome.is_acknowledged
-    assert committed, outcome
+    assert outcome.state is txmq.TransactionState.COMMITTED, outcome
+    assert outcome.is_acknowledged is is_acknowledged, outcome
+
+
+def calls_of(bank, behind):
+    """The ways."""
+    guarded = {way: getattr(behind, way) for way in ("fenced", "decorated", "unawaited")}
+    return {"bare": bank.bare, **guarded}
 
 
 class Count:
@@ -201,11 +216,11 @@ async def serve(kind, database, names):
     bank = kind(database)
     resource = txmq.SQLResource(bank.source)
     manager = txmq.TransactionManager(GROUP, names, resource)
-    behind = AwaitedBehind(bank, resource, manager)
-    calls = {"bare": bank.bare, "fenced": behind.fenced, "decorated": behind.decorated}
+    hasty = txmq.TransactionManager(GROUP, names, resource, HASTY)
+    calls = calls_of(bank, AwaitedBehind(bank, resource, manager, hasty))
     if isinstance(bank, Pool):
         await bank.source.open()
-    async with manager:
+    async with manager, hasty:
         print("ready", flush=True)
         while (asked := order()) is not None:
             way, at_once, seconds = asked
@@ -219,9 +234,9 @@ def serve_threads(database, names):
     bank = Threads(database)
     resource = txmq.SQLResource(bank.source)
     manager = txmq.blocking.TransactionManager(GROUP, names, resource)
-    behind = BlockingBehind(bank, resource, manager)
-    calls = {"bare": bank.bare, "fenced": behind.fenced, "decorated": behind.decorated}
-    with manager:
+    hasty = txmq.blocking.TransactionManager(GROUP, names, resource, HASTY)
+    calls = calls_of(bank, BlockingBehind(bank, resource, manager, hasty))
+    with manager, hasty:
         print("ready", flush=True)
         while (asked := order()) is not None:
             way, at_once, seconds = asked

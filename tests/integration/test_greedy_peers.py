@@ -184,13 +184,13 @@ def test_a_filter_of_endless_length_is_refused(ask):
 
 def test_a_long_header_is_read_only_where_it_is_strict_json():
     from txmq.errors import RemoteProtocolError
-    from txmq.protocol.command import JSON, Frame, decode
+    from txmq.protocol.command import JSON, decode
 
     padding = " " * LAX_HEADER_BYTES_MAX
 
-    assert decode(Frame(JSON, b'{"code":1}' + padding.encode(), b"")).code == 1
+    assert decode((JSON, b'{"code":1}' + padding.encode(), b"")).code == 1
     with pytest.raises(RemoteProtocolError, match="too long"):
-        decode(Frame(JSON, b"{code:1}" + padding.encode(), b""))
+        decode((JSON, b"{code:1}" + padding.encode(), b""))
     assert fastjson.loads(b"{code:1}" + padding.encode()) == {"code": 1}
 
 

@@ -14,6 +14,7 @@ from txmq.quantity import quantity
 __all__ = ["BatchItem", "pack", "unpack"]
 
 _HEAD = Struct(">IIIiI")
+_READ_HEAD = Struct(">I8xiI")
 _SHORT = Struct(">H")
 _HEAD_BYTES = _HEAD.size
 _FIXED_BYTES = _HEAD.size + _SHORT.size
@@ -59,10 +60,12 @@ def unpack(data: bytes) -> list[BatchItem]:
     """
     items: list[BatchItem] = []
     at, stop = 0, len(data)
-    head, short = _HEAD.unpack_from, _SHORT.unpack_from
+    head, short = _READ_HEAD.unpack_from, _SHORT.unpack_from
     try:
-        while at < stop:
-            size, _, _, flag, body_length = head(data, at)
+        for _ in range(BATCH_MESSAGES_MAX):
+            if at == stop:
+                break
+            size, flag, body_length = head(data, at)
             start = at + _HEAD_BYTES
             middle = start + body_length
             end = middle + 2 + short(data, middle)[0]
@@ -71,7 +74,8 @@ def unpack(data: bytes) -> list[BatchItem]:
                 raise RemoteProtocolError(f"a batch's message of {claimed} holds {end - at}")
             items.append((flag, data[start:middle], data[middle + 2 : end].decode()))
             at = end
-            if len(items) > BATCH_MESSAGES_MAX:
+        else:
+            if at < stop:
                 raise RemoteProtocolError(f"a batch holds more than {BATCH_MESSAGES_MAX} messages")
     except (StructError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"a batch is broken: {error}") from error

@@ -136,9 +136,12 @@ MAGIC_V2: Final = 0xDAA320AB
 """A record with the topic's length in two bytes; RocketMQ 5 writes it for long topics."""
 
 _HEAD: Final = Struct(">IIIIiqqiq8sq8siqI")
+_SHARED: Final = Struct(">iq8sq8siq")
+HEAD_WITH_SHARED: Final = Struct(f">IIIIiqq{_SHARED.size}sI")
+"""The bytes before the body, as :func:`head_of` packs them, with the postmark in one field."""
 _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
 _AFTER_HOSTS: Final = Struct(">iqI")
-_HEAD_BYTES: Final = _HEAD.size
+HEAD_BYTES: Final = _HEAD.size
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum flag would drop the bits that the enum does not name.
@@ -233,13 +236,13 @@ def head_of(
     crc = crc32(body) & 0x7FFFFFFF
     body_size = len(body)
     if not sys_flag & _V6:
-        size = _HEAD_BYTES + body_size + tail_size
+        size = HEAD_BYTES + body_size + tail_size
         head = _HEAD.pack(
             size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms,
             born_host, stored_ms, store_host, attempts, prepared, body_size,
         )  # fmt: skip
         return head, size
-    size = _HEAD_BYTES - 16 + len(born_host) + len(store_host) + body_size + tail_size
+    size = HEAD_BYTES - 16 + len(born_host) + len(store_host) + body_size + tail_size
     head = (
         _BEFORE_HOSTS.pack(
             size, MAGIC, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms
@@ -250,6 +253,14 @@ def head_of(
         + _AFTER_HOSTS.pack(attempts, prepared, body_size)
     )
     return head, size
+
+
+def shared_field(postmark: Postmark) -> bytes | None:
+    """The postmark as a field of :data:`HEAD_WITH_SHARED`, for many messages that share it.
+
+    ``None`` if an address is IPv6: the field then has another size.
+    """
+    return None if postmark[0] & _V6 else _SHARED.pack(*postmark)
 
 
 def topic_field(topic: str) -> bytes:

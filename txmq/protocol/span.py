@@ -267,7 +267,7 @@ def start_in(name: str) -> int | None:
     return int(digits)
 
 
-def head(log: int, position: int, durable: int, payload: bytes, epoch: int) -> bytes:
+def head(log: int, position: int, durable: int, payload: bytes | memoryview, epoch: int) -> bytes:
     """Encode the head of a payload."""
     fields = _FIELDS.pack(
         HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), epoch

@@ -17,7 +17,7 @@ from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer, encode
 from txmq.protocol.headers import PullAnswer
 from txmq.protocol.signature import Credentials
 
-__all__ = ["SendHeaderTemplate", "done", "pulled", "quoted", "sent", "sent_delayed"]
+__all__ = ["SendHeaderTemplate", "done", "pulled", "quoted", "sent", "sent_delayed", "sent_one"]
 
 _WORDS: Final = Struct(">II")
 _SINGLE: Final = 310
@@ -154,11 +154,14 @@ _SENT: Final = (
     b'"queueId":"%d","queueOffset":"%d","transactionId":%b},"flag":1,"language":"JAVA",'
     b'"opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}'
 )
+_SENT_ONE: Final = _SENT.replace(b'"%b"', b'"%b%016X"')
+_SHORT_HEADER: Final = 1024
 _DONE: Final = (
     b'{"code":0,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON",'
     b'"version":409}'
 )
-_LENGTHS: Final = [_WORDS.pack(4 + size, size) for size in range(len(_DONE) + 16)]
+_LENGTHS: Final = [_WORDS.pack(4 + size, size) for size in range(_SHORT_HEADER)]
+"""The first two words of short frames without a body, by the header's size."""
 _PULLED: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
     b'"suggestWhichBrokerId":"%d"},"flag":1,"language":"JAVA","opaque":%d,"remark":%b,'
@@ -174,6 +177,26 @@ def sent(
         header = _SENT % (offset_ids, queue_id, queue_offset, _text(transaction_id), to.opaque)
         return _WORDS.pack(4 + len(header), len(header)) + header
     return answer(to, 0, _sent_fields(offset_ids, queue_id, queue_offset, transaction_id))
+
+
+def sent_one(
+    to: Command,
+    store_host_hex: bytes,
+    position: int,
+    queue_id: int,
+    queue_offset: int,
+    transaction_id: str,
+) -> bytes:
+    """:func:`sent` for one message, with the two parts of its offset id: the broker's address in
+    hexadecimal digits, and the position. Every message needs it, so it formats everything at once.
+    """
+    if to.kind == JSON:
+        header = _SENT_ONE % (
+            store_host_hex, position, queue_id, queue_offset, _text(transaction_id), to.opaque
+        )  # fmt: skip
+        if (size := len(header)) < _SHORT_HEADER:
+            return _LENGTHS[size] + header
+    return sent(to, b"%b%016X" % (store_host_hex, position), queue_id, queue_offset, transaction_id)
 
 
 def sent_delayed(
@@ -239,7 +262,7 @@ def pulled(
             to.opaque,
             _text(remark),
         )
-        size = sum([len(record) for record in records])
+        size = sum(map(len, records))
         return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
     fields = PullAnswer(replica, next_offset, min_offset, max_offset)
     return answer(to, code, fields, body=b"".join(records), remark=remark)

@@ -48,7 +48,11 @@ class LocalTransaction(Protocol[S_co]):
 
 
 class Resource(Protocol[S_co]):
-    """A participant in transactions; :class:`txmq.SQLResource` is one."""
+    """A participant in transactions; :class:`txmq.SQLResource` is one.
+
+    If its :meth:`confirm` does nothing, it may have a false attribute ``has_second_phase``: then
+    callers need not wait for the confirmation of a decision.
+    """
 
     @property
     def is_blocking(self) -> bool:

@@ -122,7 +122,7 @@ class TransactionRun:
             except asyncio.CancelledError:
                 self.finish_behind(LocalAnswer(self.left))
                 raise
-            return await runs.shield(self.finish(answer), self.xid)
+            return self.finish_soon(answer) or await runs.shield(self.finish(answer), self.xid)
         finally:
             runs.leave(self.xid)
 
@@ -134,7 +134,7 @@ class TransactionRun:
         except asyncio.CancelledError:
             answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
             self.tell(Step.RECEIVED, _UNKNOWN)
-        return await self.finish(answer)
+        return self.finish_soon(answer) or await self.finish(answer)
 
     # Begin
 
@@ -221,12 +221,32 @@ class TransactionRun:
             TxmqError: As for :meth:`transact`.
         """
         with self.runs:
-            return await self.runs.shield(self.finish(answer), self.xid)
+            soon = self.finish_soon(answer)
+            return soon or await self.runs.shield(self.finish(answer), self.xid)
 
     def finish_behind(self, answer: LocalAnswer) -> None:
         """Decide and settle without a caller that waits; the producer's stop does wait."""
         if not self.runs.is_stopped:
             self.runs.start_behind(self.finish(answer), self.xid)
+
+    def finish_soon(self, answer: LocalAnswer) -> TransactionOutcome | None:
+        """Decide and settle in the background, and return the outcome that is certain by now.
+
+        Returns ``None`` if the caller must wait: its settings say so, nothing is decided, or the
+        decision has a second phase.
+        """
+        runs, half = self.runs, self.half
+        if runs.awaits_end or runs.is_stopped or half is None or answer.state is _UNKNOWN:
+            return None
+        self.finish_behind(answer)
+        state, _ = OUTCOMES[answer.state, EndReply.NONE]
+        return TransactionOutcome(
+            state=state,
+            xid=self.xid,
+            sent=half.sent,
+            is_acknowledged=False,
+            problem=answer.problem,
+        )
 
     async def finish(self, answer: LocalAnswer) -> TransactionOutcome | None:
         """Decide and settle; return ``None`` if no half message was sent.
@@ -386,6 +406,8 @@ class ActiveTransactions(ActiveCount):
         self.stories = stories
         self.send_half = send_half
         self.resource = resource
+        has_second_phase = resource is not None and getattr(resource, "has_second_phase", True)
+        self.awaits_end = settings.awaits_end or has_second_phase
         self.ends = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
         """Transactions whose local part runs here or is about to, by the number of holders. Checks

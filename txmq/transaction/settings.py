@@ -24,6 +24,11 @@ class TransactionSettings(ProducerSettings):
 
     end_timeout_s: Annotated[float, Meta(ge=0.001)] = 3.0
     """How long the broker may take to acknowledge a decision, over all attempts."""
+    awaits_end: bool = True
+    """Wait until the broker has confirmed the decision. Otherwise a caller receives the outcome
+    while the END is on its way, one write to the broker's disk sooner, and ``is_acknowledged`` is
+    false. If the END is lost, the broker asks this producer's group. A conflict is logged and
+    counted, not raised. A manager with an :class:`~txmq.XAResource` always waits."""
     repeats_end: bool = False
     """Repeat an END whose answer was lost. A txmq broker applies it once. A stock broker may
     deliver the message twice; leave this off, and it checks the transaction instead."""

@@ -193,11 +193,13 @@ def examine_all(
     data_before, data_after = data_before + mark, data_after[len(unique.encode()) :]
     hashes = hashes[1:]
     for text in texts[1:]:
-        if is_pattern and text.startswith(before) and text.endswith(after):
-            unique = text[start:end]
+        unique = text[start:end]
+        # One comparison shows that it begins and ends like the first one.
+        if is_pattern and unique and text == f"{before}{unique}{after}" and "\x02" not in unique:
             key = unique.encode()
             data = data_before + key + data_after
-            if unique and "\x02" not in unique and len(data) <= PROPERTIES_BYTES_MAX:
-                yield data, unique, tags_code, (crc32(key, key_seed), *hashes), special
+            if len(data) <= PROPERTIES_BYTES_MAX:
+                hashed = crc32(key, key_seed)
+                yield data, unique, tags_code, (hashed, *hashes) if hashes else (hashed,), special
                 continue
         yield examine(properties.join(text, shared), cluster, key_seed, new_unique_key)

@@ -99,11 +99,11 @@ def _collect(
             break
         room = count_max - len(found)
         # The first message of an answer may have any size; the others must fit the limit.
-        taken, looked_at = _take(entries, room, bytes_max, wanted, is_first=not found)
+        taken, looked_at, size = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
         at += looked_at
-        records_ = _read(store, queue, taken)
-        bytes_max -= sum([entry[1] for entry in taken])
+        records_ = _read(store, queue, taken, size)
+        bytes_max -= size
         found += (
             records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
         )
@@ -129,8 +129,8 @@ def _sift(
         if not entries:
             at = queue.next_kept(at)
             break
-        some, _ = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
-        for record in _read(store, queue, some):
+        some, _, total = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
+        for record in _read(store, queue, some, total):
             text = records.property_text_of(record)
             size = len(record)
             unread -= size
@@ -155,34 +155,37 @@ def _take(
     wanted: TagFilter | None,
     *,
     is_first: bool,
-) -> tuple[list[Entry], int]:
-    """The entries to read, and the number of entries scanned for them."""
+) -> tuple[list[Entry], int, int]:
+    """The entries to read, the number of entries scanned for them, and the bytes to read."""
     if wanted is None:
-        sizes = [entry[1] for entry in entries]
-        if sum(sizes) <= bytes_max:
-            return entries, len(entries)
+        total = sum([entry[1] for entry in entries])
+        if total <= bytes_max:
+            return entries, len(entries), total
     taken: list[Entry] = []
+    room = bytes_max
     for looked_at, entry in enumerate(entries):
         if wanted is not None and entry[2] & _LOW not in wanted.hashes:
             continue
         is_first = is_first and not taken
         if len(taken) == count_max or (entry[1] > bytes_max and not is_first):
-            return taken, looked_at
+            return taken, looked_at, room - bytes_max
         taken.append(entry)
         bytes_max -= entry[1]
-    return taken, len(entries)
+    return taken, len(entries), room - bytes_max
 
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
     return properties.find(records.property_text_of(data), properties.TAGS) in wanted.words
 
 
-def _read(store: MessageStore, queue: ConsumeQueue, entries: list[Entry]) -> list[bytes]:
+def _read(
+    store: MessageStore, queue: ConsumeQueue, entries: list[Entry], total: int
+) -> list[bytes]:
     if not entries:
         return []
     start = entries[0][0]
     stretch = entries[-1][0] + entries[-1][1] - start
-    if stretch <= _READ_TOGETHER * sum([entry[1] for entry in entries]):
+    if stretch <= _READ_TOGETHER * total:
         data = store.read(start, stretch)
         if len(data) == stretch:
             return _cut(store, queue, data, start, entries)
@@ -200,7 +203,8 @@ def _cut(
     found: list[bytes] = []
     for entry in entries:
         position, size, _, checksum = entry
-        record = data[position - start : position - start + size]
+        at = position - start
+        record = data[at : at + size]
         if crc32(record) != checksum:
             # A committed half message is assembled from two records; damage raises.
             record = store.halves.shown(queue, entry)

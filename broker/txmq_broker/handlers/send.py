@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 from txmq.errors import (
     InternalError,
@@ -17,7 +17,7 @@ from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import SMALLEST, Postmark, tail_of
+from txmq.protocol.record import SMALLEST, Postmark
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
@@ -34,6 +34,7 @@ from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic, config_for_group
 from txmq_broker.parts import Parts
+from txmq_broker.store.queue_store import Appended
 
 __all__ = ["SendHandlers", "queues_to_write"]
 
@@ -42,6 +43,7 @@ _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
+_length: Final = Struct(">H").pack
 _LONG_NAMES: Final = int(RequestCode.SEND_MESSAGE)
 
 
@@ -52,12 +54,15 @@ class SendHandlers:
         self._identity = parts.identity
         self._topics = parts.topics
         self._groups = parts.groups
-        self._store = parts.store
+        self._append = parts.store.append
+        self._append_all = parts.store.append_all
         self._coordinator = parts.coordinator
         self._schedule = parts.schedule
         self._clients = parts.clients
         self._admission = parts.admission
         self._flusher = parts.flusher
+        self._turn_ms = parts.flusher.turn_ms
+        self._staged = parts.flusher.staged
         self._clock = parts.clock
         self._entropy = parts.entropy
         self._create_topics = parts.create_topics
@@ -80,9 +85,14 @@ class SendHandlers:
         self, connection: Connection, request: Command
     ) -> bytes | None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
-        has_long_names = request.code == _LONG_NAMES
-        header = request.read(SendMessage if has_long_names else SendMessageV2)
-        now_ms = self._flusher.turn_ms()
+        header = cast("SendMessage", request.ext)
+        if type(header) is not SendMessageV2:  # A usual 310 is decoded as far as this.
+            has_long_names = request.code == _LONG_NAMES
+            header = request.read(SendMessage if has_long_names else SendMessageV2)
+        # Methods of other parts are called through locals: Python specializes no other way to call
+        # what an instance keeps.
+        turn_ms, append, staged = self._turn_ms, self._append, self._staged
+        now_ms = turn_ms()
         group = header.producer_group
         if len(group) > GROUP_CHARS_MAX or not group.isprintable():
             raise MessageIllegal(producer_group_fault(group))
@@ -127,16 +137,18 @@ class SendHandlers:
                         due_time,
                         wall_ms,
                     )
-            tail = tail_of(topic.name_field, data)
-            offset, position = self._store.append(
+            # tail_of inlined.
+            tail = topic.name_field + _length(len(data)) + data
+            offset, position = append(
                 topic.queues[number], postmark, header.flag, body, tail, tags_code, hashes
             )
             topic.put_count += 1
             topic.put_bytes += len(body)
-            offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = templates.sent(request, offset_id, number, offset, unique)
+            answer = templates.sent_one(
+                request, self._store_host_hex, position, number, offset, unique
+            )
         if not request.flag & ONEWAY:
-            self._flusher.staged(connection, request, answer)
+            staged(connection, request, answer)
         return None
 
     def _take_half(
@@ -165,8 +177,9 @@ class SendHandlers:
             topic, number, postmark, header.flag, request.body, half, origin
         )
         if not request.flag & ONEWAY:
-            offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = templates.sent(request, offset_id, number, offset, half.unique)
+            answer = templates.sent_one(
+                request, self._store_host_hex, position, number, offset, half.unique
+            )
             give = self._flusher.staged if is_new else self._flusher.follow
             give(connection, request, answer)
         return None
@@ -210,7 +223,7 @@ class SendHandlers:
             self._new_key,
         )
         # All messages are checked before the first is staged: a batch is stored whole or refused.
-        messages: list[tuple[int, bytes, bytes, int, tuple[int, ...]]] = []
+        messages: list[Appended] = []
         first_unique = ""
         name_field = topic.name_field
         size = len(items) * SMALLEST
@@ -220,19 +233,16 @@ class SendHandlers:
                 if is_marked_half(special):
                     raise MessageIllegal("a batch cannot be transactional")
                 refuse_delay(special, "a batch")
-            tail = tail_of(name_field, data)
+            tail = name_field + _length(len(data)) + data
             # Shared properties are stored with each message, so a small batch may fill the log.
             size += len(body) + len(tail)
             if size > SPAN_BYTES_MAX:
                 raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
             first_unique = first_unique or unique
             messages.append((flag, body, tail, tags_code, hashes))
-        queue, append = topic.queues[number], self._store.append
+        queue = topic.queues[number]
         offset = queue.next_offset
-        positions = [
-            append(queue, postmark, flag, body, tail, tags_code, hashes)[1]
-            for flag, body, tail, tags_code, hashes in messages
-        ]
+        positions = self._append_all(queue, postmark, messages)
         topic.put_count += len(items)
         topic.put_bytes += len(request.body)
         return templates.sent(request, self._offset_ids(positions), number, offset, first_unique)

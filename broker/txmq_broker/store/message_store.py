@@ -65,6 +65,7 @@ class MessageStore:
             self.log, self.queues, self.halves, self.delays, self.checkpoints
         )
         self.append = self.queues.append
+        self.append_all = self.queues.append_all
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
         self.end_of = self.queues.end_of

@@ -31,6 +31,7 @@ from txmq_broker.store.sealed_bytes import SealedBytes
 __all__ = [
     "ENTRY",
     "ENTRY_BYTES",
+    "Appended",
     "Block",
     "ConsumeQueue",
     "Entry",
@@ -70,11 +71,11 @@ class ConsumeQueue:
     __slots__ = (
         "_blocks",
         "_firsts",
-        "_tail",
         "floor",
         "has_jumped",
         "next_offset",
         "number",
+        "tail",
         "tail_first",
         "topic",
     )
@@ -86,7 +87,9 @@ class ConsumeQueue:
         self.next_offset = floor
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
-        self._tail = bytearray()
+        self.tail = bytearray()
+        """The entries that no index file holds yet, packed as :data:`ENTRY`; one that is added is
+        visible to readers."""
         self.tail_first = floor
         self.has_jumped = False
         """True if the next chunk must hold this queue's next offset even without new entries."""
@@ -100,16 +103,16 @@ class ConsumeQueue:
     @property
     def max_offset(self) -> int:
         """The offset after the newest readable message."""
-        return max(self.tail_first + len(self._tail) // ENTRY.size, self.floor)
+        return max(self.tail_first + len(self.tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
         """The number of entries that no index file holds yet."""
-        return len(self._tail) // ENTRY.size
+        return len(self.tail) // ENTRY.size
 
     def publish(self, entries: bytes) -> None:
         """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
-        self._tail += entries
+        self.tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
         """Add a record found in the log; return false if it does not follow the last one.
@@ -118,18 +121,18 @@ class ConsumeQueue:
         """
         if offset < self.floor:
             return True
-        expected = self.tail_first + len(self._tail) // ENTRY.size
+        expected = self.tail_first + len(self.tail) // ENTRY.size
         if offset != expected:
-            if self._tail or self._blocks or offset < expected:
+            if self.tail or self._blocks or offset < expected:
                 return False
             self.tail_first = offset
-        self._tail += ENTRY.pack(*entry)
+        self.tail += ENTRY.pack(*entry)
         self.next_offset = offset + 1
         return True
 
     def add_block(self, block: Block) -> None:
         """Add entries found in an index file."""
-        assert not self._tail, "a block cannot follow entries that are newer"
+        assert not self.tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first = max(block.first + block.entries, self.floor)
@@ -139,7 +142,7 @@ class ConsumeQueue:
         """Continue at a later offset: the offsets before it were assigned, and their messages are
         lost.
         """
-        assert not self._tail, "entries before a gap have to be in an index file"
+        assert not self.tail, "entries before a gap have to be in an index file"
         self.tail_first = self.next_offset = offset
         self.has_jumped = True
 
@@ -155,7 +158,7 @@ class ConsumeQueue:
 
     def tail_before(self, position: int) -> bytes:
         """The tail's entries before a position of the log."""
-        tail = self._tail
+        tail = self.tail
         low, high = 0, len(tail) // ENTRY.size
         while low < high:
             middle = (low + high) // 2
@@ -168,7 +171,7 @@ class ConsumeQueue:
     def saved(self, block: Block) -> None:
         """Drop the tail's entries that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"
-        del self._tail[: block.entries * ENTRY.size]
+        del self.tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first += block.entries
@@ -198,7 +201,7 @@ class ConsumeQueue:
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
-            data = bytes(self._tail[start : start + count * ENTRY.size])
+            data = bytes(self.tail[start : start + count * ENTRY.size])
         else:
             at = bisect_right(self._firsts, offset) - 1
             if at < 0:
@@ -220,7 +223,7 @@ class ConsumeQueue:
             if block.segment < segment:
                 continue
             yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
-        yield from _marked(bytes(self._tail), mark)
+        yield from _marked(bytes(self.tail), mark)
 
 
 def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
@@ -339,6 +342,9 @@ def keys_in(text: str) -> list[str]:
     return keys
 
 
+Appended: TypeAlias = tuple[int, bytes, bytes, int, tuple[int, ...]]
+"""A message of a batch, as the last arguments of :meth:`QueueStore.append`."""
+
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
 """A record that is not durable yet: its queue; the position, size, tag's hash and checksum of its
 entry there; and the hashes of its keys.
@@ -431,10 +437,48 @@ class QueueStore:
         # Assigned last: a record that cannot be packed must not leave a gap.
         queue.next_offset = offset + 1
         log.last_ms = postmark[3]
-        log.stage((head, body, tail), size)
+        # log.stage inlined.
+        log.staged += head, body, tail
+        log.next_position = position + size
         checksum = crc32(tail, crc32(body, crc32(head)))
         self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
         return offset, position
+
+    def append_all(
+        self, queue: ConsumeQueue, postmark: Postmark, messages: Sequence[Appended]
+    ) -> list[int]:
+        """Stage the messages of a batch, and return their log positions.
+
+        Their queue offsets follow each other. It does the same as :meth:`append` for each of them;
+        what they share is packed once.
+        """
+        shared = records.shared_field(postmark)
+        if shared is None:
+            return [self.append(queue, postmark, *message)[1] for message in messages]
+        log, number, offset = self._log, queue.number, queue.next_offset
+        position = log.next_position
+        pack, fixed, magic = records.HEAD_WITH_SHARED.pack, records.HEAD_BYTES, records.MAGIC
+        pieces: list[bytes] = []
+        staged: list[Staged] = []
+        positions: list[int] = []
+        for flag, body, tail, tags_code, key_hashes in messages:
+            body_size = len(body)
+            size = fixed + body_size + len(tail)
+            crc = crc32(body) & 0x7FFFFFFF
+            head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
+            checksum = crc32(tail, crc32(body, crc32(head)))
+            pieces += head, body, tail
+            staged.append((queue, position, size, tags_code, checksum, key_hashes))
+            positions.append(position)
+            offset += 1
+            position += size
+        # Assigned last: a record that cannot be packed must not leave a gap.
+        queue.next_offset = offset
+        log.last_ms = postmark[3]
+        log.staged += pieces
+        log.next_position = position
+        self.staged += staged
+        return positions
 
     def stage(
         self,
@@ -462,10 +506,9 @@ class QueueStore:
         positions: list[int] = []
         pack = ENTRY.pack
         for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.publish(pack(position, size, tags_code, checksum))
-            for hashed in key_hashes:
-                keys.append(hashed)
-                positions.append(position)
+            queue.tail += pack(position, size, tags_code, checksum)
+            keys += key_hashes
+            positions += (position,) * len(key_hashes)
         self.keys.extend(keys, positions)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:

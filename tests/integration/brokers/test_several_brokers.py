@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.worker.worker_process import is_running, wait_for
 from tests.interop.interop_clients import prepare_cpp
 from tests.interop.interop_stage import Stage, assert_once, half, letters
-from tests.several_brokers import SeveralBrokers, is_running, wait_for
+from tests.several_brokers import SeveralBrokers
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq.errors import TxmqError
@@ -132,7 +133,6 @@ def test_kill_9_of_one_broker_loses_nothing_and_leaves_the_other_alone(brokers):
         killed, kept = brokers.pids()["broker-b"], brokers.pids()["broker-a"]
         os.kill(killed, signal.SIGKILL)
         wait_for(lambda: brokers.brokers_of("Killed") == ["broker-a"], "the route to change")
-        assert brokers.page("/health/ready")[0] == 503
         before = count("broker-a")
         wait_for(lambda: count("broker-a") > before + 100, "the other broker to go on")
         brokers.until_healthy()
@@ -179,3 +179,31 @@ def test_a_drained_directory_is_not_served_in_part(brokers):
         code, text = brokers.refusal(*words)
         assert code == 2
         assert reason in text
+
+
+def test_a_broker_with_a_damaged_directory_leaves_the_others_at_work(brokers):
+    config = brokers.folder / "data" / "broker-b" / "config"
+    tables = {path: path.read_bytes() for path in config.glob("topics.json*")}
+    for path in tables:
+        path.write_text("damaged")
+    brokers.launch()
+    reason = "broker-b does not run: config/topics.json: it is damaged"
+
+    wait_for(
+        lambda: can_reach(brokers) and reason in brokers.page("/health/ready")[1], brokers.tail
+    )
+    assert brokers.page("/health/ready")[0] == 503
+    wait_for(lambda: brokers.brokers_of("Killed") == ["broker-a"], brokers.tail)
+    for path, data in tables.items():
+        path.write_bytes(data)
+    brokers.until_healthy()
+
+    assert brokers.brokers_of("Killed") == list(NAMES)
+    brokers.stop()
+
+
+def can_reach(brokers):
+    try:
+        return bool(brokers.page("/health/live"))
+    except OSError:
+        return False

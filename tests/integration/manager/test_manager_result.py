@@ -432,8 +432,8 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
     resource = stage.resource(is_blocking=True)
     close = resource._adapter.open
 
-    async def opened():
-        db = await close()
+    async def opened(**how):
+        db = await close(**how)
         give = db.close
 
         async def closed():

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.handlers.handler_stage import consumer, pulling, sending
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import BINARY, JSON, Frame
+from txmq.protocol.command import BINARY, JSON
 from txmq_broker.app import Broker
 
 ALL = """
@@ -140,11 +140,11 @@ def test_every_value_of_an_answers_fields_is_a_text(serve):
 
         assert len(raw) == 4
         for frame in raw:
-            assert isinstance(frame, Frame)
+            assert isinstance(frame, tuple)
             assert all(
                 isinstance(each, str) for each in commands.decode(frame).field_map().values()
             )
-            assert b'":"' in frame.header.split(b'"extFields":{', 1)[1]
+            assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
 
     serve(main)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.protocol.command import JSON, Frame, decode, fields_of
+from txmq.protocol.command import JSON, decode, fields_of
 from txmq.protocol.headers import (
     ClientGroups,
     OffsetQuery,
@@ -19,7 +19,7 @@ from txmq.protocol.headers import (
 
 def read(shape, fields):
     header = b'{"code":1,"extFields":' + msgspec.json.encode(fields) + b"}"
-    return decode(Frame(JSON, header, b"")).read(shape)
+    return decode((JSON, header, b"")).read(shape)
 
 
 SENT = SendMessage("g", "T", "TBW102", 4, -1, 0, 1_700_000_000_000, 0, batch=True, broker_name="b")

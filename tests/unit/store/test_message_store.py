@@ -65,6 +65,43 @@ def test_a_record_is_stored_as_it_was_given(shelf):
     )
 
 
+V6_HOST = bytes(15) + b"\1" + bytes(4)
+BATCH = [
+    (7, b"x" * 30, b"\1T\0\1a", 5, (1, 2)),
+    (-1, b"y", b"\1T\0\0", 0, ()),
+    (0, b"", b"", 0, ()),
+]
+
+
+@pytest.mark.parametrize(("host", "bits"), [(HOST, 0), (V6_HOST, 0x10)])
+def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
+    alone = Shelf()
+    postmark = (4 | bits, START_MS, host, START_MS + 1, HOST, 3, 9)
+    for store in (shelf.store, alone.store):
+        store.append(store.queue("T", 0), postmark, 0, b"first", b"", 0, ())
+    queue = alone.store.queue("T", 0)
+    positions = [alone.store.append(queue, postmark, *message)[1] for message in BATCH]
+
+    assert shelf.store.append_all(shelf.store.queue("T", 0), postmark, BATCH) == positions
+    assert shelf.store.queue("T", 0).next_offset == queue.next_offset == 4
+    assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
+    assert [entry[1:] for entry in shelf.store.queues.staged] == [
+        entry[1:] for entry in alone.store.queues.staged
+    ]
+    assert shelf.store.log.next_position == alone.store.log.next_position
+    alone.close()
+
+
+def test_a_batch_that_cannot_be_packed_leaves_nothing(shelf):
+    queue, broken = shelf.store.queue("T", 0), (2**31, b"y", b"", 0, ())
+    postmark = (0, START_MS, HOST, START_MS, HOST, 0, 0)
+
+    with pytest.raises(struct.error):
+        shelf.store.append_all(queue, postmark, [*BATCH, broken])
+
+    assert (queue.next_offset, shelf.store.log.staged, shelf.store.queues.staged) == (0, [], [])
+
+
 def test_what_cannot_be_packed_leaves_no_gap(shelf):
     queue = shelf.store.queue("T", 0)
     with pytest.raises(struct.error):
@@ -270,7 +307,7 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
         shelf.checkpoint()
 
     queue = shelf.store.find_queue("T", 0)
-    assert len(queue._tail) < ENTRY.size
+    assert len(queue.tail) < ENTRY.size
     assert len(shelf.store.queues.keys._positions) == 0
     assert len(shelf.store.checkpoints.file_ms) == len(shelf.log_files())
     while len(shelf.store.checkpoints.completed_files()):

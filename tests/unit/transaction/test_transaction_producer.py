@@ -336,6 +336,48 @@ def test_the_log_says_what_became_of_it_where_no_broker_does(caplog):
     assert "is committed, but its broker has not confirmed that" in caplog.text
 
 
+@staged(awaits_end=False)
+async def test_an_end_that_nobody_waits_for_is_sent_all_the_same(stage):
+    stage.told("end", silent)
+    async with asyncio.timeout(1.0):  # An END takes three seconds to be given up.
+        outcome = await stage.producer.send_in_transaction(message())
+
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert outcome.problem is None
+    await stage.until(lambda: stage.producer.tally.unacknowledged)
+    assert stage.said == [COMMIT]
+    assert stage.producer.tally.committed == 1
+
+
+@staged(awaits_end=False, bank={"says": UNKNOWN})
+async def test_what_is_unknown_is_not_said_to_be_decided(stage):
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert outcome.state is TransactionState.UNKNOWN
+    assert stage.said == []
+
+
+@staged(awaits_end=False)
+async def test_leaving_waits_for_an_end_that_its_caller_has_not_waited_for(stage):
+    half = await stage.producer.prepare(message())
+    assert not (await stage.producer.decide(half, ROLLBACK)).is_acknowledged
+    await stage.producer.__aexit__(None, None, None)
+
+    assert stage.said == [ROLLBACK]
+    assert stage.producer.tally.rolled_back == 1
+
+
+def test_a_conflict_that_nobody_waits_for_is_counted_and_logged(caplog):
+    @staged(awaits_end=False)
+    async def scenario(stage):
+        stage.told("end", refuse(201))
+        await stage.producer.send_in_transaction(message())
+        await stage.until(lambda: stage.producer.tally.conflicts)
+
+    scenario()
+    assert "TransactionConflict" in caplog.text
+
+
 @staged(repeats_end=True)
 async def test_an_end_may_be_said_again_where_a_broker_takes_it_once(stage):
     stage.told("end", stage.lose, stage.lose)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Final,
     Generic,
     TypedDict,
@@ -131,6 +132,9 @@ class SQLResource(Generic[S]):
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
         self._is_closed = False
+
+    has_second_phase: ClassVar[bool] = False
+    """It has committed before the decision."""
 
     @property
     def is_blocking(self) -> bool:

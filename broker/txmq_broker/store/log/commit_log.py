@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from txmq.errors import ForeignFile, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
@@ -197,6 +197,7 @@ def _read(data: bytes) -> tuple[int, int, Mark] | None:
     )
 
 
+_NO_HEAD: Final = bytes(HEAD_BYTES)
 _SIZE_MAGIC: Final = Struct(">II")
 _READ_AT_ONCE: Final = 2048
 """Most records are smaller, so one read is enough; it costs half as much as two."""
@@ -285,13 +286,17 @@ class CommitLog:
             DiskFull: The disk is full. Nothing of the span is part of the log.
             WriteFailed: The disk refused. Nothing of the span is part of the log.
         """
-        payload = b"".join(self.staged)
+        # The head is written into the joined bytes: to put it before them would copy them again.
+        span = bytearray().join((_NO_HEAD, *self.staged))
         self.staged.clear()
         segments = self.segments
         start, tail = segments.end, segments.files[-1:]
         try:
-            span_head = head(segments.log_id, start, self.durable, payload, self.epoch)
-            segments.append(span_head + payload, stay=stay)
+            with memoryview(span) as view:
+                payload = view[HEAD_BYTES:]
+                span_head = head(segments.log_id, start, self.durable, payload, self.epoch)
+                view[:HEAD_BYTES] = span_head
+            segments.append(cast("bytes", span), stay=stay)  # No file keeps it.
         finally:
             self.next_position = segments.end + HEAD_BYTES
             # Even if the write failed: the new file stays, and the one before it is complete.

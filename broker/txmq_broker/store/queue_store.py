@@ -71,11 +71,11 @@ class ConsumeQueue:
     __slots__ = (
         "_blocks",
         "_firsts",
+        "_tail",
         "floor",
         "has_jumped",
         "next_offset",
         "number",
-        "tail",
         "tail_first",
         "topic",
     )
@@ -87,9 +87,7 @@ class ConsumeQueue:
         self.next_offset = floor
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
-        self.tail = bytearray()
-        """The entries that no index file holds yet, packed as :data:`ENTRY`; one that is added is
-        visible to readers."""
+        self._tail = bytearray()
         self.tail_first = floor
         self.has_jumped = False
         """True if the next chunk must hold this queue's next offset even without new entries."""
@@ -103,16 +101,16 @@ class ConsumeQueue:
     @property
     def max_offset(self) -> int:
         """The offset after the newest readable message."""
-        return max(self.tail_first + len(self.tail) // ENTRY.size, self.floor)
+        return max(self.tail_first + len(self._tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
         """The number of entries that no index file holds yet."""
-        return len(self.tail) // ENTRY.size
+        return len(self._tail) // ENTRY.size
 
     def publish(self, entries: bytes) -> None:
         """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
-        self.tail += entries
+        self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
         """Add a record found in the log; return false if it does not follow the last one.
@@ -121,18 +119,18 @@ class ConsumeQueue:
         """
         if offset < self.floor:
             return True
-        expected = self.tail_first + len(self.tail) // ENTRY.size
+        expected = self.tail_first + len(self._tail) // ENTRY.size
         if offset != expected:
-            if self.tail or self._blocks or offset < expected:
+            if self._tail or self._blocks or offset < expected:
                 return False
             self.tail_first = offset
-        self.tail += ENTRY.pack(*entry)
+        self._tail += ENTRY.pack(*entry)
         self.next_offset = offset + 1
         return True
 
     def add_block(self, block: Block) -> None:
         """Add entries found in an index file."""
-        assert not self.tail, "a block cannot follow entries that are newer"
+        assert not self._tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first = max(block.first + block.entries, self.floor)
@@ -142,7 +140,7 @@ class ConsumeQueue:
         """Continue at a later offset: the offsets before it were assigned, and their messages are
         lost.
         """
-        assert not self.tail, "entries before a gap have to be in an index file"
+        assert not self._tail, "entries before a gap have to be in an index file"
         self.tail_first = self.next_offset = offset
         self.has_jumped = True
 
@@ -158,7 +156,7 @@ class ConsumeQueue:
 
     def tail_before(self, position: int) -> bytes:
         """The tail's entries before a position of the log."""
-        tail = self.tail
+        tail = self._tail
         low, high = 0, len(tail) // ENTRY.size
         while low < high:
             middle = (low + high) // 2
@@ -171,7 +169,7 @@ class ConsumeQueue:
     def saved(self, block: Block) -> None:
         """Drop the tail's entries that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"
-        del self.tail[: block.entries * ENTRY.size]
+        del self._tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first += block.entries
@@ -201,7 +199,7 @@ class ConsumeQueue:
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
-            data = bytes(self.tail[start : start + count * ENTRY.size])
+            data = bytes(self._tail[start : start + count * ENTRY.size])
         else:
             at = bisect_right(self._firsts, offset) - 1
             if at < 0:
@@ -223,7 +221,7 @@ class ConsumeQueue:
             if block.segment < segment:
                 continue
             yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
-        yield from _marked(bytes(self.tail), mark)
+        yield from _marked(bytes(self._tail), mark)
 
 
 def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
@@ -506,7 +504,7 @@ class QueueStore:
         positions: list[int] = []
         pack = ENTRY.pack
         for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.tail += pack(position, size, tags_code, checksum)
+            queue.publish(pack(position, size, tags_code, checksum))
             keys += key_hashes
             positions += (position,) * len(key_hashes)
         self.keys.extend(keys, positions)

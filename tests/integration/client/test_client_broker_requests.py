@@ -139,7 +139,7 @@ def test_who_is_not_here_cannot_be_asked():
             await client.join(Mute())
             client.consumer = lambda group: Mute() if group == "mute" else None
             connection = await client.session.connection(broker.address)
-            served = connection._service
+            served = connection._service.__self__
             from txmq.protocol.command import Command
 
             def asked(group):

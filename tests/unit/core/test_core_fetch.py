@@ -316,7 +316,7 @@ def test_damage_behind_the_checksum_is_found_by_who_looks_there(log):
 
 def test_a_message_that_is_not_there_is_an_error(log):
     queue = log.put("T", b"x" * 100)
-    queue.tail[0:8] = (1 << 40).to_bytes(8, "big")
+    queue._tail[0:8] = (1 << 40).to_bytes(8, "big")
 
     with pytest.raises(CorruptRecord):
         fetch(log.store, queue, 0, 32)

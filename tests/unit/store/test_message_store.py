@@ -307,7 +307,7 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
         shelf.checkpoint()
 
     queue = shelf.store.find_queue("T", 0)
-    assert len(queue.tail) < ENTRY.size
+    assert len(queue._tail) < ENTRY.size
     assert len(shelf.store.queues.keys._positions) == 0
     assert len(shelf.store.checkpoints.file_ms) == len(shelf.log_files())
     while len(shelf.store.checkpoints.completed_files()):

@@ -136,7 +136,6 @@ def run(*sections):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not IS_SOAK, reason="takes half a minute")
 def test_this_tree_is_compared_with_its_own_last_commit():
     command = [sys.executable, str(RUN), "--smoke", "--against", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -2,7 +2,7 @@
 
 from tests.soak import count
 
-SEEDS = 25
+SEEDS = 10
 """So many are enough for each fault to show; nearly all show with the first."""
 CONTROLS = count(1, SEEDS)
 """With so many, what is not broken is seen to pass; the tests of seeds have many more."""

@@ -331,7 +331,8 @@ def the_epoch_is_not_looked_at_either(patch):
 
     patch(HeldLeadership, "_change", change)
     patch(SimulatedCoordination, "change", change_of_any_epoch)
-    return BESIDE
+    # It shows only if an old leader changes the set of a newer one, which is rare.
+    return BESIDE.but(chaos_s=60.0, sends=300)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
-from tests.integration.resources.test_resource_races import AT_ONCE, Race, agree, count
+from tests.integration.resources.test_resource_races import AT_ONCE, DELAY_S, Race, agree, count
 from txmq.transaction.resources import steps
 from txmq.transaction.state import LocalTransactionState
 
@@ -43,7 +43,9 @@ class Crowds(Race):
         self.answers |= {xid: [] for xid in ids}
 
         async def commits(xid):
-            self.locals[xid] = await self.commit(xid, born_ms, self.delay_s(), self.delay_s())
+            # Later than the checks on average: a fence row takes only one round trip.
+            before_s = self.chance.uniform(0, 2 * DELAY_S)
+            self.locals[xid] = await self.commit(xid, born_ms, before_s, self.delay_s())
 
         async def checks():
             for _ in range(self.chance.choice([1, 1, 2])):

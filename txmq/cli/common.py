@@ -33,6 +33,7 @@ __all__ = [
     "WRONGLY_CALLED",
     "AsJson",
     "Cluster",
+    "MonitoringAddress",
     "Names",
     "Yes",
     "ask",
@@ -57,6 +58,14 @@ NO_ACCOUNT: Final = "no accesskey is configured"
 Names = Annotated[
     str,
     typer.Option("--names", envvar="TXMQ_NAMES", help="Name servers, host:port separated by ';'."),
+]
+MonitoringAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--http",
+        metavar="HOST:PORT",
+        help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON for programs.")]
 Cluster = Annotated[

@@ -9,7 +9,15 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail, host_and_port
+from txmq.cli.common import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    Cluster,
+    MonitoringAddress,
+    Names,
+    fail,
+    host_and_port,
+)
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
@@ -36,13 +44,7 @@ def console(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show everything, and change nothing.")
     ] = False,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
-        ),
-    ] = None,
+    http: MonitoringAddress = None,
     database: Annotated[
         list[str] | None,
         typer.Option(

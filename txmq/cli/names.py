@@ -10,7 +10,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, fail, host_and_port
+from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_port
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
@@ -73,13 +73,7 @@ def names(
         str,
         typer.Option(metavar="FILE", help="Authorities: every peer with TLS needs a certificate."),
     ] = "",
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
-        ),
-    ] = None,
+    http: MonitoringAddress = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -180,6 +181,17 @@ class ParentLink:
                 task.cancel()
         if self._writer is not None:
             self._writer.close()
+
+    def drain_at_sigterm(self) -> None:
+        """SIGTERM sets :attr:`stopped`, for this child alone; a second one ends it at once."""
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            self.stopped.set()
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        loop.add_signal_handler(signal.SIGTERM, stop)
 
     def send(self, notice: ChildNotice) -> None:
         """Send a line, unless the supervisor is gone; also before the loop runs."""

@@ -100,7 +100,7 @@ class WorkerChild:
     async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
         """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
         async with link, AsyncExitStack() as stack:
-            with_signals(link.stopped)
+            link.drain_at_sigterm()
             kind: FailureKind = "refused"
             try:
                 parts = await self._load(plan, stack)
@@ -213,18 +213,6 @@ def import_notice(targets: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def with_signals(stopped: asyncio.Event) -> None:
-    """SIGTERM drains this process alone; a second one ends it at once."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stopped.set()
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    loop.add_signal_handler(signal.SIGTERM, stop)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -86,7 +85,7 @@ class BrokerChild:
         """
         keep_freed_memory()
         self._link.end_after_parent(ORPHAN_S)
-        drain_at_sigterm(self._link.stopped)
+        self._link.drain_at_sigterm()
         settings = self.plan.settings
         allow_files(settings.connections_max)
         kind: FailureKind = "refused"
@@ -169,18 +168,6 @@ class BrokerChild:
             self._pages = MonitoringPages(self.plan.settings, self._process)
         metrics, info = await self._pages.metrics(), await self._pages.info()
         return msgspec.json.encode(BrokerReport(metrics.text, msgspec.json.decode(info.text)))
-
-
-def drain_at_sigterm(stopped: asyncio.Event) -> None:
-    """SIGTERM drains this broker alone; a second one ends it at once."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        stopped.set()
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    loop.add_signal_handler(signal.SIGTERM, stop)
 
 
 def _reason_of(error: OSError, listen: str) -> str:

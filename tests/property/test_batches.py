@@ -102,7 +102,7 @@ def test_a_uniform_batch_is_examined_as_its_messages_one_by_one(batches, shared)
         alone = [examine(text, CLUSTER, SEED, lambda: "NEW") for text in texts]
         assert list(each_stored(found)) == [arrival[0] for arrival in alone]
         assert found.unique == alone[0][1]
-        assert found.key_hashes == [hashed for arrival in alone for hashed in arrival[3]]
+        assert list(found.key_hashes) == [hashed for arrival in alone for hashed in arrival[3]]
         shape = found.shape
         assert [(shape.tags_code, shape.special)] * len(items) == [
             (arrival[2], arrival[4]) for arrival in alone

@@ -7,6 +7,7 @@ batches take the general way.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from itertools import chain, repeat
 from typing import Final, NamedTuple
@@ -46,7 +47,7 @@ class UniformBatch(NamedTuple):
     bodies: tuple[bytes, ...]
     values: list[tuple[bytes, ...]]
     """The values that differ: for each property those of all messages."""
-    key_hashes: list[int]
+    key_hashes: array[int]
     """The hashes of all messages, in the order of the messages."""
     unique: str
     """The first message's unique key."""
@@ -133,10 +134,10 @@ def _read(shape: BatchShape, data: bytes, key_seed: int) -> UniformBatch | None:
     if not varying.isascii() or _PAIR_END in varying or b" " in varying:
         return None
     numbers = shape.hash_numbers
-    key_hashes = [0] * (len(bodies) * len(numbers))
+    key_hashes = array("I", bytes(4 * len(bodies) * len(numbers)))
     unique = ""
     for number, column in zip(numbers, values, strict=True):
-        key_hashes[number :: len(numbers)] = map(crc32, column, repeat(key_seed))
+        key_hashes[number :: len(numbers)] = array("I", map(crc32, column, repeat(key_seed)))
         if number == 0:
             unique = column[0].decode()
     return UniformBatch(shape, bodies, values, key_hashes, unique)

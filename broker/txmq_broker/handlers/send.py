@@ -245,7 +245,7 @@ class SendHandlers:
 
     def _stage_uniform(
         self, uniform: UniformBatch, queue: ConsumeQueue, topic: Topic, postmark: Postmark
-    ) -> Sequence[int]:
+    ) -> bytes:
         shape, bodies, values, key_hashes, _ = uniform
         _refuse_alone(shape.special)
         before = topic.name_field + _length(shape.size)
@@ -262,7 +262,7 @@ class SendHandlers:
         queue: ConsumeQueue,
         topic: Topic,
         postmark: Postmark,
-    ) -> Sequence[int]:
+    ) -> bytes:
         messages: list[Appended] = []
         name_field = topic.name_field
         size = len(items) * SMALLEST
@@ -275,13 +275,13 @@ class SendHandlers:
             size += len(body) + len(tail)
             _check_stored(size)
             messages.append((flag, body, tail, tags_code, hashes))
-        return self._append_all(queue, postmark, messages)
+        positions = self._append_all(queue, postmark, messages)
+        return Struct(f">{len(positions)}q").pack(*positions)
 
-    def _offset_ids(self, positions: Sequence[int]) -> bytes:
+    def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.
         host = self._store_host_hex
-        places = Struct(f">{len(positions)}q").pack(*positions).hex(",", 8).upper().encode()
-        return host + places.replace(b",", b"," + host)
+        return host + positions.hex(",", 8).upper().encode().replace(b",", b"," + host)
 
     def _missing_or_closed(self, header: SendMessage) -> Topic:
         """A topic that does not exist yet, or that needs further checks."""

@@ -16,7 +16,14 @@ from typing import Final
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 
-__all__ = ["checksums_of", "pack_equal", "packed_range", "write_checksums", "write_range"]
+__all__ = [
+    "checksums_of",
+    "pack_equal",
+    "packed_range",
+    "repeated",
+    "write_checksums",
+    "write_range",
+]
 
 _WORD_BYTES: Final = 4
 _LONG_BYTES: Final = 8
@@ -54,7 +61,7 @@ def pack_equal(
     data = bytearray().join(pieces)
     write_checksums(data, records.CRC_AT, size, map(crc32, bodies))
     data[records.CRC_AT :: size] = data[records.CRC_AT :: size].translate(_WITHOUT_SIGN)
-    write_range(data, records.QUEUE_OFFSET_AT, size, offsets, packed_range(offsets))
+    write_range(data, records.QUEUE_OFFSET_AT, size, offsets)
     write_range(data, records.POSITION_AT, size, positions, packed_positions)
     return data
 
@@ -79,12 +86,42 @@ def packed_range(numbers: range) -> bytearray:
     return bytearray(_longs(len(numbers)).pack(*numbers))
 
 
-def write_range(data: bytearray, at: int, size: int, numbers: range, packed: bytearray) -> None:
+def repeated(packed: bytearray, times: int) -> array[int]:
+    """Packed numbers as an array that holds each of them several times."""
+    numbers = array("Q", bytes(packed))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    if times == 1:
+        return numbers
+    whole = numbers * times
+    for time in range(times):
+        whole[time::times] = numbers
+    return whole
+
+
+def write_range(
+    data: bytearray, at: int, size: int, numbers: range, packed: bytearray | None = None
+) -> None:
     """Write a number into each part of this size, at an index of each part.
 
     All parts have the first number already, so only the bytes that change are written.
+
+    Args:
+        data: The parts.
+        at: The index.
+        size: The size of a part.
+        numbers: One number for each part.
+        packed: The same from :func:`packed_range`, if the caller has them.
     """
-    changing = ((numbers[0] ^ numbers[-1]).bit_length() + 7) // 8
+    first, last = numbers[0], numbers[-1]
+    changing = ((first ^ last).bit_length() + 7) // 8
+    if changing == 1:
+        data[at + _LONG_BYTES - 1 :: size] = bytes(
+            range(first & 255, (last & 255) + 1, numbers.step)
+        )
+        return
+    if packed is None:
+        packed = packed_range(numbers)
     for byte in range(_LONG_BYTES - changing, _LONG_BYTES):
         data[at + byte :: size] = packed[byte::_LONG_BYTES]
 

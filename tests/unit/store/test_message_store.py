@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+from array import array
 
 import pytest
 
@@ -100,7 +101,8 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
     count = 300
     bodies = [b"%04d" % number for number in range(count)]
     uniques = [b"u%03d" % number for number in range(count)]
-    fixed, hashes = [b"\1T\0\x0aU\1", b"\2TAGS\1A"], [7 * number for number in range(2 * count)]
+    fixed = [b"\1T\0\x0aU\1", b"\2TAGS\1A"]
+    hashes = array("I", [7 * number for number in range(2 * count)])
     for store in (shelf.store, alone.store):
         store.queue("T", 0).raise_floor(0)
         store.queue("T", 0).next_offset = start
@@ -116,7 +118,9 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
         shelf.store.queue("T", 0), postmark, -5, bodies, fixed, [uniques], -77, hashes
     )
 
-    assert list(given) == [entry[1] for entry in alone.store.queues.staged[1:]]
+    assert [number for (number,) in struct.iter_unpack(">q", given)] == [
+        entry[1] for entry in alone.store.queues.staged[1:]
+    ]
     assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
     assert shelf.store.log.next_position == alone.store.log.next_position
     assert shelf.store.queue("T", 0).next_offset == queue.next_offset == start + count + 1

@@ -208,9 +208,9 @@ class PullHandlers:
         if found.records:
             key = f"{queue.topic}@{pull.header.consumer_group}"
             size = sum(map(len, found.records))
-            self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
+            self._statistics.meter("GROUP_GET_NUMS", key).total += found.messages
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
-            self._served.total += len(found.records)
+            self._served.total += found.messages
             self._served_bytes.total += size
             self._found.total += 1
         else:

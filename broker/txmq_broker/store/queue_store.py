@@ -520,17 +520,9 @@ class QueueStore:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It does the same as :meth:`append` for each of them.
-
-        Args:
-            queue: Their queue.
-            postmark: Their postmark.
-            flag: Their flag.
-            bodies: Their bodies.
-            fixed: The topic and the properties before, between and after the values that differ.
-            values: These values: for each place those of all messages.
-            tags_code: Their tag's hash.
-            key_hashes: The hashes of all keys, in the order of the messages.
+        It does the same as :meth:`append` for each of them. The bytes after a body are ``fixed``
+        with a message's ``values`` between, as in :func:`pack_equal`; the hashes are those of all
+        keys, in the order of the messages.
         """
         log, offset, count = self._log, queue.next_offset, len(bodies)
         start = log.next_position

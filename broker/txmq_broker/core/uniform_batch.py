@@ -129,7 +129,7 @@ def _read(shape: BatchShape, data: bytes, key_seed: int) -> UniformBatch | None:
     if columns is None:
         return None
     bodies, *values = columns
-    varying = b"".join(chain.from_iterable(values))
+    varying = b"".join(map(b"".join, values))
     # A space separates several keys. Only ASCII is UTF-8 wherever it is cut.
     if not varying.isascii() or _PAIR_END in varying or b" " in varying:
         return None

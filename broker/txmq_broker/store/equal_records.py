@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import starmap
 from struct import Struct
 from typing import Final
 
@@ -66,9 +67,10 @@ def pack_equal(
     return data
 
 
-def checksums_of(data: bytes | bytearray, size: int) -> map[int]:
+def checksums_of(data: bytes | bytearray, size: int) -> starmap[int]:
     """The checksum of each part of this size."""
-    return map(crc32, _parts_of(len(data) // size, size).unpack(data))
+    # Each part is a copy that lives until the next one: cheaper than all of them at once.
+    return starmap(crc32, _part_of(size).iter_unpack(data))
 
 
 def write_checksums(data: bytearray, at: int, size: int, checksums: Iterable[int]) -> None:
@@ -127,8 +129,8 @@ def write_range(
 
 
 @lru_cache(maxsize=32)
-def _parts_of(count: int, size: int) -> Struct:
-    return Struct(f"{size}s" * count)
+def _part_of(size: int) -> Struct:
+    return Struct(f"{size}s")
 
 
 @lru_cache(maxsize=32)

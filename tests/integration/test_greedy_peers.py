@@ -25,6 +25,7 @@ from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import TopicDefaults
+from txmq_broker.core import arrival
 from txmq_broker.core import clients as client_table
 from txmq_broker.core import groups as group_table
 from txmq_broker.core import locks as lock_table
@@ -81,8 +82,17 @@ def beat(*groups):
     return json.dumps({"clientID": "c", "consumerDataSet": consumers}).encode()
 
 
-def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask):
-    body = batch.pack([(0, b"x", "")] * 2000)
+@pytest.mark.parametrize("unique", ["", "UNIQ_KEY\x01{:04}\x02"], ids=["any", "uniform"])
+def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask, monkeypatch, unique):
+    body = batch.pack([(0, b"x", unique.format(number)) for number in range(1000)])
+    examined = []
+
+    def examine(*given):
+        examined.append(given)
+        return real(*given)
+
+    real = arrival.examine
+    monkeypatch.setattr(arrival, "examine", examine)
     shared = "SHARED\x01" + "y" * 30_000 + "\x02"
 
     def nothing_is_stored(broker):
@@ -95,6 +105,7 @@ def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask):
     )
 
     assert codes == [0, MESSAGE_ILLEGAL]
+    assert len(examined) < 300, "the properties of all messages would fill the memory"
 
 
 def test_a_heartbeat_with_one_bad_name_makes_no_topic(ask):

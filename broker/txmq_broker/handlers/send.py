@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, cast
 
@@ -236,9 +236,9 @@ class SendHandlers:
             positions = self._stage_uniform(uniform, queue, topic, postmark)
         else:
             rules = self._cluster, topic.key_seed, self._new_key
-            arrivals = list(examine_all([text for _, _, text in items], shared, *rules))
-            count, unique = len(items), arrivals[0][1]
-            positions = self._stage_items(items, arrivals, queue, topic, postmark)
+            arrivals = examine_all([text for _, _, text in items], shared, *rules)
+            count = len(items)
+            positions, unique = self._stage_items(items, arrivals, queue, topic, postmark)
         topic.put_count += count
         topic.put_bytes += len(body)
         return templates.sent(request, self._offset_ids(positions), number, offset, unique)
@@ -258,17 +258,18 @@ class SendHandlers:
     def _stage_items(
         self,
         items: Sequence[batch.BatchItem],
-        arrivals: Sequence[Arrival],
+        arrivals: Iterator[Arrival],
         queue: ConsumeQueue,
         topic: Topic,
         postmark: Postmark,
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
         messages: list[Appended] = []
+        first_unique = ""
         name_field = topic.name_field
         size = len(items) * SMALLEST
-        for (flag, body, _), (data, _, tags_code, hashes, special) in zip(
-            items, arrivals, strict=True
-        ):
+        for (flag, body, _), arrival in zip(items, arrivals, strict=True):
+            data, unique, tags_code, hashes, special = arrival
+            first_unique = first_unique or unique
             _refuse_alone(special)
             tail = name_field + _length(len(data)) + data
             # Shared properties are stored with each message, so a small batch may fill the log.
@@ -276,7 +277,7 @@ class SendHandlers:
             _check_stored(size)
             messages.append((flag, body, tail, tags_code, hashes))
         positions = self._append_all(queue, postmark, messages)
-        return Struct(f">{len(positions)}q").pack(*positions)
+        return Struct(f">{len(positions)}q").pack(*positions), first_unique
 
     def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.

@@ -37,7 +37,7 @@ from txmq.worker.figures import (
     ProcessReport,
     RelayFigures,
     ScheduleFigures,
-    added,
+    add_reports,
 )
 from txmq.worker.metrics import WorkerState
 from txmq.worker.metrics import exposition as worker_text
@@ -278,7 +278,7 @@ def test_promtool_finds_no_fault_in_any_page(pages, relay, several, names, conso
         "names": read(names, "/metrics"),
         "console": read(console, "/metrics"),
         "relay": read(relay, "/metrics"),
-        "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
+        "worker": worker_text(add_reports([WORKER_REPORT]), WorkerState(2, 1, 3)),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }

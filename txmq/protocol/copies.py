@@ -6,7 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.bodies import (
+    Body,
+    ConsumerOffsets,
+    GroupConfigs,
+    TopicChanges,
+    TopicConfigs,
+)
 from txmq.protocol.headers import Header, Int64
 
 __all__ = [
@@ -46,6 +52,8 @@ class FollowLog(Header):
     """Whether consumers may read from it."""
     takes_deflated: bool = False
     """Whether the tables may come compressed; older followers cannot read those."""
+    takes_changes: bool = False
+    """Whether only the changed topics may come; older followers need all of them."""
 
 
 class FollowAnswer(Header):
@@ -84,6 +92,8 @@ class CopiedTables(Body):
     accounts: Mapping[str, str] | None = None
     """The texts of the leader's files of accounts, with secrets; empty if it has none, and ``None``
     if the follower has them."""
+    topic_changes: TopicChanges | None = None
+    """In place of all topics, what changed since those that the follower has."""
 
     def __repr__(self) -> str:
         return "CopiedTables(***)"

@@ -34,10 +34,9 @@ class OwnRegistration:
 
     def changed(self) -> None:
         """Register now."""
-        registration, saved = registration_of(self._identity), self._topics.saved()
-        for part in self._known.parts(saved):
+        registration = registration_of(self._identity)
+        for part in self._known.parts(self._topics):
             self._routes.register(registration, part, self, self._clock.monotonic())
-        self._known.taken(saved)
 
     def is_registered(self) -> bool:
         """True, because the name server is in this process."""

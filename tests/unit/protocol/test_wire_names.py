@@ -138,6 +138,7 @@ BODIES = {
         "topicName readQueueNums writeQueueNums perm topicFilterType topicSysFlag order"
     ),
     "TopicConfigs": "dataVersion topicConfigTable",
+    "TopicChanges": "dataVersion changed deleted",
     "RegistrationBody": "topicConfigSerializeWrapper filterServerList",
     "GroupConfig": (
         "groupName consumeEnable consumeFromMinEnable consumeBroadcastEnable retryQueueNums "

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import DamagedFile
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq.protocol.copies import CopiedTables
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts, simulate
 from txmq_broker.config import TopicDefaults
 from txmq_broker.core import topics as core_topics
@@ -215,6 +216,27 @@ def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_b
             await merging
         disk.on_write = lambda event: pytest.fail(f"{event}")
         await asyncio.sleep(1)
+
+    simulate(scenario, 1)
+
+
+def test_a_follower_merges_what_it_adopted_from_several_answers():
+    def tables(counter, *names):
+        table = {name: TopicConfig(name, 1, 1) for name in names}
+        return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
+
+    async def scenario(_world):
+        disk = used_disk()
+        keeper = Keeper(disk)
+        keeper.adopt(tables(7, "A", "B", "C", "D", "E", "F"), 0)
+        again = tables(8, "A", "B", "C", "E", "F", "G")
+        keeper.adopt(again, 0)
+        assert keeper.has_many_changes
+
+        await keeper.merge_changes(again.topics)
+
+        assert not keeper.has_many_changes
+        assert TopicTable(disk).seen() == dict.fromkeys("ABCEFG", 1)
 
     simulate(scenario, 1)
 

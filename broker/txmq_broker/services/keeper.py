@@ -335,7 +335,7 @@ class Keeper:
             raise
         table = topics.topic_config_table
         self._changed = {
-            name: config for name, config in self._changed.items() if table.get(name) is not config
+            name: config for name, config in self._changed.items() if table.get(name) != config
         }
 
     def save_groups(self, groups: Groups) -> None:

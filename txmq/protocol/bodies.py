@@ -61,7 +61,6 @@ __all__ = [
     "SubscriptionCheck",
     "SubscriptionData",
     "TextTable",
-    "TopicChanges",
     "TopicConfig",
     "TopicConfigs",
     "TopicNames",
@@ -380,22 +379,6 @@ class TopicConfigs(Body):
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
-
-
-class TopicChanges(Body):
-    """The changes that lead to one version of a broker's topics; settings are as they are now."""
-
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    changed: dict[str, TopicConfig] = {}
-    """Topics that were created or changed."""
-    deleted: list[str] = []
-
-    def applied_to(self, topics: TopicConfigs) -> TopicConfigs:
-        """The topics with these changes; changes that they have already do no harm."""
-        table = topics.topic_config_table | self.changed
-        for name in self.deleted:
-            table.pop(name, None)
-        return TopicConfigs(self.data_version, table)
 
 
 class RegistrationBody(Body):

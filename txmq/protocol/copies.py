@@ -6,11 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from txmq.protocol.bodies import (
     Body,
     ConsumerOffsets,
+    DataVersion,
     GroupConfigs,
-    TopicChanges,
+    TopicConfig,
     TopicConfigs,
 )
 from txmq.protocol.headers import Header, Int64
@@ -26,6 +29,7 @@ __all__ = [
     "RemovedMember",
     "SetChange",
     "SetChanged",
+    "TopicChanges",
 ]
 
 NO_SPAN = -1
@@ -78,6 +82,22 @@ class FollowAnswer(Header):
     """The id under which the follower is to register."""
     is_deflated: bool = False
     """Whether the tables are compressed with zlib: those of 100,000 topics exceed a frame."""
+
+
+class TopicChanges(Body):
+    """The changes that lead to one version of a broker's topics; settings are as they are now."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    changed: dict[str, TopicConfig] = {}
+    """Topics that were created or changed."""
+    deleted: list[str] = []
+
+    def applied_to(self, topics: TopicConfigs) -> TopicConfigs:
+        """The topics with these changes; changes that they have already do no harm."""
+        table = topics.topic_config_table | self.changed
+        for name in self.deleted:
+            table.pop(name, None)
+        return TopicConfigs(self.data_version, table)
 
 
 class CopiedTables(Body):

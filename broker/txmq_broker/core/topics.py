@@ -8,8 +8,9 @@ from typing import Final
 
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
-from txmq.protocol.bodies import DataVersion, TopicChanges, TopicConfig, TopicConfigs
+from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
+from txmq.protocol.copies import TopicChanges
 from txmq.protocol.record import topic_field
 from txmq.protocol.topics import (
     HALF_TOPIC,

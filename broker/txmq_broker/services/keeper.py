@@ -29,11 +29,10 @@ from txmq.protocol.bodies import (
     ConsumerOffsets,
     DataVersion,
     GroupConfigs,
-    TopicChanges,
     TopicConfig,
     TopicConfigs,
 )
-from txmq.protocol.copies import CopiedTables
+from txmq.protocol.copies import CopiedTables, TopicChanges
 from txmq.protocol.span import FOLDER as LOG_FOLDER
 from txmq.runtime.disk import Disk
 from txmq_broker.core.groups import Groups

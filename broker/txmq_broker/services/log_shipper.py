@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
-from txmq.protocol.bodies import DataVersion, TopicChanges
+from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
 from txmq.protocol.copies import (
     NO_SPAN,
@@ -25,6 +25,7 @@ from txmq.protocol.copies import (
     FollowerEntry,
     FollowLog,
     NoteCopied,
+    TopicChanges,
 )
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection

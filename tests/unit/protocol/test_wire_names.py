@@ -138,7 +138,6 @@ BODIES = {
         "topicName readQueueNums writeQueueNums perm topicFilterType topicSysFlag order"
     ),
     "TopicConfigs": "dataVersion topicConfigTable",
-    "TopicChanges": "dataVersion changed deleted",
     "RegistrationBody": "topicConfigSerializeWrapper filterServerList",
     "GroupConfig": (
         "groupName consumeEnable consumeFromMinEnable consumeBroadcastEnable retryQueueNums "

@@ -1,9 +1,8 @@
-"""A real Prometheus scrapes a broker and a relay, and promtool checks what is meant for it."""
+"""A real Prometheus scrapes brokers and a relay, and promtool checks what is meant for it."""
 
 import asyncio
 import json
 import re
-import urllib.parse
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +13,17 @@ from sqlalchemy import create_engine
 from tests.console_stage import park
 from tests.integration.outbox.relay_stage import RelayProgram
 from tests.packages import Unprepared
-from tests.prometheus_server import RULES, programs, prometheus_server, promtool
+from tests.prometheus_server import (
+    RULES,
+    data_of,
+    programs,
+    prometheus_server,
+    promtool,
+    samples,
+)
 from tests.reconcile import runs
 from tests.serving import BrokerProcess
+from tests.several_brokers import SeveralBrokers
 from tests.waiting import until
 from txmq import Message, Outbox, blocking
 from txmq.cli.resolve_metrics import exposition as resolver_text
@@ -64,6 +71,7 @@ rule_files: ["{rules}"]
 scrape_configs:
   - {{job_name: txmq, static_configs: [{{targets: ["{broker}"]}}]}}
   - {{job_name: txmq-relay, static_configs: [{{targets: ["{relay}"]}}]}}
+  - {{job_name: txmq-several, static_configs: [{{targets: ["{several}"]}}]}}
 """
 ALERTS = """
 rule_files: ["{rules}"]
@@ -162,8 +170,18 @@ def relay(broker, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prometheus(pages, relay):
-    with prometheus_server(CONFIGURATION.format(rules=RULES, broker=pages, relay=relay)) as found:
+def several(tmp_path_factory):
+    """The address of the figures of two brokers under one supervisor."""
+    found = SeveralBrokers(tmp_path_factory.mktemp("several"), options=("--name", "several-a"))
+    found.start()
+    yield found.http
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def prometheus(pages, relay, several):
+    targets = {"broker": pages, "relay": relay, "several": several}
+    with prometheus_server(CONFIGURATION.format(rules=RULES, **targets)) as found:
         yield found
 
 
@@ -177,32 +195,17 @@ def read(address, path):
         return found.read().decode()
 
 
-def data_of(prometheus, path, **fields):
-    text = urllib.parse.urlencode(fields)
-    found = json.loads(read(f"127.0.0.1:{prometheus.port}", f"/api/v1/{path}?{text}"))
-    assert found["status"] == "success"
-    return found["data"]
-
-
-def values_of(prometheus, query):
-    """The values of a query by their labels, without the scrape's own."""
-    found = data_of(prometheus, "query", query=query)["result"]
-    return {
-        tuple(
-            value for name, value in sorted(row["metric"].items()) if name in ("job", "topic")
-        ): float(row["value"][1])
-        for row in found
-    }
-
-
-def test_figures_of_a_broker_and_a_relay_are_scraped(prometheus):
+def test_figures_of_all_programs_are_scraped(prometheus):
     def holds(query, expected):
-        asyncio.run(until(lambda: values_of(prometheus, query) == expected))
+        labels = ("job", "broker", "topic")
+        asyncio.run(until(lambda: samples(prometheus, query, *labels) == expected))
 
-    holds("up", {("txmq",): 1, ("txmq-relay",): 1})
+    holds("up", {("txmq",): 1, ("txmq-relay",): 1, ("txmq-several",): 1})
     holds("txmq_relay_published_total", {("txmq-relay",): 2})
     holds('txmq_broker_topic_messages_received_total{topic="Orders"}', {("txmq", "Orders"): 2})
-    holds('txmq_broker_role{role="leader"}', {("txmq",): 1})
+    leaders = {("txmq",): 1} | {("txmq-several", f"several-{letter}"): 1 for letter in "ab"}
+    holds('txmq_broker_role{role="leader"}', leaders)
+    holds("txmq_broker_processes", {("txmq-several",): 2})
 
 
 @pytest.mark.usefixtures("parked")
@@ -222,7 +225,7 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prome
 @pytest.mark.usefixtures("parked")
 def test_every_query_of_the_dashboard_is_answered(prometheus):
     rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
-    asyncio.run(until(lambda: values_of(prometheus, rates)))
+    asyncio.run(until(lambda: samples(prometheus, rates)))
     queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
     empty = set()
     for query in map(json.loads, queries):
@@ -233,9 +236,10 @@ def test_every_query_of_the_dashboard_is_answered(prometheus):
     assert empty == EMPTY
 
 
-def test_promtool_finds_no_fault_in_any_page(pages, relay):
+def test_promtool_finds_no_fault_in_any_page(pages, relay, several):
     texts = {
         "broker": read(pages, "/metrics"),
+        "several": read(several, "/metrics"),
         "relay": read(relay, "/metrics"),
         "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),

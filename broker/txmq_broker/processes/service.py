@@ -27,7 +27,6 @@ from txmq_broker.processes.layout import check_directory, settings_of_brokers
 from txmq_broker.processes.own_names import OwnNames
 from txmq_broker.processes.plan import (
     DECODE_NOTICE,
-    DRAIN_S,
     BrokerProcessPlan,
     HeartbeatNotice,
     OpenedNotice,
@@ -48,6 +47,8 @@ class BrokersOptions:
     words: tuple[str, ...]
     """The command that runs one broker."""
     accept_loss: str | None
+    drain_s: float
+    """How long a broker may take to drain, before it is killed."""
     log_form: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 
@@ -99,7 +100,7 @@ class BrokersService:
         self.clock = SystemClock()
         self.supervisor = Supervisor(
             self._command,
-            SupervisorSettings(processes=options.count, drain_s=DRAIN_S),
+            SupervisorSettings(processes=options.count, drain_s=options.drain_s),
             self,
             self.clock,
             SystemEntropy(),
@@ -185,6 +186,7 @@ class BrokersService:
             options.accept_loss if number not in self._opened else None,
             has_names=self.names is not None,
             has_pages=bool(self.settings.http_listen),
+            drain_s=options.drain_s,
             log_form=options.log_form,
             log_level=options.log_level,
         )

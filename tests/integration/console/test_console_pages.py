@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from getpass import getuser
 
 import pytest
 
@@ -105,10 +106,14 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
 def test_a_parked_transaction_is_checked_again(broker, visitor):
     (name,) = park(broker.names, "t-9", group="checked", topic="Checked").values()
     page = f"/transaction?id={name}"
-    done = visitor.post(f"/transaction/recheck?id={name}&broker=broker-a", page)
+    to = f"/transaction/recheck?id={name}&broker=broker-a"
+    done = text_of(visitor.post(to, page, reason="<b>the bank</b> is back"))
 
-    assert f"broker-a asks the producers of {name} now" in text_of(done)
-    assert name in text_of(done)
+    assert f"broker-a asks the producers of {name} now" in done
+    assert f"{getuser()} has the broker ask the producers again" in done
+    assert "reason: <b>the bank</b> is back" in done
+    long = visitor.post(to, page, reason="é" * 200)
+    assert (long.status_code, "at most 256 bytes" in text_of(long)) == (409, True)
     gone = visitor.post("/transaction/recheck?id=no-such&broker=broker-a", page)
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
 

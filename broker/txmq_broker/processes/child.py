@@ -67,7 +67,7 @@ class BrokerChild:
     def __init__(self, descriptor: int) -> None:
         self._link = ParentLink(descriptor, self.report)
         self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
-        """What to do."""
+        """The settings of its broker, and what the supervisor wants from it."""
         self._orphan_s = self.plan.drain_s + KILL_GRACE_S
         """How long it may take to end without its supervisor, even if its event loop is blocked."""
         self._link.send(LoadedNotice(self.plan.settings.name))

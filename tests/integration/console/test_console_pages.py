@@ -11,7 +11,6 @@ import pytest
 
 from tests.console_stage import (
     HOSTILE,
-    PARKING,
     ConsoleProcess,
     Visitor,
     asked,
@@ -24,21 +23,8 @@ from tests.console_stage import (
 from tests.serving import BrokerProcess, environment
 from txmq.console.app import PAGES
 from txmq.message import Message, Queue
-from txmq_broker.testing import BrokerThread
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with BrokerThread(PARKING) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def console(broker):
-    with ConsoleProcess(broker.names) as running:
-        yield running
 
 
 def attention_in(overview):
@@ -47,12 +33,6 @@ def attention_in(overview):
     items = re.findall(r'<li class="(?:bad|wait)">(.*?)</li>', overview.text)
     assert items or "Nothing needs attention" in overview.text
     return [item for item in items if "the disk of" not in item]
-
-
-@pytest.fixture
-def visitor(console):
-    with Visitor(console.url) as found:
-        yield found
 
 
 def test_it_says_where_it_is_and_stops_when_it_is_told(broker):

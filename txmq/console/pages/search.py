@@ -50,7 +50,7 @@ async def show(visit: Visit) -> PageContent:
         "kinds": (),
         "notes": (),
         "further": "",
-        "is_further": bool(after),
+        "is_further": bool(wanted and after),
     }
     if not wanted:
         return PageContent("search.html", values)

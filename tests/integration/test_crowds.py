@@ -5,6 +5,7 @@ groups. The best of a few times counts: other programs on the machine disturb si
 """
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -147,9 +148,43 @@ REQUESTS = {
     "317": {"isOrder": "false"},
     "343": {"group": group_of(1)},
     "7701": LAST,
+    "7709": {"state": "", "producerGroup": "", "fromOffset": 0},
     "7731": {},
     "7732": {},
 }
+
+
+SETTINGS = {
+    "defaultTopic": "TBW102",
+    "writeQueueNums": QUEUES,
+    "perm": 6,
+    "topicFilterType": "SINGLE_TAG",
+    "order": "false",
+}
+
+
+def test_no_change_of_a_topic_holds_up_others(wire, watch):
+    numbers = itertools.count(1)
+
+    def create():
+        fields = SETTINGS | {"topic": f"New-{next(numbers)}", "readQueueNums": QUEUES}
+        assert wire.ask(17, **fields)[0] == 0
+
+    def change():
+        fields = SETTINGS | {
+            "topic": topic_of(CROWD.topics - 1),
+            "readQueueNums": QUEUES + next(numbers),
+        }
+        assert wire.ask(17, **fields)[0] == 0
+
+    deleted = itertools.count(1)
+
+    def delete():
+        assert wire.ask(215, topic=f"New-{next(deleted)}")[0] == 0
+
+    # Each waits for the disk, which others use as well.
+    held = {work.__name__: watch.best(work, 4 * TIMES)[1] for work in (create, change, delete)}
+    assert max(held.values()) < HOLD_S, held
 
 
 def test_no_request_holds_up_others(wire, watch):

@@ -56,7 +56,7 @@ _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 _ACCOUNT_CHARS_MAX: Final = 128
 """The characters of an account that the history of checks keeps."""
-_RECHECKED_MAX: Final = 10_000
+_RECHECKED_MAX: Final = 2_000
 """Transactions that one request checks again: other requests wait for it."""
 
 

@@ -31,10 +31,9 @@ class OwnRegistration(NearRegistration):
 
     def changed(self) -> None:
         """Register now."""
-        registration, saved = registration_of(self._identity), self._topics.saved()
-        for part in self._known.parts(saved):
+        registration = registration_of(self._identity)
+        for part in self._known.parts(self._topics):
             self._routes.register(registration, part, self, self._clock.monotonic())
-        self._known.taken(saved)
 
     async def _keep_registering(self) -> None:
         while True:

@@ -178,7 +178,7 @@ class TransactionCalls(ClusterCalls):
     ) -> dict[str, int]:
         """Make brokers check many open transactions now, each with a full number of checks.
 
-        A broker's audit has one entry for up to 10,000 of them. A txmq broker that is too old for
+        A broker's audit has one entry for up to 2,000 of them. A txmq broker that is too old for
         this request receives one request for each transaction.
 
         Args:

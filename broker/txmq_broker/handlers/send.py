@@ -116,7 +116,13 @@ class SendHandlers:
         if header.batch:
             answer = self._stage_batch(request, header, topic, number, postmark)
         else:
-            arrival = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
+            arrival = examine(
+                header.properties or "",
+                self._cluster,
+                topic.key_seed,
+                self._new_key,
+                topic.patterns,
+            )
             data, unique, tags_code, hashes, special = arrival
             if special is not None or sys_flag & _TRANSACTION_BITS:
                 if sys_flag & _TRANSACTION_BITS or is_marked_half(special):

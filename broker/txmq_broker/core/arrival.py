@@ -6,7 +6,7 @@ This runs for every message: :mod:`txmq_broker.core.property_patterns` reads mos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from txmq.errors import MessageIllegal
 from txmq.limits import (
@@ -32,23 +32,16 @@ __all__ = [
     "refuse_delay",
 ]
 
-_new: Final = tuple.__new__  # Skips NamedTuple's constructor.
-
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
 """The stored properties, the unique key, the tag's hash, the keys' hashes, and the special
 properties.
 """
 
 
-class HalfArrival(NamedTuple):
-    """The same for a half message."""
-
-    data: bytes
-    unique: str
-    tags_code: int
-    key_hashes: tuple[int, ...]
-    group: str
-    immunity_s: int
+HalfArrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], str, int]
+"""The same for a half message, with its group and the seconds without checks instead of the special
+properties.
+"""
 
 
 def is_marked_half(special: dict[str, str] | None) -> bool:
@@ -95,7 +88,7 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"
         )
-    return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
+    return data, unique, tags_code, hashes, owner, immunity_s
 
 
 def examine(

@@ -225,11 +225,12 @@ class Flusher:
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once the records staged now are durable."""
-        tickets = self._tickets.get(connection)
-        if tickets is None:
-            tickets = self._tickets[connection] = ([], [])
-        tickets[0].append(request)
-        tickets[1].append(answer)
+        try:
+            requests, given = self._tickets[connection]
+        except KeyError:
+            requests, given = self._tickets[connection] = ([], [])
+        requests.append(request)
+        given.append(answer)
 
     def decision_ms(self) -> int:
         """The time stamp for decisions and deliveries: they free room, so no limit refuses them.

@@ -506,7 +506,10 @@ class QueueStore:
         for queue, position, size, tags_code, checksum, key_hashes in staged:
             queue.publish(pack(position, size, tags_code, checksum))
             keys += key_hashes
-            positions += (position,) * len(key_hashes)
+            # Nearly all messages have their unique key and one more.
+            positions += (
+                (position, position) if len(key_hashes) == 2 else (position,) * len(key_hashes)
+            )
         self.keys.extend(keys, positions)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, cast
+from typing import Final
 
 from txmq.errors import (
     InternalError,
@@ -89,7 +89,7 @@ class SendHandlers:
         self, connection: Connection, request: Command
     ) -> bytes | None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
-        header = cast("SendMessage", request.ext)
+        header: SendMessage = request.ext  # type: ignore[assignment]  # A cast costs a call.
         if type(header) is not SendMessageV2:  # A usual 310 is decoded as far as this.
             has_long_names = request.code == _LONG_NAMES
             header = request.read(SendMessage if has_long_names else SendMessageV2)
@@ -120,7 +120,13 @@ class SendHandlers:
         if header.batch:
             answer = self._stage_batch(request, header, topic, number, postmark)
         else:
-            arrival = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
+            arrival = examine(
+                header.properties or "",
+                self._cluster,
+                topic.key_seed,
+                self._new_key,
+                topic.patterns,
+            )
             data, unique, tags_code, hashes, special = arrival
             if special is not None or sys_flag & _TRANSACTION_BITS:
                 if sys_flag & _TRANSACTION_BITS or is_marked_half(special):
@@ -175,14 +181,15 @@ class SendHandlers:
         self._admission.check_halves()
         group = header.producer_group
         half = as_half(arrival, group)
-        producer = self._clients.producer_groups.get(group, {}).get(connection)
+        producers = self._clients.producer_groups.get(group)
+        producer = producers.get(connection) if producers else None
         origin = producer.client_id if producer else ""
         offset, position, is_new = self._coordinator.prepare(
             topic, number, postmark, header.flag, request.body, half, origin
         )
         if not request.flag & ONEWAY:
             answer = templates.sent_one(
-                request, self._store_host_hex, position, number, offset, half.unique
+                request, self._store_host_hex, position, number, offset, half[1]
             )
             give = self._flusher.staged if is_new else self._flusher.follow
             give(connection, request, answer)

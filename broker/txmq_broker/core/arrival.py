@@ -148,32 +148,9 @@ def examine_all(
     cluster: str,
     key_seed: int,
     new_unique_key: Callable[[], str],
+    patterns: TopicPatterns = NO_PATTERNS,
 ) -> Iterator[Arrival]:
-    """:func:`examine` for the messages of a batch, with their shared properties.
-
-    Most messages differ from the first only in their unique key; the text around it is examined
-    once.
-    """
-    text = properties.join(texts[0], shared)
-    first = examine(text, cluster, key_seed, new_unique_key)
-    yield first
-    data, unique, tags_code, hashes, special = first
-    before, found, after = texts[0].partition(f"UNIQ_KEY\x01{unique}\x02")
-    # If the mark also occurs in a name or value, or twice, every message is examined alone.
-    is_pattern = found and before[-1:] in ("", "\x02") and text.count("UNIQ_KEY\x01") == 1
-    before, after = before + "UNIQ_KEY\x01", "\x02" + after
-    start, end = len(before), -len(after)
-    data_before, mark, data_after = data.partition(b"UNIQ_KEY\x01")
-    data_before, data_after = data_before + mark, data_after[len(unique.encode()) :]
-    hashes = hashes[1:]
-    for text in texts[1:]:
-        unique = text[start:end]
-        # One comparison shows that it begins and ends like the first one.
-        if is_pattern and unique and text == f"{before}{unique}{after}" and "\x02" not in unique:
-            key = unique.encode()
-            data = data_before + key + data_after
-            if len(data) <= PROPERTIES_BYTES_MAX:
-                hashed = crc32(key, key_seed)
-                yield data, unique, tags_code, (hashed, *hashes) if hashes else (hashed,), special
-                continue
-        yield examine(properties.join(text, shared), cluster, key_seed, new_unique_key)
+    """:func:`examine` for the messages of a batch, with their shared properties."""
+    for text in texts:
+        whole = properties.join(text, shared)
+        yield examine(whole, cluster, key_seed, new_unique_key, patterns)

@@ -242,7 +242,7 @@ class SendHandlers:
             count, unique = len(uniform.bodies), uniform.unique
             positions = self._stage_uniform(uniform, queue, topic, postmark)
         else:
-            rules = self._cluster, topic.key_seed, self._new_key
+            rules = self._cluster, topic.key_seed, self._new_key, topic.patterns
             arrivals = examine_all([text for _, _, text in items], shared, *rules)
             count = len(items)
             positions, unique = self._stage_items(items, arrivals, queue, topic, postmark)

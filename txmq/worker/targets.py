@@ -14,6 +14,7 @@ from typing import Any, Final
 from txmq.cli.output import note_lines
 from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
+from txmq.runtime.signatures import signature_of
 from txmq.worker.parts import BlockingPart, WorkerPart, part_of
 
 __all__ = ["import_modules", "load_parts"]
@@ -152,7 +153,7 @@ class _Search:
     async def _call(self, function: Callable[..., Any]) -> object:
         parameters: list[inspect.Parameter] = []
         with suppress(ValueError):  # Some built-in functions have no signature.
-            parameters = list(inspect.signature(function).parameters.values())
+            parameters = list(signature_of(function).parameters.values())
         missing = [
             parameter.name
             for parameter in parameters

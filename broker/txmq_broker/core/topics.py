@@ -22,6 +22,7 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.property_patterns import PatternShelf, TopicPatterns
 from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
@@ -66,14 +67,26 @@ def check_name(name: str) -> None:
 class Topic:
     """A topic, with the precomputed values that the hot path needs."""
 
-    __slots__ = ("config", "key_seed", "name", "name_field", "put_bytes", "put_count", "queues")
+    __slots__ = (
+        "config",
+        "key_seed",
+        "name",
+        "name_field",
+        "patterns",
+        "put_bytes",
+        "put_count",
+        "queues",
+    )
 
-    def __init__(self, config: TopicConfig, queues: list[ConsumeQueue]) -> None:
+    def __init__(
+        self, config: TopicConfig, queues: list[ConsumeQueue], patterns: TopicPatterns
+    ) -> None:
         self.config = config
         self.name = config.topic_name
         self.name_field = topic_field(self.name)
         self.key_seed = topic_seed(self.name)
         self.queues = queues
+        self.patterns = patterns
         self.put_count = 0
         self.put_bytes = 0
 
@@ -93,6 +106,7 @@ class Topics:
 
     def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
         self._store = store
+        self._shelf = PatternShelf()
         self.defaults = defaults
         self.by_name: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
@@ -228,7 +242,7 @@ class Topics:
         queues = [self._store.queue(name, number) for number in range(count)]
         topic = self.by_name.get(name)
         if topic is None:
-            topic = self.by_name[name] = Topic(config, queues)
+            topic = self.by_name[name] = Topic(config, queues, self._shelf.new_topic())
         else:
             topic.config, topic.queues = config, queues
         self._configs[name] = config

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import bench_driver
 import bench_frames
-from bench_process import CHECKOUT, HERE, Broker, CannotStart
+from bench_process import CHECKOUT, HERE, CannotStart
 from bench_sends import spread
 
 if str(CHECKOUT) not in sys.path:
@@ -27,13 +27,8 @@ FENCE_MARK = b"TRAN_MSG"
 PATIENCE_S = 600
 DECIDED = "INSERT INTO txmq_fence SELECT lpad(upper(to_hex(n)), 32, '0'), 1, :owner, :now_ms "
 EVERY_OTHER = "FROM generate_series(0, :last, 2) n"
-
-
-class Stranded(Broker):
-    """A broker that asks soon: before the command has started, all are due."""
-
-    def command(self):
-        return [*super().command(), "--set", "transaction.timeout=0.1s"]
+SETTINGS = ("transaction.timeout=0.1s",)
+"""The broker asks soon: before the command has started, all are due."""
 
 
 def resolve(bench, plan):
@@ -61,7 +56,7 @@ def _turn(bench, plan, server, count):
     plan.say(f"resolve: {count:,} transactions")
     with (
         _fenced(server) as (engine, identity),
-        Stranded(bench, bench.new_folder(), "async") as broker,
+        bench.broker("async", settings=SETTINGS) as broker,
     ):
         _leave_open(broker, engine, identity, count)
         begun = time.perf_counter()

@@ -231,12 +231,13 @@ def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, 
         return steps
 
     with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
-        steps = walk(visitor)
-        took_s, held_s = watch.best(lambda: walk(visitor), times=1)
+        walks = []
+        took_s, held_s = watch.best(lambda: walks.append(walk(visitor)), times=1)
+    (steps,) = walks
     assert 1 < steps < CROWD.topics / 100
     assert took_s / steps < 3 * STEP_S
     assert held_s < HOLD_S
-    found = broker.txmq("find", needle)
+    found = broker.txmq("find", needle, "--after", topic_of(max(0, CROWD.topics - 8_000)))
     assert [hit["kind"] for hit in found["hits"]] == ["message"]
     assert (found["searched_topics"], found["next"]) == (found["topics"], "")
     found = broker.txmq("find", needle, "--after", topic_of(CROWD.topics - 1))
@@ -271,7 +272,7 @@ def test_pages_of_the_console_stay_quick(broker, wire, watch):
 def test_a_search_in_a_browser_goes_on_by_itself_until_somebody_stops_it(broker, browser):
     with ConsoleProcess(broker.names) as console, examined(browser) as shown:
         nowhere = f"{console.url}/search?for=no-such-key"
-        shown.goto(nowhere)
+        shown.goto(f"{nowhere}&after={topic_of(CROWD.topics - 2_500)}")
         expect(shown.get_by_text("No further message has this id or key")).to_be_visible()
 
         shown.add_init_script(HOLD_STEPS)

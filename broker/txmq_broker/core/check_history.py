@@ -7,7 +7,7 @@ size: a new transaction pushes out the one whose first check is the oldest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Final, NamedTuple, TypeVar
 
 from txmq.limits import CHECKED_TRANSACTIONS_KEPT, CHECKS_KEPT, RECHECKS_KEPT
@@ -53,40 +53,43 @@ class CheckHistory:
     """The latest checks of the transactions that were asked about lately."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, deque[CheckNote]] = {}
-        self._rechecks: dict[int, deque[RecheckNote]] = {}
+        self._notes: OrderedDict[int, tuple[CheckNote, ...]] = OrderedDict()
+        self._rechecks: OrderedDict[int, tuple[RecheckNote, ...]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._notes)
 
     def note_asked(self, key: int, asked_ms: int, client_id: str, address: str) -> None:
         """Note a check that was sent."""
-        _notes_of(self._notes, key, CHECKS_KEPT).append(CheckNote(asked_ms, client_id, address))
+        _add(self._notes, key, CheckNote(asked_ms, client_id, address), CHECKS_KEPT)
 
     def note_recheck(self, key: int, note: RecheckNote) -> None:
         """Note that an operator wants a transaction to be checked again."""
-        _notes_of(self._rechecks, key, RECHECKS_KEPT).append(note)
+        _add(self._rechecks, key, note, RECHECKS_KEPT)
 
     def note_answer(self, key: int, answer: str, answered_ms: int) -> None:
         """Note how the open check of a transaction ended."""
         notes = self._notes.get(key)
         if notes and not notes[-1].answer:
-            notes[-1] = notes[-1]._replace(answer=answer, answered_ms=answered_ms)
+            answered = notes[-1]._replace(answer=answer, answered_ms=answered_ms)
+            self._notes[key] = (*notes[:-1], answered)
 
     def checks_of(self, key: int) -> tuple[CheckNote, ...]:
         """The latest checks of a transaction, oldest first."""
-        return tuple(self._notes.get(key, ()))
+        return self._notes.get(key, ())
 
     def rechecks_of(self, key: int) -> tuple[RecheckNote, ...]:
         """The latest requests to check a transaction again, oldest first."""
-        return tuple(self._rechecks.get(key, ()))
+        return self._rechecks.get(key, ())
 
 
-def _notes_of(table: dict[int, deque[N]], key: int, kept: int) -> deque[N]:
-    """The notes of a transaction; a new one pushes out the one that came first."""
+def _add(table: OrderedDict[int, tuple[N, ...]], key: int, note: N, kept: int) -> None:
+    """Add a note about a transaction; a new one pushes out the one that came first."""
     notes = table.get(key)
-    if notes is None:
-        if len(table) >= CHECKED_TRANSACTIONS_KEPT:
-            del table[next(iter(table))]
-        notes = table[key] = deque(maxlen=kept)
-    return notes
+    if notes is not None:
+        table[key] = (*notes[1 - kept :], note)
+        return
+    if len(table) >= CHECKED_TRANSACTIONS_KEPT:
+        # A plain dictionary would look for its first entry among all that were removed.
+        table.popitem(last=False)
+    table[key] = (note,)

@@ -21,6 +21,7 @@ from txmq.cli import logs
 from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError, TxmqError, UsageError
 from txmq.runtime.clock import SystemClock
+from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.parent_link import (
     FailedNotice,
     FailureKind,
@@ -106,6 +107,7 @@ class WorkerChild:
             try:
                 parts = await self._load(plan, stack)
                 link.send(LoadedNotice(parts.description))
+                exempt_from_collection()
                 await parts.open()
             except (ConfigError, UsageError) as error:
                 reason = str(error)

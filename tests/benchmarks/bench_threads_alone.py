@@ -19,7 +19,7 @@ def main():
     port, threads, body_bytes = map(int, sys.argv[1:4])
     warm_up_s, seconds = map(float, sys.argv[4:])
     frames = bench_frames.sends(threads, body_bytes)
-    counts = [0] * threads
+    counts, before = [0] * threads, []
     begin = time.perf_counter() + warm_up_s
     end = begin + seconds
 
@@ -31,16 +31,16 @@ def main():
                 pass
             now = time.perf_counter()
             counts[at] += begin <= now < end
+            if now >= begin and not before:
+                before.append(time.process_time())
         link.close()
 
     working = [threading.Thread(target=work, args=(at,)) for at in range(threads)]
     for thread in working:
         thread.start()
-    time.sleep(max(0.0, begin - time.perf_counter()))
-    before = time.process_time()
     for thread in working:
         thread.join()
-    busy = (time.process_time() - before) / seconds
+    busy = (time.process_time() - before[0]) / seconds
     print(json.dumps({"messages_per_s": round(sum(counts) / seconds), "busy": round(busy, 2)}))
 
 

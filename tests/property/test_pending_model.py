@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import astuple, replace
 
 from txmq_broker.store.pending_transactions import Half, PendingTransactions
 from txmq_broker.store.queue_store import ConsumeQueue
@@ -38,7 +39,7 @@ class Transactions(RuleBasedStateMachine):
         half = Half(
             key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, hashes, immunity_s
         )
-        self.pending.open(key, self.pending.pack(*half))
+        self.pending.open(key, self.pending.pack(*astuple(half)))
         self.pending.opened.append(half.position)
         self.model[key] = half
         self.happened.append((self.end, "open", half.position))
@@ -65,7 +66,7 @@ class Transactions(RuleBasedStateMachine):
         self.end += 1
         self.pending.park(key)
         self.pending.note_parked(self.end, self.model[key].position)
-        self.model[key] = self.model[key]._replace(is_parked=True)
+        self.model[key] = replace(self.model[key], is_parked=True)
         self.parked.append(key)
         self.happened.append((self.end, "park", self.model[key].position))
 
@@ -74,7 +75,7 @@ class Transactions(RuleBasedStateMachine):
     def count(self, which, checks):
         key = self._some(which)
         self.pending.count_checks(key, checks)
-        self.model[key] = self.model[key]._replace(checks=min(checks, 0xFFFF))
+        self.model[key] = replace(self.model[key], checks=min(checks, 0xFFFF))
 
     @rule(part=st.floats(0, 1))
     def save(self, part):

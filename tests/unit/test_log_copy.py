@@ -1,6 +1,7 @@
 """A follower's copy of a log: byte for byte the leader's, whatever the leader did."""
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
 from tests.unit.store.shelf import START_MS
@@ -39,7 +40,7 @@ def settle(leader):
 
 def transactions(shelf):
     return {
-        unique: (half._replace(is_parked=False), body)
+        unique: (replace(half, is_parked=False), body)
         for unique, (half, body) in shelf.transactions().items()
     }
 

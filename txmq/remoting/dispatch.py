@@ -99,7 +99,7 @@ class Dispatcher:
         except Exception as error:
             log.exception("request %d of %s failed", request.code, connection.address)
             return _refuse(request, _SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-        return None if request.flag & ONEWAY else found
+        return None if found is None or request.flag & ONEWAY else found
 
 
 def _refuse(request: Command, code: int, remark: str) -> bytes | None:

@@ -1,13 +1,12 @@
 """The properties of an arriving message: read for all the broker needs, and rewritten for storage.
 
-One pass reads all pairs, because this runs for every message; a search for each property took three
-times as long.
+This runs for every message: :mod:`txmq_broker.core.property_patterns` reads most of them at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from txmq.errors import MessageIllegal
 from txmq.limits import (
@@ -16,9 +15,10 @@ from txmq.limits import (
     PROPERTIES_BYTES_MAX,
     PROPERTIES_OF_HALF_MAX,
 )
-from txmq.protocol import java, properties
+from txmq.protocol import properties
 from txmq.protocol.checksum import crc32
 from txmq_broker.core.client_names import producer_group_fault
+from txmq_broker.core.property_patterns import NO_PATTERNS, TopicPatterns, read_pairs
 from txmq_broker.store.half_reader import seconds_in
 from txmq_broker.store.queue_store import key_hash
 
@@ -32,33 +32,16 @@ __all__ = [
     "refuse_delay",
 ]
 
-_SPECIAL: Final = frozenset(
-    {
-        *properties.DELAYS,
-        "TRAN_MSG",
-        "PGROUP",
-        properties.CHECK_IMMUNITY,
-    }
-)
-"""Properties that request more than storing."""
-
-_new: Final = tuple.__new__  # Skips NamedTuple's constructor.
-
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
 """The stored properties, the unique key, the tag's hash, the keys' hashes, and the special
 properties.
 """
 
 
-class HalfArrival(NamedTuple):
-    """The same for a half message."""
-
-    data: bytes
-    unique: str
-    tags_code: int
-    key_hashes: tuple[int, ...]
-    group: str
-    immunity_s: int
+HalfArrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], str, int]
+"""The same for a half message, with its group and the seconds without checks instead of the special
+properties.
+"""
 
 
 def is_marked_half(special: dict[str, str] | None) -> bool:
@@ -105,14 +88,15 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"
         )
-    return _new(HalfArrival, (data, unique, tags_code, hashes, owner, immunity_s))
+    return data, unique, tags_code, hashes, owner, immunity_s
 
 
-def examine(  # noqa: C901, PLR0912  one pass over the pairs, for speed
+def examine(
     text: str,
     cluster: str,
     key_seed: int,
     new_unique_key: Callable[[], str],
+    patterns: TopicPatterns = NO_PATTERNS,
 ) -> Arrival:
     """Read and rewrite the properties of a sent message.
 
@@ -121,37 +105,28 @@ def examine(  # noqa: C901, PLR0912  one pass over the pairs, for speed
         cluster: The encoded property with this broker's cluster.
         key_seed: The seed of this topic's key hashes.
         new_unique_key: Creates an id for a message without one.
+        patterns: The patterns of its topic.
 
     Raises:
         MessageIllegal: The properties are too long to be stored.
     """
-    unique = keys = tag = ""
-    special: dict[str, str] | None = None
-    kept: list[str] = []
-    for pair in text.split("\x02"):
-        name, _, value = pair.partition("\x01")
-        # The last pair of a name counts, and pairs without a value are ignored, as everywhere. They
-        # are not stored either: a filter took a second to skip thousands of them in one message.
-        if not value:
-            continue
-        if name == "UNIQ_KEY":
-            unique = value
-        elif name == "KEYS":
-            keys = value
-        elif name == "TAGS":
-            tag = value
-        elif name in ("WAIT", "CLUSTER", ""):
-            continue
-        elif name in _SPECIAL:
-            if special is None:
-                special = {}
-            special[name] = value
-        kept.append(pair)
-    if not unique:
-        unique = new_unique_key()
-        kept.append(f"UNIQ_KEY\x01{unique}")
-    kept.append(cluster)
-    data = "\x02".join(kept).encode()
+    for first, middle, last, keys_first, is_alone, stored, tags_code, special in patterns.known:  # noqa: B007
+        if text.startswith(first) and text.endswith(last):
+            one, found, other = text[len(first) : len(text) - len(last)].partition(middle)
+            if (
+                found
+                and one
+                and (not other) is is_alone
+                and "\x02" not in one
+                and "\x02" not in other
+            ):
+                unique, keys = (other, one) if keys_first else (one, other)
+                before, between, after = stored
+                data = f"{before}{one}{between}{other}{after}".encode()
+                break
+    else:
+        data, unique, keys, tags_code, special = read_pairs(text, cluster, new_unique_key)
+        patterns.note_miss(text, cluster)
     if len(data) > PROPERTIES_BYTES_MAX:
         raise MessageIllegal(
             f"properties have at most {PROPERTIES_BYTES_MAX} bytes, not {len(data)}"
@@ -164,7 +139,6 @@ def examine(  # noqa: C901, PLR0912  one pass over the pairs, for speed
     else:
         words = [unique, *keys.split(" ")[:KEYS_PER_MESSAGE_MAX]]
         hashes = tuple([key_hash(key_seed, word) for word in words])
-    tags_code = java.string_hash(tag) if tag else 0
     return data, unique, tags_code, hashes, special
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from txmq.errors import (
     BrokerBusy,
@@ -39,7 +41,6 @@ _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
 _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
 
-_new: Final = tuple.__new__
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
     DecisionSource.CHECK: "a producer's answer to a check",
@@ -53,7 +54,7 @@ _STATES: Final = {
 }
 
 
-class TransactionStatus(NamedTuple):
+class TransactionStatus(msgspec.Struct, frozen=True, gc=False):
     """A transaction's state: open with its half message, or decided."""
 
     key: int
@@ -194,7 +195,7 @@ class Coordinator:
         elif half.group == header.producer_group and key not in halves.closing:
             # The usual case; the code below handles repeated and contradicting ENDs.
             state = _PARKED if half.is_parked else _PREPARED
-            return _new(TransactionStatus, (key, state, half, half.group, offset))
+            return TransactionStatus(key, state, half, half.group, offset)
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
                 f"the transaction belongs to {half.group}, not to {header.producer_group}"

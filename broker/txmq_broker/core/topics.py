@@ -10,6 +10,7 @@ from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
+from txmq.protocol.copies import TopicChanges
 from txmq.protocol.record import topic_field
 from txmq.protocol.topics import (
     HALF_TOPIC,
@@ -21,6 +22,7 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.property_patterns import PatternShelf, TopicPatterns
 from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
@@ -46,6 +48,9 @@ CLOSED_TO_CLIENTS: Final = frozenset(
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
+_CHANGES_REMEMBERED: Final = 10_000
+"""Topics whose changes a connected follower receives without all the others."""
+
 
 def check_name(name: str) -> None:
     """Refuse a topic's name that cannot be stored or displayed.
@@ -62,14 +67,26 @@ def check_name(name: str) -> None:
 class Topic:
     """A topic, with the precomputed values that the hot path needs."""
 
-    __slots__ = ("config", "key_seed", "name", "name_field", "put_bytes", "put_count", "queues")
+    __slots__ = (
+        "config",
+        "key_seed",
+        "name",
+        "name_field",
+        "patterns",
+        "put_bytes",
+        "put_count",
+        "queues",
+    )
 
-    def __init__(self, config: TopicConfig, queues: list[ConsumeQueue]) -> None:
+    def __init__(
+        self, config: TopicConfig, queues: list[ConsumeQueue], patterns: TopicPatterns
+    ) -> None:
         self.config = config
         self.name = config.topic_name
         self.name_field = topic_field(self.name)
         self.key_seed = topic_seed(self.name)
         self.queues = queues
+        self.patterns = patterns
         self.put_count = 0
         self.put_bytes = 0
 
@@ -89,6 +106,7 @@ class Topics:
 
     def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
         self._store = store
+        self._shelf = PatternShelf()
         self.defaults = defaults
         self.by_name: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
@@ -101,7 +119,13 @@ class Topics:
         self.version = DataVersion()
         self._configs: dict[str, TopicConfig] = {}
         """The settings of all topics, so that a copy of all of them costs little."""
-        self._settled = TopicConfigs()
+        self._settled_version = self.version
+        self._before: dict[str, TopicConfig | None] = {}
+        """What the topics were that changed since the last save; ``None`` for new ones."""
+        self._changed_at: dict[str, int] = {}
+        """In which version each of the latest topics changed, the oldest first."""
+        self._remembers_from = 0
+        """The version since which those are all."""
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self.by_name.values())
@@ -112,6 +136,7 @@ class Topics:
     def load(self, saved: TopicConfigs, system: Iterable[TopicConfig]) -> None:
         """Load the saved topics and create the system topics."""
         self.version = saved.data_version
+        self._remembers_from = self.version.counter
         for config in saved.topic_config_table.values():
             self._put(config)
         for config in system:
@@ -130,25 +155,51 @@ class Topics:
         """All topics in the form that is saved and registered with name servers."""
         return TopicConfigs(data_version=self.version, topic_config_table=self._configs.copy())
 
+    def unsaved(self) -> dict[str, TopicConfig | None]:
+        """The topics that changed since the last save; ``None`` for deleted ones."""
+        return {name: self._configs.get(name) for name in self._before}
+
+    def changes_since(self, version: DataVersion) -> TopicChanges | None:
+        """The changes after a version, or ``None`` if that is too long ago."""
+        if version.counter < self._remembers_from:
+            return None
+        changes = TopicChanges(self.version)
+        for name, counter in reversed(self._changed_at.items()):
+            if counter <= version.counter:
+                break
+            config = self._configs.get(name)
+            if config is None:
+                changes.deleted.append(name)
+            else:
+                changes.changed[name] = config
+        return changes
+
     def settle(self) -> None:
         """Mark the current topics as saved."""
-        self._settled = self.saved()
+        self._before.clear()
+        self._settled_version = self.version
 
     def undo(self) -> None:
         """Restore the topics that were saved last; a restart must know all topics with messages."""
-        kept = self._settled.topic_config_table
-        for name in [name for name in self.by_name if name not in kept]:
-            del self.by_name[name], self._configs[name]
-            self.sendable.pop(name, None)
-        for name, config in kept.items():
-            if name not in self.by_name or self.by_name[name].config is not config:
+        for name, config in self._before.items():
+            if config is None:
+                self._drop(name)
+            else:
                 self._put(config)
-        self.version = self._settled.data_version
+        self._before.clear()
+        self.version = self._settled_version
 
     def adopt(self, saved: TopicConfigs) -> None:
         """Have the topics of another copy of this broker, and no others."""
-        self._settled = saved
-        self.undo()
+        table = saved.topic_config_table
+        self.version = saved.data_version
+        for name in [name for name in self.by_name if name not in table]:
+            self._drop(name)
+            self._remember(name)
+        for name, config in table.items():
+            if self._configs.get(name) is not config:
+                self._put(config)
+                self._remember(name)
 
     def get(self, name: str) -> Topic:
         """A topic that must exist.
@@ -182,7 +233,7 @@ class Topics:
                 f"this broker has {len(self.by_name)} topics, and {TOPICS_MAX} is the limit; "
                 f"{config.topic_name} was not created; delete other topics first"
             )
-        self._changed(now_ms)
+        self._changed(config.topic_name, now_ms)
         return self._put(config)
 
     def _put(self, config: TopicConfig) -> Topic:
@@ -191,7 +242,7 @@ class Topics:
         queues = [self._store.queue(name, number) for number in range(count)]
         topic = self.by_name.get(name)
         if topic is None:
-            topic = self.by_name[name] = Topic(config, queues)
+            topic = self.by_name[name] = Topic(config, queues, self._shelf.new_topic())
         else:
             topic.config, topic.queues = config, queues
         self._configs[name] = config
@@ -203,20 +254,33 @@ class Topics:
             self.sendable.pop(name, None)
         return topic
 
-    def _changed(self, now_ms: int) -> None:
+    def _drop(self, name: str) -> None:
+        self.by_name.pop(name, None)
+        self.sendable.pop(name, None)
+        self._configs.pop(name, None)
+
+    def _changed(self, name: str, now_ms: int) -> None:
+        """Note that a topic changes; called before it does."""
         self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
+        self._before.setdefault(name, self._configs.get(name))
+        self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        self._changed_at.pop(name, None)
+        self._changed_at[name] = self.version.counter
+        if len(self._changed_at) > _CHANGES_REMEMBERED:
+            self._remembers_from = self._changed_at.pop(next(iter(self._changed_at)))
 
     def remove(self, name: str, now_ms: int) -> bool:
         """Delete a topic; returns whether it existed."""
-        topic = self.by_name.pop(name, None)
+        topic = self.by_name.get(name)
         if topic is None:
             return False
-        del self._configs[name]
-        self.sendable.pop(name, None)
+        self._changed(name, now_ms)
+        self._drop(name)
         # The broker's totals must not fall when a topic is deleted.
         self.puts_forgotten += topic.put_count
         self.bytes_forgotten += topic.put_bytes
-        self._changed(now_ms)
         return True
 
     def config_for_sending(self, name: str, template_name: str, queues_wanted: int) -> TopicConfig:

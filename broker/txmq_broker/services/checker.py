@@ -568,7 +568,7 @@ class Checker:
         if half.is_parked and half.checks + 1 >= coordinator.settings.check_max:
             self._forced.discard(key)
             return None
-        return half._replace(checks=half.checks + 1)
+        return msgspec.structs.replace(half, checks=half.checks + 1)
 
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
         """Return the producer to ask: first the one that sent it, then the others of its group.

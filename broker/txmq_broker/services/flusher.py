@@ -227,11 +227,12 @@ class Flusher:
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once the records staged now are durable."""
-        tickets = self._tickets.get(connection)
-        if tickets is None:
-            tickets = self._tickets[connection] = ([], [])
-        tickets[0].append(request)
-        tickets[1].append(answer)
+        try:
+            requests, given = self._tickets[connection]
+        except KeyError:
+            requests, given = self._tickets[connection] = ([], [])
+        requests.append(request)
+        given.append(answer)
 
     def decision_ms(self) -> int:
         """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
@@ -337,7 +338,7 @@ class Flusher:
         for connection, (_, given) in tickets.items():
             connection.send(*given)
         waited = self._clock.monotonic() - self._arrivals.popleft()
-        self.send_times.note(waited, len(span.staged) + len(span.halves))
+        self.send_times.note(waited, span.messages + len(span.halves))
         self._on_published(span)
         if (
             self._checkpoint is None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from txmq.errors import CorruptRecord
 from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
 from txmq.protocol import java, properties
@@ -121,7 +123,9 @@ class HalfStore(HalfReader):
             immunity_s,
         )  # fmt: skip
         log.last_ms = postmark[3]
-        log.stage((head, body, tail), size)
+        # log.stage inlined.
+        log.staged += head, body, tail
+        log.next_position = position + size
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
@@ -157,19 +161,23 @@ class HalfStore(HalfReader):
         offset = half.queue.next_offset if is_here else -1
         marker = marker_of(
             kind, source, op_queue.next_offset, half.position, half.offset, offset, now_ms,
-            reason.encode(),
+            reason.encode() if reason else b"",
         )  # fmt: skip
+        size = len(marker)
+        # log.stage inlined.
         log.last_ms = now_ms
-        log.stage((marker,), len(marker))
+        log.staged.append(marker)
+        log.next_position = position + size
         op_queue.next_offset += 1
-        entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
+        entry = ENTRY.pack(position, size, half.offset, crc32(marker) ^ HIDDEN)
         if is_here:
             self.must_stay = True
-            half.queue.next_offset += 1
-            self._queues.staged.append((
-                half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
-                half.key_hashes,
-            ))  # fmt: skip
+            half.queue.next_offset = offset + 1
+            shown = ENTRY.pack(position, half.size, half.tags_code, half.checksum ^ HIDDEN)
+            hashes = half.key_hashes
+            self._queues.staged.append(
+                (half.queue, position, shown, hashes, (position,) * len(hashes))
+            )
         elif copy is not None:
             self._stage_copy(half, copy, kind, now_ms)
         if kind is _PARKED:
@@ -295,7 +303,9 @@ class HalfStore(HalfReader):
                 key = transaction_key(unique)
                 if key in self.pending:
                     raise CorruptRecord(position, f"two open half messages have the id {unique}")
-                data = self.pending.pack(*half._replace(is_parked=is_parked))
+                data = self.pending.pack(
+                    *msgspec.structs.astuple(msgspec.structs.replace(half, is_parked=is_parked))
+                )
                 self.pending.open(key, data)
         self._open.clear()
         self._recall()

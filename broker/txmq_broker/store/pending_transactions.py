@@ -13,6 +13,8 @@ from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
 
+import msgspec
+
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -24,7 +26,6 @@ _WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_
 _HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 """The layout of an entry by its number of keys, the unique key included; and of the keys alone."""
 
-_new: Final = tuple.__new__
 _CHECKS: Final = Struct("=H")
 _CHECKS_AT: Final = _HASHES_AT - 3
 _PARKED_AT: Final = _HASHES_AT - 1
@@ -42,8 +43,10 @@ def transaction_key(unique: str) -> int:
     return hash(unique) & _KEY_MASK
 
 
-class Half(NamedTuple):
-    """An undecided half message."""
+class Half(msgspec.Struct, frozen=True, gc=False):
+    """An undecided half message; a struct, whose fields are read for a third of the time that those
+    of a named tuple take.
+    """
 
     offset: int
     """Its place in the half queue."""
@@ -159,11 +162,10 @@ class PendingTransactions:
         )
         queue, group, origin = self._owners[owner]
         hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
-        # Runs for every END, so it skips the NamedTuple's constructor.
-        return _new(Half, (
+        return Half(
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
             checks, is_parked,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def open(self, key: int, data: bytes) -> None:
         """Add a stored half message."""
@@ -216,7 +218,10 @@ class PendingTransactions:
     def close(self, key: int) -> None:
         """Remove a decided transaction."""
         data = self.table.pop(key)
-        self.drop(data)
+        if self._owner_uses[owner := _OWNER.unpack_from(data, _OWNER_AT)[0]] > 1:
+            self._owner_uses[owner] -= 1
+        else:
+            self.drop(data)
         if data[_PARKED_AT]:
             del self._parked[key]
 

@@ -172,8 +172,10 @@ def test_a_batch_does_not_hide_an_id_that_makes_the_properties_too_long():
 
 
 def half_arrived(text="", group="P"):
-    half = as_half(examine(text, CLUSTER, SEED, lambda: "NEW"), group)
-    return properties.parse(half.data.decode()), half.unique, half.group, half.immunity_s
+    data, unique, _, _, owner, immunity_s = as_half(
+        examine(text, CLUSTER, SEED, lambda: "NEW"), group
+    )
+    return properties.parse(data.decode()), unique, owner, immunity_s
 
 
 def test_a_half_message_is_stored_as_its_producer_describes_it():
@@ -183,12 +185,14 @@ def test_a_half_message_is_stored_as_its_producer_describes_it():
     }  # fmt: skip
 
     text = properties.render({**values, "WAIT": "true", "CLUSTER": "other"})
-    half = as_half(examine(text, CLUSTER, SEED, lambda: "NEW"), "other")
+    data, unique, tags_code, hashes, group, immunity_s = as_half(
+        examine(text, CLUSTER, SEED, lambda: "NEW"), "other"
+    )
 
-    assert properties.parse(half.data.decode()) == {**values, "CLUSTER": "c1"}
-    assert (half.unique, half.tags_code) == ("u", string_hash("A"))
-    assert half.key_hashes == hashes_of("u", "k", "l")
-    assert (half.group, half.immunity_s) == ("P", 30)
+    assert properties.parse(data.decode()) == {**values, "CLUSTER": "c1"}
+    assert (unique, tags_code) == ("u", string_hash("A"))
+    assert hashes == hashes_of("u", "k", "l")
+    assert (group, immunity_s) == ("P", 30)
 
 
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])

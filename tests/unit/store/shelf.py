@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
@@ -132,7 +134,7 @@ class Shelf:
             record = halves.record_of(half)
             unique = properties.find(record.properties, properties.UNIQUE_KEY)
             assert transaction_key(unique) == key
-            found[unique] = (half._replace(queue=record.topic, checks=0), record.body)
+            found[unique] = (replace(half, queue=record.topic, checks=0), record.body)
         return found
 
     def sync(self):
@@ -192,8 +194,7 @@ class Shelf:
         while queue is not None and at < queue.max_offset:
             got = fetch(self.store, queue, at, 32)
             assert got.outcome is FetchOutcome.FOUND, got
-            for data in got.records:
-                record, _ = records.unpack(data)
+            for record in records.unpack_all(b"".join(got.records)):
                 assert (record.topic, record.queue_id) == (topic, number)
                 assert record.queue_offset == at, f"{record.queue_offset} stands at {at}"
                 found[at] = record.body

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from msgspec.structs import astuple
 
 from txmq_broker.store.pending_transactions import (
     Changes,
@@ -28,7 +29,7 @@ def half(number=0, **given):
 def opened(*halves):
     pending = PendingTransactions()
     for key, each in enumerate(halves):
-        pending.open(key, pending.pack(*each))
+        pending.open(key, pending.pack(*astuple(each)))
     return pending
 
 
@@ -84,7 +85,7 @@ def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     pending.close(1)
     assert pending.find(2) == half(2, origin="other")
     assert len(pending._owners) == 1
-    pending.open(9, pending.pack(*half(9)))
+    pending.open(9, pending.pack(*astuple(half(9))))
     assert pending.find(9) == half(9)
     assert pending.find(2) == half(2, origin="other")
 
@@ -152,7 +153,7 @@ def test_one_that_is_parked_when_it_is_opened_counts_as_parked():
 def test_they_stand_in_the_order_in_which_they_were_opened():
     pending = opened(half(0), half(1), half(2))
     pending.close(0)
-    pending.open(0, pending.pack(*half(3)))
+    pending.open(0, pending.pack(*astuple(half(3))))
 
     assert list(pending) == [1, 2, 0]
 

@@ -28,6 +28,28 @@ CHECKS = {
         0.6,
         is_most=False,
     ),
+    "synced_alone": Check(
+        "median time of a synced 1 KB send alone over that of the floor with a sync of its own",
+        "synced",
+        "alone_over_floor",
+        1.35,
+        is_most=True,
+    ),
+    "synced_few": Check(
+        "synced 1 KB sends per second with 8 in flight over those of the floor with syncs",
+        "synced",
+        "eight_over_floor",
+        0.75,
+        is_most=False,
+    ),
+    "latency": Check(
+        "milliseconds from a send to a push consumer's handler at 1,000 messages a second that 99"
+        " of a hundred take at most, flush=async",
+        "latency",
+        "p99_ms",
+        2.0,
+        is_most=True,
+    ),
     "access_cost": Check(
         "broker CPU per signed 1 KB send at a broker with accounts over that of a plain one, 64 in"
         " flight, flush=async",

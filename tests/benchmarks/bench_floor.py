@@ -6,7 +6,9 @@ the record as it would be stored, appends what one read brought in one write, an
 one write. There is no topic, no index, no reader, no limit and no error here. A broker's cost per
 message is told as a multiple of this one's, taken in the same run, so that the machine falls out.
 
-    python bench_floor.py LOG     listens on a free port of the loopback, which it prints
+    python bench_floor.py LOG [sync]    listens on a free port of the loopback, which it prints
+
+With "sync" it syncs each write in place, before the answers.
 """
 
 import asyncio
@@ -111,7 +113,8 @@ class Floor(asyncio.Protocol):
 class Log:
     """A file that grows, and begins anew only between connections."""
 
-    def __init__(self, path):
+    def __init__(self, path, *, is_sync):
+        self.is_sync = is_sync
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self.end = 0
 
@@ -123,10 +126,12 @@ class Log:
 
     def append(self, data):
         self.end += os.write(self.file, data)
+        if self.is_sync:
+            os.fdatasync(self.file)
 
 
-async def serve(path):
-    log, offsets = Log(path), {}
+async def serve(path, *flush):
+    log, offsets = Log(path, is_sync="sync" in flush), {}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Floor(log, offsets), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -134,4 +139,4 @@ async def serve(path):
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(sys.argv[1]))
+    uvloop.run(serve(*sys.argv[1:]))

@@ -62,8 +62,8 @@ class Bench:
     def new_folder(self):
         return Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
 
-    def floor(self):
-        return Floor(self, self.new_folder())
+    def floor(self, flush="async"):
+        return Floor(self, self.new_folder(), flush)
 
     def broker(self, flush="async", folder=None, settings=(), checkout=CHECKOUT):
         broker = Broker(self, folder or self.new_folder(), flush, settings)
@@ -163,8 +163,12 @@ class Server:
 class Floor(Server):
     """The bare server."""
 
+    def __init__(self, bench, folder, flush):
+        super().__init__(bench, folder)
+        self.flush = flush
+
     def command(self):
-        return [sys.executable, str(HERE / "bench_floor.py"), str(self.folder / "log")]
+        return [sys.executable, str(HERE / "bench_floor.py"), str(self.folder / "log"), self.flush]
 
     def port_in(self, line):
         return int(line) if line.strip().isdigit() else None

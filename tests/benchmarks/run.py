@@ -32,6 +32,7 @@ from bench_drain import drain
 from bench_filters import filters
 from bench_guards import guards
 from bench_idle import idle
+from bench_latency import latency
 from bench_pending import pending
 from bench_producer import producer
 from bench_reconcile import reconcile
@@ -41,6 +42,7 @@ from bench_resolve import resolve
 from bench_restart import restart
 from bench_scrape import scrape
 from bench_sends import floor, ratios, sends
+from bench_synced import synced
 from bench_tls import tls
 from bench_transactions import transactions
 
@@ -49,6 +51,8 @@ SECTIONS = {
     "floor": floor,
     "sends": sends,
     "ratios": ratios,
+    "synced": synced,
+    "latency": latency,
     "access": access,
     "scrape": scrape,
     "tls": tls,
@@ -110,6 +114,7 @@ class Plan:
     transfers_at_once: tuple[int, ...] = (1, 16, 64)
     consumed: int = 200_000
     soak_s: int = 300
+    latency_s: int = 60
     is_full: bool = False
     begun: float = field(default_factory=time.monotonic)
 
@@ -153,6 +158,7 @@ def plan_for(options):
             transfers_at_once=(1, 4),
             consumed=2_000,
             soak_s=1,
+            latency_s=1,
             is_full=options.full,
         )
     if options.quick:
@@ -184,6 +190,7 @@ def plan_for(options):
             transfers_at_once=(1, 4),
             consumed=30_000,
             soak_s=5,
+            latency_s=10,
             is_full=options.full,
         )
     return Plan(seconds=options.seconds or 4.0, is_full=options.full)

@@ -40,6 +40,8 @@ def test_a_ratio_counts_only_if_its_bounds_exclude_one():
 def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
+        "synced": {"alone_over_floor": {"median": 1.35}, "eight_over_floor": {"median": 0.74}},
+        "latency": {"p99_ms": {"median": 2.0}},
         "access": {"signed_over_plain": {"median": 1.35}},
         "copies": {
             "leader_cpu_over_alone": {"median": 1.31},
@@ -91,6 +93,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     passed = {name for name, each in found.items() if each["passed"]}
     assert passed == {
         "send_cost",
+        "synced_alone",
+        "latency",
         "access_cost",
         "copies_catch_up",
         "scrape_cost",
@@ -121,7 +125,18 @@ def test_sections_left_out_are_not_judged():
 SECTIONS = (
     *("floor", "sends", "ratios", "access", "scrape", "batches"),
     *(
-        ("tls", "brokers", "transactions", "pending", "decorated", "filters", "resolve", "delays")
+        (
+            "synced",
+            "latency",
+            "tls",
+            "brokers",
+            "transactions",
+            "pending",
+            "decorated",
+            "filters",
+            "resolve",
+            "delays",
+        )
         if IS_SOAK
         else ()
     ),
@@ -167,6 +182,16 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
     assert document["ratios"]["in_flight"] == 64
     assert document["scrape"]["scrape_ms"]["median"] > 0
     assert {"send_cost", "sync_throughput"} <= document["checks"].keys()
+
+
+@pytest.mark.soak
+def test_a_run_tells_what_syncs_cost_and_how_long_a_message_takes(document):
+    threads = document["synced"]["eight_threads"]
+    assert threads["messages_per_s"].keys() == {"sync", "async"}
+    assert threads["sync_over_async"]["median"] > 0
+    latency = document["latency"]
+    assert 0 < latency["p50_ms"] <= latency["p99_ms"]["median"] <= latency["max_ms"]
+    assert {"synced_alone", "synced_few", "latency"} <= document["checks"].keys()
 
 
 @pytest.mark.soak

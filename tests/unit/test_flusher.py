@@ -65,6 +65,37 @@ async def test_a_turn_is_one_write_one_sync_and_one_round_of_answers(disk):
 
 
 @in_virtual_time
+async def test_blocking_peers_that_return_at_once_come_to_share_every_sync(disk):
+    disk.slow_sync(0.001)
+    async with Press(disk) as press:
+        peers = [Peer(press) for _ in range(8)]
+        loop = asyncio.get_running_loop()
+
+        def send_again(peer):
+            if len(press.sent) < 2500:
+                press.send(b"", peer=peer)
+
+        for peer in peers:
+            read = peer.connection.send
+
+            def send(*frames, peer=peer, read=read):
+                read(*frames)
+                loop.call_soon(send_again, peer)
+
+            peer.connection.send = send
+        press.send(b"", peer=peers[0])
+        await turns()
+        for peer in peers[1:]:
+            press.send(b"", peer=peer)
+        await asyncio.sleep(10)
+
+        assert len(press.acknowledged) == 2500
+        sizes = [len(span.staged) for span in press.spans]
+        assert max(sizes[:70]) < 8, "two groups took turns"
+        assert set(sizes[-80:-2]) == {8}
+
+
+@in_virtual_time
 async def test_every_peer_is_answered_in_the_order_it_asked(disk):
     async with Press(disk) as press:
         peers = [Peer(press) for _ in range(3)]

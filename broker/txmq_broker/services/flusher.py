@@ -25,6 +25,7 @@ from txmq.runtime.tasks import resolve
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.latency import LatencyHistogram
+from txmq_broker.core.returning_clients import ReturningClients
 from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span
@@ -114,6 +115,7 @@ class Flusher:
         """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = LatencyHistogram()
         self._syncing: RunningSync | None = None
+        self._returning: ReturningClients[Connection] = ReturningClients()
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
@@ -283,9 +285,9 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         log_ = self._store.log
-        if self._syncing is not None and log_.next_position <= self._turn_end:
-            # The disk is busy: records that arrive meanwhile share one span, written when it is
-            # free.
+        is_busy = self._syncing is not None or self._returning.is_awaiting
+        if is_busy and log_.next_position <= self._turn_end:
+            # Records that arrive until the next sync share one span, written when it starts.
             return
         if log_.staged and not self._failed:
             tickets, self._tickets = self._tickets, {}
@@ -364,12 +366,30 @@ class Flusher:
                 return
             self._syncing = None
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
-            # The next sync starts before these answers are sent.
-            self._end_turn()
+            is_awaiting = self._copies is None and self._expect(syncing, durable)
+            if not is_awaiting:
+                # The next sync starts before these answers are sent.
+                self._end_turn()
             for span, tickets, _ in durable:
                 self._finish(span, tickets)
+            if is_awaiting:
+                self._await_clients()
         except Exception as error:  # noqa: BLE001 - the broker stops and says why
             self._break_down(error)
+
+    def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
+        now = self._clock.monotonic()
+        answered = [connection for span in durable for connection in span.tickets]
+        return self._returning.expect(now - syncing.since, answered, self._tickets, now)
+
+    def _await_clients(self) -> None:
+        """Start the next sync when the clients return. A timer of the loop is too coarse for it."""
+        if self._is_stopped:
+            return
+        if self._returning.goes_on(self._tickets, self._clock.monotonic()):
+            asyncio.get_running_loop().call_soon(self._await_clients)
+        else:
+            self._end_turn()
 
     async def _sync_now_and_then(self) -> None:
         while True:

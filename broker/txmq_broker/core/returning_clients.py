@@ -1,0 +1,110 @@
+"""Whether the next sync waits for the clients that were just answered.
+
+Blocking clients send their next message as soon as they have the answer to the last one. If the
+next sync starts at once, it has the messages of the clients that came during the last sync, and the
+others wait for two syncs. Two half groups then take turns for ever. A short wait joins them.
+
+A wait costs time if the clients are slow. So some syncs are made without waiting and some with it,
+and the better way is kept for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final, Generic, TypeVar
+
+__all__ = ["ReturningClients"]
+
+C = TypeVar("C")
+
+_PART: Final = 0.75
+"""The longest wait, as a part of the time that a sync takes."""
+_TURNS_MAX: Final = 64
+"""The longest wait in turns of the loop, if its clock stands still meanwhile."""
+_SHARE: Final = 8
+"""The mean time of a sync follows the last one by one part in so many."""
+_SETTLING: Final = 16
+"""The syncs after a change of the way that show nothing: groups still join or part."""
+_COMPARED: Final = 64
+"""The syncs that a way is judged by."""
+_KEPT: Final = 1024
+"""The syncs for which the better way is kept."""
+_GAIN: Final = 1.05
+"""Waiting must bring this many times the answers."""
+
+
+class ReturningClients(Generic[C]):
+    """The clients that the next sync waits for, and what waiting brings."""
+
+    def __init__(self) -> None:
+        self._sync_s = 0.0
+        self._missing: set[C] = set()
+        self._until = 0.0
+        self._turns = 0
+        self._waits = False
+        self._left = _SETTLING + _COMPARED
+        """The syncs until the way may change."""
+        self._is_trial = True
+        self._began = 0.0
+        self._answered = 0
+        self._plain_rate = 0.0
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether the next sync waits."""
+        return bool(self._missing)
+
+    def expect(
+        self, sync_s: float, answered: Iterable[C], arrived: Collection[C], now: float
+    ) -> bool:
+        """Return whether the next sync waits.
+
+        Args:
+            sync_s: The duration of the sync that just ended.
+            answered: The clients with messages in it.
+            arrived: The clients whose messages the next sync already has.
+            now: The time.
+        """
+        missing = set(answered)
+        self._compare(len(missing), now)
+        self._sync_s += (sync_s - self._sync_s) / _SHARE
+        missing.difference_update(arrived)
+        # One client alone never waits.
+        if not self._waits or len(missing) + len(arrived) <= 1:
+            return False
+        self._missing = missing
+        self._until = now + self._sync_s * _PART
+        self._turns = _TURNS_MAX
+        return bool(missing)
+
+    def goes_on(self, arrived: Collection[C], now: float) -> bool:
+        """Return whether the sync still waits, in a later turn of the loop."""
+        self._missing.difference_update(arrived)
+        self._turns -= 1
+        if self._turns <= 0 or now >= self._until:
+            self._missing.clear()
+        return bool(self._missing)
+
+    def _compare(self, answered: int, now: float) -> None:
+        self._left -= 1
+        if not self._is_trial:
+            if self._left <= 0:
+                self._try(waits=False)
+            return
+        if self._left == _COMPARED:
+            self._began, self._answered = now, 0
+            return
+        self._answered += answered
+        if self._left > 0:
+            return
+        rate = self._answered / max(now - self._began, 1e-9)
+        if not self._waits:
+            self._plain_rate = rate
+            self._try(waits=True)
+        else:
+            self._waits = rate > _GAIN * self._plain_rate
+            self._is_trial, self._left = False, _KEPT
+
+    def _try(self, *, waits: bool) -> None:
+        self._waits, self._is_trial = waits, True
+        self._left = _SETTLING + _COMPARED

@@ -1,0 +1,89 @@
+"""When a sync waits for clients that were just answered."""
+
+import pytest
+
+from txmq_broker.core.returning_clients import ReturningClients
+
+SYNC_S = 0.001
+TRIAL = 80
+"""The syncs of one way, until it is judged."""
+EIGHT = frozenset(range(8))
+
+
+class Sequence:
+    """Syncs one after the other, in which all clients that were answered return or do not."""
+
+    def __init__(self):
+        self.returning = ReturningClients()
+        self.now = 0.0
+
+    def sync(self, answered, arrived=frozenset(), lasts=SYNC_S):
+        self.now += lasts
+        return self.returning.expect(SYNC_S, answered, arrived, self.now)
+
+    def all_return(self):
+        assert not self.returning.goes_on(EIGHT, self.now)
+
+    def try_both(self, plain, awaited):
+        """Let plain syncs, and those that wait, answer so many clients each."""
+        for _ in range(TRIAL):
+            assert not self.returning.is_awaiting
+            self.sync(range(plain))
+        for _ in range(TRIAL):
+            self.all_return()
+            self.sync(range(awaited))
+
+
+@pytest.mark.parametrize(("awaited", "is_kept"), [(8, True), (4, False), (3, False)])
+def test_waiting_is_kept_only_if_it_answers_more_clients(awaited, is_kept):
+    syncs = Sequence()
+    syncs.try_both(4, awaited)
+    syncs.all_return()
+    for _ in range(500):
+        assert syncs.sync(EIGHT) is is_kept
+        syncs.all_return()
+
+
+def test_both_ways_are_compared_again():
+    syncs = Sequence()
+    syncs.try_both(4, 8)
+    syncs.all_return()
+    waits = []
+    for _ in range(2000):
+        waits.append(syncs.sync(range(4)))
+        syncs.all_return()
+    assert not any(waits[1200:2000])
+
+
+def waiting():
+    syncs = Sequence()
+    syncs.try_both(4, 8)
+    return syncs
+
+
+def test_one_client_alone_never_waits():
+    syncs = waiting()
+    syncs.all_return()
+    assert not syncs.sync([3])
+    assert not syncs.sync([3], [3])
+    assert not syncs.sync([], [3])
+    assert syncs.sync([3], [4])
+
+
+def test_a_wait_ends_when_the_last_client_returns_or_most_of_a_sync_has_passed():
+    syncs = waiting()
+    assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + SYNC_S / 2)
+    assert not syncs.returning.goes_on({5}, syncs.now + SYNC_S / 2)
+    assert syncs.sync(EIGHT)
+    assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + 0.7 * SYNC_S)
+    assert not syncs.returning.goes_on(EIGHT - {5}, syncs.now + 0.8 * SYNC_S)
+    assert not syncs.returning.is_awaiting
+
+
+def test_a_wait_ends_though_the_clock_stands_still():
+    syncs = waiting()
+    turns = 0
+    while syncs.returning.goes_on({1}, syncs.now):
+        turns += 1
+        assert turns < 1000
+    assert turns > 10

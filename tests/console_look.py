@@ -28,7 +28,7 @@ def opened(browser, width=1_440, height=900, **options):
         yield shown
     finally:
         context.close()
-    assert complaints == []
+    assert complaints == [], complaints
 
 
 @contextlib.contextmanager

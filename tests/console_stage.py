@@ -191,18 +191,29 @@ def park(names, *keys, group="icbc", topic="Transfers", body=b'{"amount": 6000}'
     return run_apart(main())
 
 
-def bury(names, *ids, group="g", reason="no such account", body=b"pay"):
-    """Put dead letters where a broker would."""
+def bury(
+    names,
+    *ids,
+    group="g",
+    reason="no such account",
+    body=b"pay",
+    tags="",
+    attempts=17,
+    topic="Transfers",
+):
+    """Put dead letters where a broker would; ``%s`` in the body becomes the id."""
 
     async def put(admin, session):
+        more = {"DLQ_REASON": reason, "TAGS": tags}
         dead, retry = f"%DLQ%{group}", f"%RETRY%{group}"
         await admin.create_group(group)
         await admin.create_topic(dead, queues=1)
         await admin.create_topic(retry, queues=1)
         (address,) = (await session.route(dead)).addresses.popitem()[1].values()
         for message_id in ids:
-            named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "RETRY_TOPIC": "Transfers"}
-            named |= {"ORIGIN_MESSAGE_ID": "0A" * 16, "DLQ_REASON": reason}
+            named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "RETRY_TOPIC": topic}
+            named |= {"ORIGIN_MESSAGE_ID": "0A" * 16}
+            named |= {name: text for name, text in more.items() if text}
             header = SendMessageV2(
                 producer_group=group,
                 topic=dead,
@@ -213,9 +224,10 @@ def bury(names, *ids, group="g", reason="no such account", body=b"pay"):
                 born_timestamp=1,
                 flag=0,
                 properties=render(named),
-                reconsume_times=17,
+                reconsume_times=attempts,
             )
-            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
+            text = body.replace(b"%s", message_id.encode())
+            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=text)
 
     asked(names, put)
 

@@ -5,10 +5,13 @@ Where neither is there, the tests are skipped with a line that says why.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 from tests.database_server import launched
@@ -69,6 +72,25 @@ def prometheus_server(configuration):
         yield server
     finally:
         server.stop()
+
+
+def data_of(server, path, **fields):
+    """What Prometheus answers to a request of its API."""
+    url = f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found = json.load(answer)
+    assert found["status"] == "success"
+    return found["data"]
+
+
+def samples(server, query, *labels):
+    """The values of a query, by those of its labels that it has."""
+    return {
+        tuple(row["metric"][name] for name in labels if name in row["metric"]): float(
+            row["value"][1]
+        )
+        for row in data_of(server, "query", query=query)["result"]
+    }
 
 
 def promtool(*words, text=""):

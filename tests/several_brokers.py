@@ -21,9 +21,10 @@ SEARCH_ROUTE = 105
 class SeveralBrokers(BrokerProcess):
     """The supervisor. ``close`` also ends the brokers that a killed one left behind."""
 
-    def __init__(self, folder, count=2, flush="sync", settings=()):
+    def __init__(self, folder, count=2, flush="sync", settings=(), options=()):
         super().__init__(folder, flush, settings)
         self.count = count
+        self.options = options
         self.address = f"127.0.0.1:{free_ports(count)}"
         self.http = f"127.0.0.1:{free_port()}"
         self._seen = set()
@@ -34,7 +35,8 @@ class SeveralBrokers(BrokerProcess):
         return [f"{host}:{int(port) + 10 * place}" for place in range(self.count)]
 
     def command(self):
-        return [*super().command(), "--brokers", str(self.count), "--http", self.http]
+        several = ["--brokers", str(self.count), "--http", self.http, *self.options]
+        return [*super().command(), *several]
 
     def start(self):
         super().start()

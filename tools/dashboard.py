@@ -1,4 +1,4 @@
-"""Print deploy/grafana/txmq-broker.json: the dashboard of brokers and broker sets.
+"""Print deploy/grafana/txmq-broker.json: the dashboard of brokers, name servers and consoles.
 
 python -m tools.dashboard > deploy/grafana/txmq-broker.json
 """
@@ -131,6 +131,31 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Followers behind, time", "s",
               {"{{member}}": largest("follower_seconds_behind", by="member")}),
         Panel("Age of the lease", "s", {EACH: largest("lease_age_seconds")}),
+    ],
+    "Name servers and consoles": [
+        Panel("Registered brokers", "short", {
+            "{{role}} {{instance}}": "sum by (role, instance) (txmq_names_brokers)",
+        }, note="Of name servers that run alone."),
+        Panel("Requests to name servers a second", "short", {
+            "{{request}}":
+                "sum by (request) (rate(txmq_names_requests_total[$__rate_interval]))",
+            "refused: {{reason}}":
+                "sum by (reason) (rate(txmq_names_refusals_total[$__rate_interval])) > 0",
+        }),
+        Panel("Topics with a route", "short",
+              {EACH: "max by (instance) (txmq_names_topics)"}),
+        Panel("Pages of consoles a second", "short", {
+            "{{status}}":
+                "sum by (status) (rate(txmq_console_requests_total[$__rate_interval]))",
+        }),
+        Panel("Pages of consoles: 99 of a hundred take at most", "s", {
+            EACH: "histogram_quantile(0.99, sum by (le, instance) "
+            "(rate(txmq_console_request_duration_seconds_bucket[$__rate_interval])))",
+        }),
+        Panel("Visitors of consoles", "short", {
+            "sessions {{instance}}": "max by (instance) (txmq_console_sessions)",
+            "open pages {{instance}}": "max by (instance) (txmq_console_streams)",
+        }),
     ],
     "Process": [
         Panel("Memory", "bytes",

@@ -115,6 +115,7 @@ class Admin(Facade[txmq.Admin]):
     view = waits(txmq.Admin.view)
     query = waits(txmq.Admin.query)
     find = waits(txmq.Admin.find)
+    search = waits(txmq.Admin.search)
     transactions = waits(txmq.Admin.transactions)
     transaction = waits(txmq.Admin.transaction)
     decide_transaction = waits(txmq.Admin.decide_transaction)

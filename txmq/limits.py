@@ -347,6 +347,9 @@ CHECKED_TRANSACTIONS_KEPT: Final = 8_192
 CHECKS_KEPT: Final = 8
 """The latest checks of each of them; both limits together are 25 MB at most."""
 
+RECHECKS_KEPT: Final = 4
+"""The latest requests of operators to check one of them again; 30 MB for all at most."""
+
 CONSOLE_SESSIONS_MAX: Final = 200
 """Visitors of a web console with a session; one more ends the session that is unused for
 longest."""

@@ -27,6 +27,7 @@ from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
+from txmq_broker.core.set_acts import removal_text
 from txmq_broker.follower_server import FollowerServer
 from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
@@ -185,12 +186,7 @@ class SetMember:
     def _report_removal(self, view: View) -> None:
         act = view.removal_of(self.name)
         if act is not None and act != self._removal:
-            log.warning(
-                "%s was removed from the set by %s, so it does not lead: %s",
-                self.name,
-                act.operator,
-                act.reason,
-            )
+            log.warning("it does not lead: %s", removal_text(self.name, act))
         self._removal = act
 
     def _report(self, error: TransportError) -> None:

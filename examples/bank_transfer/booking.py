@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, case, insert, update
+from sqlalchemy import ColumnElement, Insert, case, insert, literal, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from examples.bank_transfer.books import (
     BALANCE_MAX,
@@ -44,9 +45,8 @@ async def debit(
         Refused: The books do not allow it; the caller rolls back.
         IntegrityError: A transfer with this id exists.
     """
-    # The row comes first: a second order with the same id fails on its key before an account is
-    # locked, and the end of a transfer locks in the same order.
-    await _open(session, order, now_ms, state, way=way, xid=xid)
+    opened = _row(order, now_ms, state, way=way, xid=xid)
+    sides = _sides(order, Kind.DEBIT, order.payer, -order.amount, now_ms)
     # The clock of another program may be past midnight already; a day begins once.
     today = now_ms // DAY_MS
     days = (today, today + 1)
@@ -59,7 +59,8 @@ async def debit(
         .values(balance=Account.balance - order.amount, sent_on=day, sent_today=sent)
         .returning(Account.number)
     )
-    while await session.scalar(take) is None:
+    is_taken = await _open_and_take(session, opened, take, sides)
+    while not is_taken:
         account = await _account(session, order.payer, order)
         sent_today = account.sent_today if account.sent_on in days else 0
         if sent_today + order.amount > DAY_MAX:
@@ -67,7 +68,8 @@ async def debit(
             raise Refused(Reason.OVER_LIMIT, f"{order.payer} sends {most} a day at most")
         if account.balance < order.amount:
             raise Refused(Reason.TOO_LITTLE_MONEY, f"{order.payer} has less than {order.money}")
-    await _book(session, order, Kind.DEBIT, order.payer, -order.amount, now_ms)
+        # Another transfer has changed the account meanwhile.
+        is_taken = await _take(session, take, sides)
 
 
 async def credit(
@@ -82,8 +84,9 @@ async def credit(
         account = await _account(session, order.payee, order)
         if account.balance + order.amount > BALANCE_MAX:
             raise Refused(Reason.TOO_MUCH_MONEY, order.payee)
-    await _open(session, order, now_ms, State.CREDITED, way=way, xid=xid)
-    await _book(session, order, Kind.CREDIT, order.payee, order.amount, now_ms)
+    await session.execute(_row(order, now_ms, State.CREDITED, way=way, xid=xid))
+    sides = _sides(order, Kind.CREDIT, order.payee, order.amount, now_ms)
+    await session.execute(insert(Entry).values(sides))
 
 
 async def pay_in(session: AsyncSession, order: Order, now_ms: int) -> Advice:
@@ -94,7 +97,7 @@ async def pay_in(session: AsyncSession, order: Order, now_ms: int) -> Advice:
         await credit(session, order, now_ms)
     except Refused as error:
         reason = str(error)[:REASON_CHARS]
-        await _open(session, order, now_ms, State.RETURNED, reason=reason)
+        await session.execute(_row(order, now_ms, State.RETURNED, reason=reason))
         return Advice(order.id, Outcome.RETURNED, reason)
     return Advice(order.id, Outcome.CREDITED)
 
@@ -127,13 +130,15 @@ async def settle(session: AsyncSession, advice: Advice, now_ms: int) -> State:
     if state is State.RETURNED:
         order = Order(row.id, row.payer, row.payee, row.amount, row.currency)
         to = row.payer if await _give(session, row.payer, order) else UNCLAIMED
-        await _book(session, order, Kind.RETURN, to, row.amount, now_ms)
+        sides = _sides(order, Kind.RETURN, to, row.amount, now_ms)
+        await session.execute(insert(Entry).values(sides))
     return state
 
 
 async def refuse(session: AsyncSession, order: Order, way: str, reason: str, now_ms: int) -> None:
     """Record that a transfer was refused."""
-    await _open(session, order, now_ms, State.REFUSED, way=way, reason=reason[:REASON_CHARS])
+    row = _row(order, now_ms, State.REFUSED, way=way, reason=reason[:REASON_CHARS])
+    await session.execute(row)
 
 
 async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) -> None:
@@ -151,6 +156,44 @@ async def open_or_close(session: AsyncSession, number: str, *, is_open: bool) ->
 def _usable(number: str, order: Order) -> tuple[ColumnElement[bool], ...]:
     """The conditions for an account to pay or receive an order's money."""
     return Account.number == number, Account.is_open.is_(True), Account.currency == order.currency
+
+
+async def _open_and_take(
+    session: AsyncSession,
+    opened: Insert,
+    take: ReturningUpdate[Any],
+    sides: list[dict[str, Any]],
+) -> bool:
+    """Open a transfer, and take its money from its account; returns whether the account allows it.
+
+    The row comes first: a second order with the same id fails on its key before an account is
+    locked, and the end of a transfer locks in the same order.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        await session.execute(opened)
+        return await _take(session, take, sides)
+    # PostgreSQL does all of it in one statement, and so in one round trip. Each part reads the rows
+    # of the part before it, which sets their order.
+    row = opened.returning(Transfer.payer).cte("opened")
+    taken = take.where(Account.number == row.c.payer).cte("taken")
+    columns = Entry.__table__.columns
+    values = [
+        select(*[literal(value, columns[name].type) for name, value in side.items()])
+        for side in sides
+    ]
+    booked = union_all(*[one.select_from(taken) for one in values])
+    book = insert(Entry).from_select(list(sides[0]), booked).returning(Entry.id)
+    return await session.scalar(book) is not None
+
+
+async def _take(
+    session: AsyncSession, take: ReturningUpdate[Any], sides: list[dict[str, Any]]
+) -> bool:
+    """Take money from an account, and write both sides; returns whether the account allows it."""
+    if await session.scalar(take) is None:
+        return False
+    await session.execute(insert(Entry).values(sides))
+    return True
 
 
 async def _give(session: AsyncSession, number: str, order: Order) -> bool:
@@ -176,32 +219,25 @@ async def _account(session: AsyncSession, number: str, order: Order) -> Account:
     return account
 
 
-async def _open(
-    session: AsyncSession,
-    order: Order,
-    now_ms: int,
-    state: State,
-    *,
-    way: str = "",
-    xid: str = "",
-    reason: str = "",
-) -> None:
-    await session.execute(insert(Transfer).values(
+def _row(
+    order: Order, now_ms: int, state: State, *, way: str = "", xid: str = "", reason: str = ""
+) -> Insert:
+    """The statement that opens a transfer, or records that it is refused."""
+    return insert(Transfer).values(
         id=order.id, payer=order.payer, payee=order.payee, amount=order.amount,
         currency=order.currency, state=state, reason=reason, way=way, xid=xid, made_ms=now_ms,
         ended_ms=now_ms if state.is_final else None,
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
-async def _book(
-    session: AsyncSession, order: Order, kind: Kind, account: str, amount: int, now_ms: int
-) -> None:
-    """Write both sides: the amount for the account, and its opposite for clearing."""
-    both = ((account, amount), (CLEARING, -amount))
-    await session.execute(insert(Entry).values([
+def _sides(
+    order: Order, kind: Kind, account: str, amount: int, now_ms: int
+) -> list[dict[str, Any]]:
+    """Both sides of a booking: the amount for the account, and its opposite for clearing."""
+    return [
         {
-            "transfer": order.id, "kind": kind, "account": name, "amount": amount,
+            "transfer": order.id, "kind": kind, "account": name, "amount": part,
             "currency": order.currency, "booked_ms": now_ms,
         }
-        for name, amount in both
-    ]))  # fmt: skip
+        for name, part in ((account, amount), (CLEARING, -amount))
+    ]  # fmt: skip

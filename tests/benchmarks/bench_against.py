@@ -19,6 +19,7 @@ import bench_driver
 import bench_frames
 import bench_process
 import bench_transactions
+from bench_batches import BATCHES_IN_FLIGHT, batched_sends
 from bench_sends import BODY_BYTES, TURN_WARM_UP_S
 
 CONFIDENCE = 0.95
@@ -49,6 +50,15 @@ def _sends(figure, in_flight, shape=bench_driver.bursts):
     return measure
 
 
+def _batches(figure):
+    frames = bench_frames.batches(BATCHES_IN_FLIGHT, BODY_BYTES)
+
+    def measure(server, plan):
+        return batched_sends(server, frames, plan.turn_s)[figure]
+
+    return measure
+
+
 def _transactions(server, plan):
     link = bench_driver.Link(server.port)
     try:
@@ -58,24 +68,36 @@ def _transactions(server, plan):
     return found["cpu_us_per_transaction"]
 
 
-def _drained(server, plan):
+def _drained(send):
     """Messages per second of CPU that are pulled, of those that are sent for it."""
-    link = bench_driver.Link(server.port)
-    try:
-        first = bench_driver.stored(link) // bench_frames.QUEUES
-        _sends("messages_per_s", 64)(server, plan)
-        end = bench_driver.stored(link) // bench_frames.QUEUES
-        before = server.cpu_s()
-        bench_driver.drain(link, first, end)
-        return (end - first) * bench_frames.QUEUES / (server.cpu_s() - before)
-    finally:
-        link.close()
+
+    def measure(server, plan):
+        link = bench_driver.Link(server.port)
+        try:
+            first = bench_driver.stored(link) // bench_frames.QUEUES
+            send(server, plan)
+            end = bench_driver.stored(link) // bench_frames.QUEUES
+            before = server.cpu_s()
+            bench_driver.drain(link, first, end)
+            return (end - first) * bench_frames.QUEUES / (server.cpu_s() - before)
+        finally:
+            link.close()
+
+    return measure
 
 
 ROWS = (
     Row("CPU of a send, 64 in flight", "async", True, _sends("cpu_us_per_message", 64)),
     Row("sends per second, 512 in flight", "async", False, _sends("messages_per_s", 512)),
-    Row("pulls per second of CPU", "async", False, _drained),
+    Row("pulls per second of CPU", "async", False, _drained(_sends("messages_per_s", 64))),
+    Row("CPU of a message in batches of 32", "async", True, _batches("cpu_us_per_message")),
+    Row("messages per second in batches of 32", "async", False, _batches("messages_per_s")),
+    Row(
+        "pulls per second of CPU, of batches",
+        "async",
+        False,
+        _drained(_batches("messages_per_s")),
+    ),
     Row("CPU of a synced send, 64 in flight", "sync", True, _sends("cpu_us_per_message", 64)),
     Row(
         "synced sends per second, 64 in flight",

@@ -67,6 +67,14 @@ CHECKS = {
         5.0,
         is_most=False,
     ),
+    "batch_cost": Check(
+        "broker CPU per 1 KB message that is sent alone, 64 in flight, over that of one in a batch"
+        " of 32, 8 in flight, flush=async",
+        "batches",
+        "single_over_batched",
+        2.5,
+        is_most=False,
+    ),
     "filter_cost": Check(
         "CPU microseconds for one message under a condition of three terms, from its record on",
         "filters",

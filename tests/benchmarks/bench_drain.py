@@ -20,7 +20,7 @@ def drain(bench, plan):
                 broker, frames, plan.turn_s, warm_up_s=TURN_WARM_UP_S
             )
             end = bench_driver.stored(link) // bench_frames.QUEUES
-            turns.append(_pulls(broker, link, first, end))
+            turns.append(pulls(broker, link, first, end))
             turns[-1]["sent_per_cpu_s"] = 1e6 / sent["cpu_us_per_message"]
             first = end
         link.close()
@@ -35,7 +35,8 @@ def drain(bench, plan):
     }
 
 
-def _pulls(broker, link, first, end):
+def pulls(broker, link, first, end):
+    """Pull every queue from one offset to another; messages per second, and per CPU second."""
     before, begun = broker.cpu_s(), time.perf_counter()
     bench_driver.drain(link, first, end)
     elapsed, used = time.perf_counter() - begun, broker.cpu_s() - before

@@ -181,8 +181,10 @@ def stream(link, frames, seconds):
     return drive
 
 
-def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s, context=None):
-    """Drive a server with sends, with a context through TLS, and tell what it did and cost."""
+def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s, context=None, batch=1):
+    """Drive a server with sends, with a context through TLS, and tell what it did and cost. Each
+    frame holds so many messages as a batch has.
+    """
     link = Link(server.port, context)
     try:
         bursts(link, frames, warm_up_s)
@@ -191,7 +193,7 @@ def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s, context=
         used = server.cpu_s() - before
     finally:
         link.close()
-    messages = drive.messages
+    messages = drive.messages * batch
     return {
         "messages_per_s": round(messages / drive.elapsed),
         "cpu_us_per_message": round(used / messages * 1e6, 3),

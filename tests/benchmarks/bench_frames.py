@@ -11,11 +11,14 @@ import struct
 import time
 
 WORDS = struct.Struct(">II")
+BATCH_HEAD = struct.Struct(">IIIiI")
+SHORT = struct.Struct(">H")
 TOPIC = "BenchTopic"
 GROUP = "bench"
 QUEUES = 4
 
 SEND_MESSAGE_V2 = 310
+SEND_BATCH = 320
 END_TRANSACTION = 37
 PREPARED = 4
 GET_FIGURES = 28
@@ -25,6 +28,7 @@ GET_MAX_OFFSET = 30
 SUSPEND = 2
 SUBSCRIPTION_GIVEN = 4
 PULLED_AT_ONCE = 32
+BATCH_MESSAGES = 32
 
 
 def frame(code, opaque, fields, body=b""):
@@ -47,30 +51,54 @@ def sends(count, body_bytes, account=None):
     an account, its access key and secret, each is signed.
     """
     body = b"x" * body_bytes
-    born = str(int(time.time() * 1000))
     frames = []
     for number in range(count):
-        properties = (
-            f"KEYS\x01order-{number}\x02UNIQ_KEY\x017F00000100002A9F{number:016X}\x02"
-            "WAIT\x01true\x02TAGS\x01TagA\x02"
-        )
-        fields = {
-            "a": GROUP,
-            "b": TOPIC,
-            "c": "TBW102",
-            "d": str(QUEUES),
-            "e": str(number % QUEUES),
-            "f": "0",
-            "g": born,
-            "h": "0",
-            "i": properties,
-            "j": "0",
-            "k": "false",
-            "m": "false",
-        }
+        fields = _send_fields(number % QUEUES, _properties(number))
         if account is not None:
             fields = signed(fields, body, *account)
         frames.append(frame(SEND_MESSAGE_V2, number, fields, body))
+    return frames
+
+
+def _properties(number):
+    return (
+        f"KEYS\x01order-{number}\x02UNIQ_KEY\x017F00000100002A9F{number:016X}\x02"
+        "WAIT\x01true\x02TAGS\x01TagA\x02"
+    )
+
+
+def _send_fields(queue, properties):
+    return {
+        "a": GROUP,
+        "b": TOPIC,
+        "c": "TBW102",
+        "d": str(QUEUES),
+        "e": str(queue),
+        "f": "0",
+        "g": str(int(time.time() * 1000)),
+        "h": "0",
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "false",
+    }
+
+
+def batches(count, body_bytes):
+    """Batches of the same messages as :func:`sends`, for all queues in turn; bodies differ."""
+    frames = []
+    for batch in range(count):
+        items = []
+        for place in range(BATCH_MESSAGES):
+            number = 100_000 + batch * BATCH_MESSAGES + place
+            body = b"%08d" % number
+            body = body * (body_bytes // len(body)) + body[: body_bytes % len(body)]
+            properties = _properties(number).encode()
+            size = BATCH_HEAD.size + len(body) + SHORT.size + len(properties)
+            items += [BATCH_HEAD.pack(size, 0, 0, 0, len(body)), body]
+            items += [SHORT.pack(len(properties)), properties]
+        fields = _send_fields(batch % QUEUES, "") | {"m": "true"}
+        frames.append(frame(SEND_BATCH, batch, fields, b"".join(items)))
     return frames
 
 

@@ -20,6 +20,7 @@ import bench_process
 from bench_access import access
 from bench_against import against, table
 from bench_bank import bank
+from bench_batches import batches
 from bench_brokers import brokers
 from bench_checks import checks
 from bench_consumer import consumer, soak
@@ -54,6 +55,7 @@ SECTIONS = {
     "brokers": brokers,
     "copies": copies,
     "drain": drain,
+    "batches": batches,
     "filters": filters,
     "transactions": transactions,
     "decorated": decorated,

@@ -47,6 +47,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         },
         "scrape": {"scraped_over_quiet": {"median": 0.97}},
         "drain": {"drain_over_sends": {"median": 5.0}},
+        "batches": {"single_over_batched": {"median": 2.49}},
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
         "resolve": {"many_over_few": {"median": 0.79}},
@@ -118,7 +119,7 @@ def test_sections_left_out_are_not_judged():
 
 
 SECTIONS = (
-    *("floor", "sends", "ratios", "access", "scrape"),
+    *("floor", "sends", "ratios", "access", "scrape", "batches"),
     *(
         ("tls", "brokers", "transactions", "pending", "decorated", "filters", "resolve", "delays")
         if IS_SOAK

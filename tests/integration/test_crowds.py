@@ -5,18 +5,25 @@ groups. The best of a few times counts: other programs on the machine disturb si
 """
 
 import contextlib
+import itertools
 import json
+import re
 import socket
 import struct
 import threading
 import time
+from html import unescape
 
 import pytest
+from playwright.sync_api import expect
 
+from tests.console_look import check_page, examined, keep_picture
 from tests.console_stage import ConsoleProcess, Visitor
 from tests.crowd import LAG, QUEUES, Crowd, fill, group_of, topic_of
 from tests.serving import BrokerProcess
 from tests.soak import IS_SOAK
+from txmq import Message, blocking
+from txmq.cli.topic_search import STEP_S
 
 CROWD = Crowd(100_000, 10_000, 100_000) if IS_SOAK else Crowd(4_000, 1_000, 4_000)
 HOLD_S = 0.02
@@ -116,6 +123,18 @@ def watch(broker):
         yield watching
 
 
+HOLD_STEPS = """
+window.held = new Map();
+const [later, never] = [window.setTimeout, window.clearTimeout];
+window.setTimeout = (work, pause, ...rest) => {
+  if (pause !== 200) return later(work, pause, ...rest);
+  held.set(-1, work);
+  return -1;
+};
+window.clearTimeout = (timer) => held.delete(timer) || never(timer);
+"""
+"""The step after this one does not begin; ``held`` has it until it is stopped."""
+
 LAST = {"state": "", "producerGroup": "bank", "fromOffset": CROWD.transactions - 100, "count": 500}
 REQUESTS = {
     "28": {},
@@ -129,9 +148,43 @@ REQUESTS = {
     "317": {"isOrder": "false"},
     "343": {"group": group_of(1)},
     "7701": LAST,
+    "7709": {"state": "", "producerGroup": "", "fromOffset": 0},
     "7731": {},
     "7732": {},
 }
+
+
+SETTINGS = {
+    "defaultTopic": "TBW102",
+    "writeQueueNums": QUEUES,
+    "perm": 6,
+    "topicFilterType": "SINGLE_TAG",
+    "order": "false",
+}
+
+
+def test_no_change_of_a_topic_holds_up_others(wire, watch):
+    numbers = itertools.count(1)
+
+    def create():
+        fields = SETTINGS | {"topic": f"New-{next(numbers)}", "readQueueNums": QUEUES}
+        assert wire.ask(17, **fields)[0] == 0
+
+    def change():
+        fields = SETTINGS | {
+            "topic": topic_of(CROWD.topics - 1),
+            "readQueueNums": QUEUES + next(numbers),
+        }
+        assert wire.ask(17, **fields)[0] == 0
+
+    deleted = itertools.count(1)
+
+    def delete():
+        assert wire.ask(215, topic=f"New-{next(deleted)}")[0] == 0
+
+    # Each waits for the disk, which others use as well.
+    held = {work.__name__: watch.best(work, 4 * TIMES)[1] for work in (create, change, delete)}
+    assert max(held.values()) < HOLD_S, held
 
 
 def test_no_request_holds_up_others(wire, watch):
@@ -159,6 +212,37 @@ def test_lists_are_whole(wire):
     assert json.loads(wire.ask(7732)[1])["topics"] == CROWD.topics
 
 
+def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, watch):
+    needle = f"needle-{topic_of(CROWD.topics - 1)}"
+    with blocking.Client(broker.names) as client:
+        client.admin.send(
+            Message(topic=topic_of(CROWD.topics - 1), body=b"x", keys=(needle,)),
+        )
+
+    def walk(visitor):
+        steps, path = 0, f"/search?for={needle}"
+        while path:
+            steps += 1
+            page = visitor.get(path)
+            assert page.status_code == 200
+            further = re.search(r'id="further" href="([^"]*)"', page.text)
+            path = unescape(further[1]) if further else ""
+        assert str(page.url).startswith(f"{visitor.url}/message?place=")
+        return steps
+
+    with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
+        steps = walk(visitor)
+        took_s, held_s = watch.best(lambda: walk(visitor), times=1)
+    assert 1 < steps < CROWD.topics / 100
+    assert took_s / steps < 3 * STEP_S
+    assert held_s < HOLD_S
+    found = broker.txmq("find", needle)
+    assert [hit["kind"] for hit in found["hits"]] == ["message"]
+    assert (found["searched_topics"], found["next"]) == (found["topics"], "")
+    found = broker.txmq("find", needle, "--after", topic_of(CROWD.topics - 1))
+    assert (found["hits"], found["next"]) == ([], "")
+
+
 def test_pages_of_the_console_stay_quick(broker, wire, watch):
     one = json.loads(wire.ask(7701, count=1)[1])["transactions"][0]
     pages = (
@@ -182,3 +266,21 @@ def test_pages_of_the_console_stay_quick(broker, wire, watch):
             if took_s > PAGE_S or held_s > HOLD_S:
                 slow[path] = took_s, held_s
     assert slow == {}
+
+
+def test_a_search_in_a_browser_goes_on_by_itself_until_somebody_stops_it(broker, browser):
+    with ConsoleProcess(broker.names) as console, examined(browser) as shown:
+        nowhere = f"{console.url}/search?for=no-such-key"
+        shown.goto(nowhere)
+        expect(shown.get_by_text("No further message has this id or key")).to_be_visible()
+
+        shown.add_init_script(HOLD_STEPS)
+        check_page(shown, nowhere)
+        keep_picture(shown, "console-search")
+        shown.get_by_role("button", name="Stop").click()
+        expect(shown.get_by_role("button", name="Stop")).to_be_hidden()
+        assert shown.evaluate("held.size") == 0
+        assert shown.url == nowhere
+        shown.get_by_role("link", name="Search on").click()
+        expect(shown).to_have_url(re.compile("after=Topic-"))
+        assert shown.evaluate("held.size") == 1

@@ -1,9 +1,8 @@
-"""A real Prometheus scrapes a broker and a relay, and promtool checks what is meant for it."""
+"""A real Prometheus scrapes all programs with figures, and promtool checks their texts."""
 
 import asyncio
 import json
 import re
-import urllib.parse
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,22 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import create_engine
 
-from tests.console_stage import park
+from tests.console_stage import ConsoleProcess, Visitor, park
+from tests.integration.cli.test_cli_serve import started, stopped
 from tests.integration.outbox.relay_stage import RelayProgram
+from tests.integration.test_small_metrics import address_in
 from tests.packages import Unprepared
-from tests.prometheus_server import RULES, programs, prometheus_server, promtool
+from tests.prometheus_server import (
+    RULES,
+    data_of,
+    programs,
+    prometheus_server,
+    promtool,
+    samples,
+)
 from tests.reconcile import runs
 from tests.serving import BrokerProcess
+from tests.several_brokers import SeveralBrokers
 from tests.waiting import until
 from txmq import Message, Outbox, blocking
 from txmq.cli.resolve_metrics import exposition as resolver_text
@@ -28,7 +37,7 @@ from txmq.worker.figures import (
     ProcessReport,
     RelayFigures,
     ScheduleFigures,
-    added,
+    add_reports,
 )
 from txmq.worker.metrics import WorkerState
 from txmq.worker.metrics import exposition as worker_text
@@ -55,15 +64,22 @@ EMPTY = {
     "follower_seconds_behind",
     "group_lag_messages",
     "lease_age_seconds",
+    "names_brokers",
+    "names_refusals_total",
+    "names_requests_total",
     "refusals_total",
 }
-"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing."""
+"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing; and a
+name server that nobody asks."""
 CONFIGURATION = """
 global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
 rule_files: ["{rules}"]
 scrape_configs:
   - {{job_name: txmq, static_configs: [{{targets: ["{broker}"]}}]}}
   - {{job_name: txmq-relay, static_configs: [{{targets: ["{relay}"]}}]}}
+  - {{job_name: txmq-several, static_configs: [{{targets: ["{several}"]}}]}}
+  - {{job_name: txmq-names, static_configs: [{{targets: ["{names}"]}}]}}
+  - {{job_name: txmq-console, static_configs: [{{targets: ["{console}"]}}]}}
 """
 ALERTS = """
 rule_files: ["{rules}"]
@@ -162,8 +178,37 @@ def relay(broker, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prometheus(pages, relay):
-    with prometheus_server(CONFIGURATION.format(rules=RULES, broker=pages, relay=relay)) as found:
+def several(tmp_path_factory):
+    """The address of the figures of two brokers under one supervisor."""
+    found = SeveralBrokers(tmp_path_factory.mktemp("several"), options=("--name", "several-a"))
+    found.start()
+    yield found.http
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """The address of the figures of a name server without brokers."""
+    at = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    process = started("names", *at, cwd=tmp_path_factory.mktemp("names"))
+    yield address_in(process.stdout.readline())
+    stopped(process)
+
+
+@pytest.fixture(scope="module")
+def console(broker):
+    """The address of the figures of a console that was visited."""
+    with ConsoleProcess(broker.names, "--http", "127.0.0.1:0") as found:
+        with Visitor(found.url) as visitor:
+            visitor.get("/topics")
+        yield address_in(found.ready)
+
+
+@pytest.fixture(scope="module")
+def prometheus(pages, relay, several, names, console):
+    targets = {"broker": pages, "relay": relay, "several": several}
+    targets |= {"names": names, "console": console}
+    with prometheus_server(CONFIGURATION.format(rules=RULES, **targets)) as found:
         yield found
 
 
@@ -177,42 +222,35 @@ def read(address, path):
         return found.read().decode()
 
 
-def data_of(prometheus, path, **fields):
-    text = urllib.parse.urlencode(fields)
-    found = json.loads(read(f"127.0.0.1:{prometheus.port}", f"/api/v1/{path}?{text}"))
-    assert found["status"] == "success"
-    return found["data"]
-
-
-def values_of(prometheus, query):
-    """The values of a query by their labels, without the scrape's own."""
-    found = data_of(prometheus, "query", query=query)["result"]
-    return {
-        tuple(
-            value for name, value in sorted(row["metric"].items()) if name in ("job", "topic")
-        ): float(row["value"][1])
-        for row in found
-    }
-
-
-def test_figures_of_a_broker_and_a_relay_are_scraped(prometheus):
+def test_figures_of_all_programs_are_scraped(prometheus):
     def holds(query, expected):
-        asyncio.run(until(lambda: values_of(prometheus, query) == expected))
+        labels = ("job", "broker", "topic")
+        asyncio.run(until(lambda: samples(prometheus, query, *labels) == expected))
 
-    holds("up", {("txmq",): 1, ("txmq-relay",): 1})
+    jobs = ("txmq", "txmq-relay", "txmq-several", "txmq-names", "txmq-console")
+    holds("up", {(job,): 1 for job in jobs})
     holds("txmq_relay_published_total", {("txmq-relay",): 2})
     holds('txmq_broker_topic_messages_received_total{topic="Orders"}', {("txmq", "Orders"): 2})
-    holds('txmq_broker_role{role="leader"}', {("txmq",): 1})
+    leaders = {("txmq",): 1} | {("txmq-several", f"several-{letter}"): 1 for letter in "ab"}
+    holds('txmq_broker_role{role="leader"}', leaders)
+    holds("txmq_broker_processes", {("txmq-several",): 2})
+    holds("txmq_names_topics", {("txmq-names",): 0})
+    holds("txmq_console_name_server_reachable", {("txmq-console",): 1})
+    holds(
+        'txmq_names_info unless on (instance) txmq_names_brokers{role="leader"}',
+        {("txmq-names",): 1},
+    )
 
 
 @pytest.mark.usefixtures("parked")
 def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prometheus):
-    def is_raised():
+    def raised():
         alerts = data_of(prometheus, "alerts")["alerts"]
-        return [alert["annotations"]["summary"] for alert in alerts]
+        return sorted((alert["state"], alert["labels"]["alertname"]) for alert in alerts)
 
-    asyncio.run(until(is_raised))
-    assert [summary.split(" of ")[0] for summary in is_raised()] == ["1 transactions"]
+    # An empty name server is given two minutes.
+    expected = [("firing", "TxmqTransactionsParked"), ("pending", "TxmqNamesEmpty")]
+    asyncio.run(until(lambda: raised() == expected))
     (group,) = data_of(prometheus, "rules")["groups"]
     asyncio.run(until(lambda: data_of(prometheus, "rules")["groups"][0]["evaluationTime"] > 0))
     assert len(group["rules"]) == RULES.read_text().count("- alert:")
@@ -222,22 +260,25 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prome
 @pytest.mark.usefixtures("parked")
 def test_every_query_of_the_dashboard_is_answered(prometheus):
     rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
-    asyncio.run(until(lambda: values_of(prometheus, rates)))
+    asyncio.run(until(lambda: samples(prometheus, rates)))
     queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
     empty = set()
     for query in map(json.loads, queries):
         text = query.replace("$instance", ".+").replace("$__rate_interval", "10s")
         if not data_of(prometheus, "query", query=text)["result"]:
-            empty |= set(re.findall(r"txmq_broker_(\w+)", text))
+            empty |= set(re.findall(r"txmq_(?:broker_)?(\w+)", text))
     assert len(queries) > 30
     assert empty == EMPTY
 
 
-def test_promtool_finds_no_fault_in_any_page(pages, relay):
+def test_promtool_finds_no_fault_in_any_page(pages, relay, several, names, console):
     texts = {
         "broker": read(pages, "/metrics"),
+        "several": read(several, "/metrics"),
+        "names": read(names, "/metrics"),
+        "console": read(console, "/metrics"),
         "relay": read(relay, "/metrics"),
-        "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
+        "worker": worker_text(add_reports([WORKER_REPORT]), WorkerState(2, 1, 3)),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from tests.simulation.history import Down, History, Serving
@@ -63,7 +63,7 @@ class Tripwire:
         """Let nothing happen any more."""
         self._disk.on_write = self._after_sync = None
 
-    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`."""
         return asyncio.ensure_future(self._sync(files))
 

@@ -14,6 +14,8 @@ from typer.main import get_command
 from tools import cli_reference, dashboard
 from txmq.cli.root import app
 from txmq.config import load
+from txmq.console import metrics as console_metrics
+from txmq.metric_rows import RowKind
 from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
@@ -24,6 +26,7 @@ from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
 from txmq_broker.monitoring.pages import MonitoringPages
 from txmq_broker.monitoring.subject import LoneProcess
+from txmq_broker.names import metrics as name_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -50,13 +53,23 @@ def panel_queries():
 QUERIES = panel_queries() + [rule["expr"] for rule in rules()]
 
 
+KNOWN = {
+    prefix + name: row
+    for prefix, rows in (
+        (PREFIX, METRICS),
+        (name_metrics.PREFIX, name_metrics.ROWS),
+        (console_metrics.PREFIX, console_metrics.ROWS),
+    )
+    for name, row in rows.items()
+}
+
+
 def metric_of(name):
     """The metric that a series belongs to."""
-    plain = name.removeprefix(PREFIX)
-    if plain in METRICS:
-        return plain
-    histogram = re.sub(r"_(bucket|sum|count)$", "", plain)
-    assert METRICS[histogram].kind is MetricKind.HISTOGRAM, name
+    if name in KNOWN:
+        return KNOWN[name]
+    histogram = KNOWN[re.sub(r"_(bucket|sum|count)$", "", name)]
+    assert histogram.kind in {MetricKind.HISTOGRAM, RowKind.HISTOGRAM}, name
     return histogram
 
 
@@ -67,8 +80,7 @@ def test_every_metric_and_label_of_a_query_exists(query):
     labels = set(OF_PROMETHEUS)
     for name, chosen in named:
         if name.startswith("txmq_"):
-            assert name.startswith(PREFIX)
-            own = OF_PROMETHEUS | set(METRICS[metric_of(name)].labels)
+            own = OF_PROMETHEUS | set(metric_of(name).labels)
             labels |= own
             assert set(re.findall(r"(\w+)\s*[=!]", chosen)) <= own, query
         elif name != "up":
@@ -80,10 +92,10 @@ def test_every_metric_and_label_of_a_query_exists(query):
 
 def test_counters_are_read_as_rates_and_gauges_as_they_are():
     for query in QUERIES:
-        for name in re.findall(rf"\b{PREFIX}\w+", query):
+        for name in re.findall(r"\btxmq_\w+", query):
             is_rate = re.search(rf"\b(?:rate|increase)\({name}\b", query) is not None
-            metric = metric_of(name)
-            assert is_rate == (METRICS[metric].kind is not MetricKind.GAUGE), query
+            is_gauge = metric_of(name).kind in {MetricKind.GAUGE, RowKind.GAUGE}
+            assert is_rate == (not is_gauge), query
 
 
 def test_a_legend_names_only_labels_that_its_query_keeps():
@@ -109,7 +121,7 @@ def test_every_alert_has_a_severity_a_sentence_and_a_row_of_its_page():
         assert rule["labels"]["severity"] in {"warning", "critical"}
         summary = rule["annotations"]["summary"]
         shown = set(re.findall(r"\$labels\.(\w+)", summary))
-        labels = {label for row in METRICS.values() for label in row.labels} | OF_PROMETHEUS
+        labels = {label for row in KNOWN.values() for label in row.labels} | OF_PROMETHEUS
         assert shown <= labels
 
 

@@ -210,6 +210,16 @@ class SetStage:
             ):
                 await asyncio.sleep(0.05)
 
+    async def copied(self):
+        """Have the first member lead, and the second copy a message of 1,000 bytes; a client."""
+        await self.first.lead()
+        self.second.follow()
+        client = await self.first.client()
+        await client.topic("T", 4)
+        await client.send("T", b"x" * 1000)
+        await self.caught_up(self.second)
+        return client
+
     async def stop(self):
         for member in (self.first, self.second, self.third):
             await member.stop()

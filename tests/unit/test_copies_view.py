@@ -29,12 +29,7 @@ def test_a_broker_without_followers_has_none():
 
 def test_a_follower_has_its_place_in_the_log_and_its_connection():
     async def main(stage):
-        await stage.first.lead()
-        stage.second.follow()
-        client = await stage.first.client()
-        await client.topic("T", 4)
-        await client.send("T", b"x" * 1000)
-        await stage.caught_up(stage.second)
+        client = await stage.copied()
         view = await view_at(client)
         (follower,) = view.followers
         assert (view.epoch, view.log_end) == (0, stage.first.end)

@@ -15,7 +15,7 @@ from txmq_broker.inspection.repair import Cut, RemoveIndex, plan
 from txmq_broker.store.log.reader import Gap, LogReader
 
 BIG = b"x" * 700
-TABLES = ["topics", "groups", "offsets", "floors"]
+TABLES = ["topics", "topics-changes", "groups", "offsets", "floors"]
 NOW_MS = 1_700_000_000_123
 
 
@@ -28,10 +28,11 @@ def inspect(disk):
 
 
 def add_tables(disk):
-    """Save the tables that a broker has, all of them empty."""
+    """Save the tables that a broker with many topics has, all of them empty."""
     for name in TABLES:
+        text = b'{"hasChanges":true}' if name == "topics" else b"{}"
         for path in (f"config/{name}.json", f"config/{name}.json.old"):
-            rewrite(disk, path, pack(f"{name}.json", f"{LOG:016x}", b"{}"))
+            rewrite(disk, path, pack(f"{name}.json", f"{LOG:016x}", text))
 
 
 def hard(findings):

@@ -3,7 +3,9 @@
 import asyncio
 
 from tests.unit.set_stage import in_set
+from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiedTables
+from txmq.protocol.headers import TopicHeader
 from txmq_broker.services import log_shipper
 
 
@@ -40,6 +42,11 @@ def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
         await client.topic("U")
         await asyncio.sleep(1)
         assert "U" in stage.second.follower.copy.tables.topics.topic_config_table
-        assert [one.groups for one in shipped if one.topics is not None] == [None]
+        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+        await asyncio.sleep(1)
+        assert "T" not in stage.second.follower.copy.tables.topics.topic_config_table
+        changes = [one.topic_changes for one in shipped if one.topic_changes is not None]
+        assert [([*one.changed], one.deleted) for one in changes] == [(["U"], []), ([], ["T"])]
+        assert {(one.topics, one.groups) for one in shipped} == {(None, None)}
 
     in_set(main)

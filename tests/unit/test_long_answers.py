@@ -11,7 +11,6 @@ from txmq.remoting.dispatch import Postponed
 from txmq.runtime.clock import SystemClock
 from txmq_broker.services import long_answers
 from txmq_broker.services.long_answers import AT_ONCE, LongAnswers, table_answer, whole
-from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
 
 CODE = 21
 
@@ -68,34 +67,3 @@ def test_only_a_large_table_is_served_later():
     at_once, later = asyncio.run(run(3 * AT_ONCE))
     assert at_once is None
     assert later == [answer(Command(code=CODE, opaque=9), body=configs(3 * AT_ONCE).write())]
-
-
-def test_many_topics_are_registered_in_parts_and_only_the_last_has_the_version():
-    known, saved = RegisteredTopics(), configs(2 * PART_TOPICS + 1)
-    parts = list(known.parts(saved))
-
-    sizes = [len(part.topic_config_table) for part in parts]
-    assert sizes == [PART_TOPICS, PART_TOPICS, 1]
-    versions = [part.data_version for part in parts]
-    assert versions[-1] == saved.data_version
-    assert len({(version.timestamp, version.counter) for version in versions}) == 3
-
-
-def test_later_only_changed_topics_are_registered():
-    known, saved = RegisteredTopics(), configs(PART_TOPICS + 1)
-    assert len(list(known.parts(saved))) == 2
-    assert len(list(known.parts(saved))) == 2, "the first registration failed"
-    known.taken(saved)
-
-    changed = TopicConfig("T3", 1, 1)
-    table = saved.topic_config_table | {"T3": changed, "New": TopicConfig("New")}
-    (part,) = known.parts(TopicConfigs(DataVersion(7, 2), table))
-    assert part.topic_config_table == {"T3": changed, "New": TopicConfig("New")}
-
-
-def test_few_topics_are_always_registered_together():
-    known, saved = RegisteredTopics(), configs(2)
-    for _ in range(2):
-        (part,) = known.parts(saved)
-        assert part == saved
-        known.taken(saved)

@@ -6,13 +6,15 @@ from functools import wraps
 
 import pytest
 
+from tests.unit.core.core_log import Log
 from txmq.protocol import command as commands
-from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
+from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
-from txmq_broker.config import BrokerSettings
+from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.names.server import NameServer
 from txmq_broker.services import registrar as registering
@@ -33,23 +35,20 @@ def in_world(scenario):
     return test
 
 
-class Topics:
-    """Only what a registrar needs of topics."""
+class NamedTopics(Topics):
+    """Topics of which only the names matter."""
 
     def __init__(self, *names):
-        self._names = names
-        self._version = DataVersion(counter=1, timestamp=1)
+        super().__init__(Log().store, TopicDefaults())
+        self.become(*names)
 
     def become(self, *names):
-        self._names = names
-        self._version = DataVersion(counter=self._version.counter + 1, timestamp=1)
-
-    def __len__(self):
-        return len(self._names)
-
-    def saved(self):
-        table = {name: TopicConfig(name) for name in self._names}
-        return TopicConfigs(data_version=self._version, topic_config_table=table)
+        for name in [topic.name for topic in self if topic.name not in names]:
+            self.remove(name, 1)
+        for name in names:
+            if name not in self.by_name:
+                self.put(TopicConfig(name), 1)
+        self.settle()
 
 
 class Stage:
@@ -59,7 +58,7 @@ class Stage:
         self.world = world
         self.machines = {name: world.machine(name) for name in servers}
         self.servers = {}
-        self.topics = Topics("First")
+        self.topics = NamedTopics("First")
         self.registrar, self.pool = self.broker("10.0.1.1")
 
     def broker(self, address, log_identity="0123456789abcdef", machine="broker"):

@@ -9,6 +9,7 @@ from txmq.runtime.coordinator import Leader, SetAct
 from txmq.testing import World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.config import BrokerSettings, ReplicationSettings
+from txmq_broker.core.set_acts import removal_text
 from txmq_broker.member import SetMember
 
 M1, M2 = "m1.00000001", "m2.00000002"
@@ -72,5 +73,5 @@ def test_a_member_that_was_removed_does_not_lead(caplog):
     removal = SetAct("remove", "m1", "Li Na", "a slow disk", 5)
     with pytest.raises(TimeoutError):
         run(lambda world: seconds_until_leading(world, removed=(removal,)))
-    line = f"{M1} was removed from the set by Li Na, so it does not lead: a slow disk"
+    line = f"it does not lead: {removal_text(M1, removal)}"
     assert caplog.messages.count(line) == 1

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from txmq.cli.common import for_each, sentence_of
+from txmq.cli.common import sentence_of
 from txmq.cli.group_state import is_of_system
 from txmq.cli.topic_rows import own_topics
+from txmq.cli.topic_search import search_topics
 from txmq.client import Admin
 from txmq.client.observe.trace_records import SendRecord, decode
 from txmq.client.routes import MASTER
@@ -27,14 +28,11 @@ from txmq.errors import (
 )
 from txmq.message import ReceivedMessage
 from txmq.protocol.topics import TRACES
-from txmq.quantity import quantity
 
-__all__ = ["HITS_MAX", "KINDS", "TOPICS_SEARCHED_MAX", "ClusterHits", "SearchHit", "search_cluster"]
+__all__ = ["HITS_MAX", "KINDS", "ClusterHits", "SearchHit", "search_cluster", "search_further"]
 
 HITS_MAX: Final = 20
 """Hits of each kind."""
-TOPICS_SEARCHED_MAX: Final = 50
-"""In so many topics a search looks for messages; it takes two requests for each."""
 TRANSACTIONS_SEARCHED_MAX: Final = 500
 """Open transactions of each broker whose keys are compared."""
 KINDS: Final = ("topic", "group", "producer", "broker", "account", "transaction", "message")
@@ -61,16 +59,37 @@ class ClusterHits(NamedTuple):
     """All hits of each kind, also those beyond :data:`HITS_MAX`."""
     notes: list[str]
     """What was not searched, and why."""
+    searched: int = 0
+    """The topics in which messages were searched, by this step and those before it."""
+    topics: int = 0
+    """All topics."""
+    next: str = ""
+    """The cursor of :func:`search_further`; empty if messages were searched in all topics."""
 
     @property
     def exact(self) -> list[SearchHit]:
         """The hits whose name, id or key is the text."""
         return [hit for hit in self.hits if hit.is_exact]
 
+    def joined_with(self, later: ClusterHits) -> ClusterHits:
+        """These hits and those of the next step."""
+        known = {hit.fields.get("place") for hit in self.hits}
+        fresh = [hit for hit in later.hits if hit.fields.get("place") not in known]
+        return later._replace(
+            hits=[*self.hits, *fresh],
+            counts={
+                kind: self.counts[kind] + sum(hit.kind == kind for hit in fresh) for kind in KINDS
+            },
+            notes=[*self.notes, *(note for note in later.notes if note not in self.notes)],
+        )
+
 
 async def search_cluster(admin: Admin, text: str, cluster: str | None = None) -> ClusterHits:
     """Search names of topics, groups, producers, brokers and accounts for a text; and ids and keys
     of transactions and messages that are the text.
+
+    Messages without a trace are searched topic by topic. In a cluster with very many topics the
+    search of messages stops after a part of them, and :func:`search_further` goes on.
 
     Raises:
         TransportError: No name server answers.
@@ -86,8 +105,29 @@ async def search_cluster(admin: Admin, text: str, cluster: str | None = None) ->
         search.guarded("accounts", lambda: search.add_accounts(brokers)),
         search.guarded("transactions", search.add_transactions),
         search.guarded("messages by traces", search.add_traced),
-        search.guarded("messages", lambda: search.add_messages(names)),
+        search.guarded("messages", lambda: search.add_messages(names, brokers, "")),
     )
+    return search.result()
+
+
+async def search_further(
+    admin: Admin, text: str, after: str, cluster: str | None = None
+) -> ClusterHits:
+    """Search further topics for messages whose id or key is the text.
+
+    Args:
+        admin: Asks the brokers.
+        text: The text.
+        after: The cursor of the step before.
+        cluster: The cluster, if there are several.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    brokers = await admin.cluster()
+    names = own_topics(await admin.topics(), brokers)
+    search = _ClusterSearch(admin, text, cluster)
+    await search.guarded("messages", lambda: search.add_messages(names, brokers, after))
     return search.result()
 
 
@@ -101,6 +141,8 @@ class _ClusterSearch:
         self._counts: dict[str, int] = dict.fromkeys(KINDS, 0)
         self._messages: set[str] = set()
         self._notes: list[str] = []
+        self._searched = self._topics = 0
+        self._next = ""
 
     async def guarded(self, what: str, search: Callable[[], Awaitable[None]]) -> None:
         """Run one part; its failure becomes a note."""
@@ -114,7 +156,9 @@ class _ClusterSearch:
     def result(self) -> ClusterHits:
         """The hits, cut."""
         hits = [hit for kind in KINDS for hit in self._found[kind][:HITS_MAX]]
-        return ClusterHits(hits, self._counts, sorted(self._notes))
+        return ClusterHits(
+            hits, self._counts, sorted(self._notes), self._searched, self._topics, self._next
+        )
 
     # Names
 
@@ -220,27 +264,18 @@ class _ClusterSearch:
             except TxmqError:
                 return  # It is a half message that was never committed, or was deleted.
 
-    async def add_messages(self, topics: list[str]) -> None:
-        """Add messages with this id or key, if there are few topics."""
-        if len(topics) > TOPICS_SEARCHED_MAX:
-            self._notes.append(
-                f"the cluster has {quantity(len(topics), 'topic')}, so messages were searched by "
-                "their traces alone; to look into one topic, name it at: Find a message"
-            )
-            return
-
-        async def look(topic: str) -> list[ReceivedMessage]:
-            found = []
-            try:
-                found = await self._admin.query(topic, self._text, count=HITS_MAX)
-                found.append(await self._admin.find(topic, self._text))
-            except (NotFound, TopicNotFound):
-                pass
-            return found
-
-        for found in await for_each(topics, look):
-            for message in found:
-                self._add_message(message)
+    async def add_messages(
+        self, topics: Sequence[str], brokers: Sequence[BrokerInfo], after: str
+    ) -> None:
+        """Add messages with this id or key: one step through the topics."""
+        asked = [broker for broker in brokers if self._cluster in (None, broker.cluster)]
+        self._topics, self._next = len(topics), after
+        step = await search_topics(self._admin, topics, asked, self._text, HITS_MAX, after)
+        self._searched, self._next = step.searched, step.next
+        if step.note:
+            self._notes.append(step.note)
+        for message in step.messages:
+            self._add_message(message)
 
     def _add_message(self, message: ReceivedMessage) -> None:
         if message.offset_id in self._messages:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
 from typing import Annotated
 
 import typer
 
-from txmq.cli.cluster_search import ClusterHits, search_cluster
+from txmq.cli.cluster_search import HITS_MAX, ClusterHits, search_cluster, search_further
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask
-from txmq.cli.output import as_json, note, print_rows
+from txmq.cli.output import as_json, note, print_rows, progress_bar
+from txmq.cli.stop_signals import stop_at_signals
+from txmq.client import Admin
 
 __all__ = ["find"]
 
@@ -16,22 +20,29 @@ __all__ = ["find"]
 def find(
     text: Annotated[str, typer.Argument(help="A part of a name, or a whole id or key.")],
     *,
+    after: Annotated[
+        str, typer.Option(metavar="TOPIC", help="Search only messages, in the topics after this.")
+    ] = "",
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Find topics, groups, producers, brokers, accounts, transactions and messages.
 
-    Up to 20 of each kind are shown. Messages are found by their traces, or by looking into each
-    topic if the cluster has at most 50.
+    Up to 20 of each kind are shown. Messages are searched topic by topic, so in a cluster with very
+    many topics it takes a while. Ctrl-C stops that and shows what was found; the last line says how
+    to search on.
     """
-    found: ClusterHits = ask(names, lambda admin: search_cluster(admin, text, cluster))
+    found: ClusterHits = ask(names, lambda admin: _search_all(admin, text, after, cluster))
     if json:
         as_json(
             {
                 "hits": [hit._asdict() for hit in found.hits],
                 "counts": found.counts,
                 "notes": found.notes,
+                "searched_topics": found.searched,
+                "topics": found.topics,
+                "next": found.next,
             }
         )
         return
@@ -44,3 +55,30 @@ def find(
     )
     for line in found.notes:
         note(f"txmq: {line}")
+    if found.next:
+        words = shlex.join(["txmq", "find", text, "--after", found.next])
+        note(
+            f"txmq: messages were searched in {found.searched:,} of {found.topics:,} topics; "
+            f"search on with: {words}"
+        )
+
+
+async def _search_all(admin: Admin, text: str, after: str, cluster: str | None) -> ClusterHits:
+    """Search until all topics are searched, enough messages are found, or a signal stops it."""
+    stopped = asyncio.Event()
+    with stop_at_signals(stopped):
+        found = (
+            await search_further(admin, text, after, cluster)
+            if after
+            else await search_cluster(admin, text, cluster)
+        )
+        with progress_bar("topics" if found.next else "", found.topics) as advance:
+            advance(found.searched)
+            before = after
+            while found.next not in {"", before} and not stopped.is_set():
+                if found.counts["message"] >= HITS_MAX:
+                    break
+                before, searched = found.next, found.searched
+                found = found.joined_with(await search_further(admin, text, before, cluster))
+                advance(found.searched - searched)
+    return found

@@ -74,6 +74,9 @@ LogLevel = Annotated[
     ),
 ]
 
+DRAIN_S: Final = 30.0
+"""How long one of several brokers may take to drain, before it is killed."""
+
 _FLUSH_MEANS: Final = {
     "sync": "a send is answered when its message survives a power cut",
     "async": "a send is answered when it is written; a power cut may take the last messages",
@@ -208,6 +211,16 @@ def serve(
             "own: one for each core. Their ports are 10 apart.",
         ),
     ] = None,
+    drain_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=86_400,
+            metavar="SECONDS",
+            show_default=f"{DRAIN_S:.0f}",
+            help="With --brokers: how long a broker may take to drain, before it is killed.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -264,7 +277,16 @@ def serve(
     if accept_loss is not None and not accept_loss.strip():
         fail("--accept-loss needs a reason, which the broker records in its log", WRONGLY_CALLED)
     if brokers is not None:
-        raise typer.Exit(_run_several(settings, brokers, accept_loss, log_format, log_level))
+        drain_s = DRAIN_S if drain_timeout is None else drain_timeout
+        raise typer.Exit(
+            _run_several(settings, brokers, accept_loss, drain_s, log_format, log_level)
+        )
+    if drain_timeout is not None:
+        fail(
+            "--drain-timeout needs --brokers: a single broker has no supervisor that would end it; "
+            "add --brokers, or leave out --drain-timeout",
+            WRONGLY_CALLED,
+        )
     _refuse_directory_of_several(settings)
     note_lines(banner(settings))
     keep_freed_memory()
@@ -379,6 +401,7 @@ def _run_several(
     settings: "BrokerSettings",
     count: int,
     accept_loss: str | None,
+    drain_s: float,
     log_form: logs.Form,
     log_level: logs.Level,
 ) -> int:
@@ -387,7 +410,7 @@ def _run_several(
 
     try:
         note_lines(banner(settings, settings_of_brokers(settings, count)))
-        code, reason = run_brokers(settings, count, accept_loss, log_form, log_level)
+        code, reason = run_brokers(settings, count, accept_loss, drain_s, log_form, log_level)
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses=_addresses(settings), data=settings.data)
     if code:

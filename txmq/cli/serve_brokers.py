@@ -31,6 +31,7 @@ def run_brokers(
     settings: "BrokerSettings",
     count: int,
     accept_loss: str | None,
+    drain_s: float,
     log_form: logs.Form,
     log_level: logs.Level,
 ) -> tuple[int, str]:
@@ -40,6 +41,7 @@ def run_brokers(
         settings: The settings that they share.
         count: The number of brokers.
         accept_loss: Why brokers shall start although a part of their log is missing.
+        drain_s: How long a broker may take to drain, before it is killed.
         log_form: The format of log lines.
         log_level: The lowest level of log lines.
 
@@ -57,6 +59,7 @@ def run_brokers(
         count=count,
         words=_WORDS,
         accept_loss=accept_loss,
+        drain_s=drain_s,
         log_form=log_form,
         log_level=log_level,
     )

@@ -12,7 +12,12 @@ from typing import Final, NamedTuple
 from txmq.cli.handling_attempts import HandlingAttempt, attempts_in
 from txmq.cli.moments import time_text
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord
-from txmq.client.values import CheckReport, TransactionDecision, TransactionReport
+from txmq.client.values import (
+    CheckReport,
+    RecheckReport,
+    TransactionDecision,
+    TransactionReport,
+)
 from txmq.message import ReceivedMessage
 from txmq.quantity import quantity
 
@@ -70,6 +75,7 @@ def steps_of(
     between += [
         _check(number, check, report.final) for number, check in enumerate(report.checks, 1)
     ]
+    between += [_recheck(recheck) for recheck in report.rechecks]
     between += [_parked(item, report) for item in report.decisions if item.kind == "parked"]
     between.sort(key=lambda step: step.at_ms)
     handled = [_handled(attempt) for attempt in attempts_in(traces)]
@@ -240,6 +246,17 @@ def _check(number: int, check: CheckReport, final: TransactionDecision | None) -
     if check.answered_ms:
         answer += f", {max(0, check.answered_ms - check.asked_ms)} ms later"
     return TransactionStep(0, check.asked_ms, "broker", text, f"{where}; {answer}", mood=mood)
+
+
+def _recheck(recheck: RecheckReport) -> TransactionStep:
+    person = recheck.operator or recheck.account or "an operator"
+    account = f"account {recheck.account} " if recheck.account else ""
+    more = f"{account}at {recheck.address}"
+    if recheck.reason:
+        more += f"; reason: {recheck.reason}"
+    return TransactionStep(
+        0, recheck.at_ms, "operator", f"{person} has the broker ask the producers again", more
+    )
 
 
 def _handled(attempt: HandlingAttempt) -> TransactionStep:

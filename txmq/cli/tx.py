@@ -3,7 +3,7 @@
 import getpass
 from collections import Counter
 from operator import neg
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -165,6 +165,10 @@ def recheck(
         typer.Argument(metavar="ID", help="The id of the transaction, or of its half message."),
     ] = None,
     *,
+    reason: Annotated[str, typer.Option(help="Why; the transaction's history shows it.")] = "",
+    operator: Annotated[
+        str, typer.Option(show_default="who runs this", help="Who asks; kept with the reason.")
+    ] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="All open transactions, or all of --group.")
     ] = False,
@@ -181,27 +185,27 @@ def recheck(
     """
     if (name is None) is not everything or ((group or state) and not everything):
         fail("name one transaction, or write --all with or without --group", WRONGLY_CALLED)
+    where = {"broker": broker, "cluster": cluster}
+    wanted: dict[str, Any] = {"operator": operator or getpass.getuser(), "reason": reason, **where}
     if name is None:
-        _recheck_all(state, group, {"broker": broker, "cluster": cluster}, names, json=json)
+        _recheck_all(state, group, wanted, names, json=json)
         return
     ask(
         names,
-        lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
+        lambda admin: admin.recheck_transaction(name, **wanted),
         changes=True,
     )
     text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
     print_result({"transaction": name, "recheck_requested": True}, text, json=json)
 
 
-def _recheck_all(
-    state: str, group: str, where: dict[str, str | None], names: str, *, json: bool
-) -> None:
+def _recheck_all(state: str, group: str, wanted: dict[str, Any], names: str, *, json: bool) -> None:
     _check_state(state)
 
     async def recheck_each(admin: Admin) -> dict[str, int]:
         with progress_bar("transactions", None) as advance:
             found = await admin.recheck_transactions(
-                state=state, group=group, on_progress=advance, **where
+                state=state, group=group, on_progress=advance, **wanted
             )
         if group and not any(found.values()):
             await check_producer_group(admin, group)

@@ -28,6 +28,7 @@ from txmq.message import Message
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
+from txmq.runtime.signatures import signature_of
 from txmq.runtime.tasks import Threads
 
 __all__ = [
@@ -156,8 +157,9 @@ class ScheduledMessage:
         if not chosen or any(sign.isspace() or sign in "<>" for sign in chosen):
             raise UsageError(f"a schedule needs a name without blanks: name=..., not {chosen!r}")
         try:
-            takes_time = bool(inspect.signature(make).parameters)
-            inspect.signature(make).bind(*[object()] * takes_time)
+            signature = signature_of(make)
+            takes_time = bool(signature.parameters)
+            signature.bind(*[object()] * takes_time)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{chosen} is called with the scheduled time, or nothing") from error
         return cls(

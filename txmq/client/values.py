@@ -29,6 +29,7 @@ __all__ = [
     "PulledBatch",
     "QueueProgress",
     "QueueStatus",
+    "RecheckReport",
     "SendResult",
     "SendStatus",
     "StoredBatch",
@@ -348,6 +349,19 @@ class CheckReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RecheckReport:
+    """An operator's request to check a transaction again."""
+
+    at_ms: int
+    operator: str
+    """The person, by the name in the request; empty if it has none."""
+    account: str
+    """The account that sent the request; empty without one."""
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionDecision:
     """A commit, a rollback, or the parking of a transaction."""
 
@@ -382,6 +396,8 @@ class TransactionReport:
     """Whether a check is due, and no producer of the group can be asked."""
     producers: int
     """The connected producers of the group."""
+    rechecks: tuple[RecheckReport, ...] = ()
+    """The latest requests to check it again, since the start of the broker, oldest first."""
 
     @property
     def final(self) -> TransactionDecision | None:

@@ -7,8 +7,10 @@ from typing import Final
 __all__ = ["LoginAttempts"]
 
 FAILURES_MAX: Final = 10
+"""Failures of an address within :data:`PERIOD_S`; then it must wait."""
 PERIOD_S: Final = 60.0
 ADDRESSES_MAX: Final = 1_000
+"""Addresses that are remembered; a new one pushes out the one that failed least recently."""
 
 
 class LoginAttempts:
@@ -27,5 +29,5 @@ class LoginAttempts:
         recent = [at_s for at_s in self._failed.pop(address, ()) if now_s - at_s < PERIOD_S]
         self._failed[address] = [*recent, now_s][-FAILURES_MAX:]
         if len(self._failed) > ADDRESSES_MAX:
-            # The order is that of the last failures, so the first is the oldest.
+            # The addresses are in the order of their last failures.
             del self._failed[next(iter(self._failed))]

@@ -12,12 +12,14 @@ __all__ = ["ANSWER_S", "BoundedThreads"]
 T = TypeVar("T")
 
 ANSWER_S: Final = 8.0
-"""How long a page waits for a call: less than it may take itself, so that it can say so."""
+"""How long a page waits for a call. The page itself may take longer, so that it can report a call
+that does not return."""
 _THREADS: Final = 2
 
 
 class BoundedThreads:
-    """Runs calls beside the event loop. Calls of one owner never hold up those of another.
+    """Runs calls beside the event loop. Each owner has threads of its own, so a call that hangs
+    holds up no other owner.
 
     Args:
         name: What the threads are for.
@@ -27,7 +29,7 @@ class BoundedThreads:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"txmq-{name}")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of a call. One that takes too long goes on, and its result is lost.
+        """The result of a call. A call that takes too long goes on, but its result is lost.
 
         Raises:
             TimeoutError: It takes longer than :data:`ANSWER_S`.

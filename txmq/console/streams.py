@@ -43,7 +43,7 @@ class LiveView(NamedTuple):
     is_problem: bool = False
 
     def mark_after(self, shown: str) -> str:
-        """The mark that a browser gets, which shows another one now; empty for a first page."""
+        """The mark for a browser that shows another mark now; ``shown`` is empty for a new page."""
         if not self.is_problem:
             return self.mark
         return (PROBLEM if not shown or shown.startswith(PROBLEM) else AWAY) + self.mark
@@ -97,7 +97,7 @@ class PageStreams:
         self.sent = 0
         """The renderings sent."""
         self.refused = 0
-        """The streams that were one too many."""
+        """The streams that were refused, or ended for newer ones."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
@@ -165,14 +165,14 @@ class PageStreams:
     async def _changes(
         self, stream: _Stream, session_id: str, address: str, shown: str
     ) -> AsyncIterator[bytes]:
-        said_s = self._clock.monotonic()
+        last_event_s = self._clock.monotonic()
         while not self._is_stopping:
             if stream.is_crowded:
                 yield _event("rest")
                 return
             session = self._find(session_id)
             if session is None:
-                # A page that was never shown is tried again only when it can be.
+                # A browser that shows a problem loads its page again once a session can begin.
                 if shown.startswith(PROBLEM) and not await self._can_begin():
                     await self._pause(stream)
                     continue
@@ -180,18 +180,18 @@ class PageStreams:
                 return
             view = await self._view(stream, session, address)
             if view is None:
-                continue  # The stream was woken meanwhile.
+                continue  # The stream must end, or the console stops.
             if shown.startswith(PROBLEM) and not view.is_problem:
-                yield _event("reload")  # The page as it was first shown lacks its forms.
+                yield _event("reload")  # A page that began as a problem lacks its forms.
                 return
             now_s = self._clock.monotonic()
             mark = view.mark_after(shown)
             if mark != shown:
-                shown, said_s = mark, now_s
+                shown, last_event_s = mark, now_s
                 self.sent += 1
                 yield _event("page", view.html, mark)
-            elif now_s - said_s >= ALIVE_S:
-                said_s = now_s
+            elif now_s - last_event_s >= ALIVE_S:
+                last_event_s = now_s
                 yield _event("alive")
             await self._pause(stream)
 

@@ -1,4 +1,4 @@
-"""What a page receives and returns. Page modules know nothing else of the web server."""
+"""What a page receives and returns. Page modules use nothing else of the web server."""
 
 from __future__ import annotations
 

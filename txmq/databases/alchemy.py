@@ -20,6 +20,7 @@ from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStat
 from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
+from txmq.databases.greenlets import StandingGreenlet
 from txmq.databases.guarded_transaction import drive
 from txmq.databases.postgres import (
     PsycopgForms,
@@ -120,16 +121,16 @@ class AsyncAlchemyAdapter:
     async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[AsyncSession]:
         """See :meth:`DatabaseAdapter.open`."""
         del begins_at_once
-        # Use one greenlet for all calls, because a greenlet costs as much as a statement.
-        return await self._launcher.run_sync(self._open_in_greenlet)
+        greenlet = StandingGreenlet(self._launcher)
+        session, inner = await greenlet.run(self._open_in_greenlet)
+        return _AsyncAlchemySession(session, inner, self._launcher, greenlet)
 
-    def _open_in_greenlet(self, _: Session) -> _AsyncAlchemySession:
+    def _open_in_greenlet(self) -> tuple[AsyncSession, _AlchemySession]:
         connection = self._engine.sync_engine.connect()
         try:
             session = self._sessions(bind=AsyncConnection(self._engine, connection))
             _enter(session.sync_session, connection)
-            inner = _AlchemySession(session.sync_session, connection, self._forms)
-            return _AsyncAlchemySession(session, inner, self._launcher)
+            return session, _AlchemySession(session.sync_session, connection, self._forms)
         except BaseException:
             connection.close()
             raise
@@ -175,7 +176,7 @@ class _AlchemySession:
         if self.canary is None:
             return SessionStatus.UNSURE
         # libpq stores the transaction's status with every answer, which saves a round trip.
-        status = driver.info.transaction_status
+        status = driver.pgconn.transaction_status
         if status == _IN_TRANSACTION:
             return SessionStatus.OPEN if self.canary.is_sure() else SessionStatus.UNSURE
         return SessionStatus.ABORTED if status == _IN_ERROR else SessionStatus.ENDED
@@ -239,15 +240,21 @@ class _AsyncAlchemySession:
         session: The application's session.
         inner: The blocking session below it.
         launcher: Starts greenlets.
+        greenlet: The one that has opened the session.
     """
 
     def __init__(
-        self, session: AsyncSession, inner: _AlchemySession, launcher: AsyncSession
+        self,
+        session: AsyncSession,
+        inner: _AlchemySession,
+        launcher: AsyncSession,
+        greenlet: StandingGreenlet,
     ) -> None:
         self.session = session
         self.canary = inner.canary
         self._inner = inner
         self._launcher = launcher
+        self._greenlet = greenlet
         self._is_given_back = False
         self._close_error: BaseException | None = None
 
@@ -258,8 +265,8 @@ class _AsyncAlchemySession:
         inner = self._inner
         return await execute_async(inner.connection, inner.forms, statement, values, self._launcher)
 
-    async def _drive(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._launcher.run_sync(lambda _: drive(work))
+    async def _drive(self, work: Coroutine[Any, Any, T], *, is_last: bool = False) -> T:
+        return await self._greenlet.run(lambda: drive(work), is_last=is_last)
 
     async def flush(self) -> None:
         session = self._inner.session
@@ -277,7 +284,7 @@ class _AsyncAlchemySession:
         if type(self.session).commit is not AsyncSession.commit:
             await self._commit_by_its_own()
         elif is_last:
-            await self._drive(self._commit_and_close())
+            await self._drive(self._commit_and_close(), is_last=True)
         else:
             await self._drive(self._inner.commit())
 
@@ -309,7 +316,7 @@ class _AsyncAlchemySession:
     async def begin_again(self) -> _AsyncAlchemySession:
         inner = await self._drive(self._inner.begin_again())
         # The application never sees this session, so an empty asyncio session is enough.
-        return _AsyncAlchemySession(AsyncSession(), inner, self._launcher)
+        return _AsyncAlchemySession(AsyncSession(), inner, self._launcher, self._greenlet)
 
     async def execute_outside(self, statement: str) -> None:
         await self._drive(self._inner.execute_outside(statement))
@@ -321,7 +328,7 @@ class _AsyncAlchemySession:
                 raise error
             return
         try:
-            await self._drive(self._inner.close())
+            await self._drive(self._inner.close(), is_last=True)
         except BaseException:
             await self._launcher.run_sync(lambda _: self._inner.give_up())
             raise

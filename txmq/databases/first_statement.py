@@ -32,6 +32,8 @@ _NO_SUCH: Final = "26000"
 _EXISTS: Final = "42P05"
 """The SQLSTATE for a prepared statement that exists already."""
 
+_ENCODING: Final = b"client_encoding"
+
 _PREPARED: Final[WeakKeyDictionary[AnyConnection, set[bytes]]] = WeakKeyDictionary()
 """The names of our prepared statements, by connection. psycopg or the application may have
 deallocated them."""
@@ -96,7 +98,7 @@ def begins_alone(connection: AnyConnection) -> bool:
         pgconn.transaction_status != TransactionStatus.IDLE
         or connection.autocommit
         or pgconn.pipeline_status != 0
-        or connection.info.encoding != "utf-8"
+        or pgconn.parameter_status(_ENCODING) != b"UTF8"
         or not psycopg.Pipeline.is_supported()
     )
 
@@ -111,7 +113,9 @@ def run_first(
         psycopg.Error: The statement failed; its transaction is broken, or did not begin.
     """
     pgconn, begin = connection.pgconn, _begin(connection)
-    prepared = _PREPARED.setdefault(connection, set())
+    prepared = _PREPARED.get(connection)
+    if prepared is None:
+        prepared = _PREPARED[connection] = set()
     is_kept = connection.prepare_threshold is not None
     may_repeat = True
     while True:

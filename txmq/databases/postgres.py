@@ -62,8 +62,11 @@ class PsycopgForms(Forms):
     def first(
         self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], words: str
     ) -> FirstStatement | None:
-        """The statement, if it may begin the connection's transaction."""
-        if begins_alone(connection):
+        """The statement, if the connection has no transaction, and the statement may begin one.
+
+        Under the connection's lock, :func:`begins_alone` decides.
+        """
+        if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             return None
         if words not in self._firsts:
             self._firsts[words] = FirstStatement.of(words)
@@ -85,7 +88,6 @@ def psycopg_execute(
     words, given = forms.of(statement, values)
     if given and (first := forms.first(connection, words)) is not None:
         with connection.lock:
-            # Another thread may have begun meanwhile.
             if not begins_alone(connection) and (plain := first.values(given)) is not None:
                 return StatementResult(connection.wait(run_first(connection, first, plain)), [])
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
@@ -363,7 +365,7 @@ class _AsyncPsycopgSession:
 def _status_of(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], canary: Canary
 ) -> SessionStatus:
-    status = connection.info.transaction_status
+    status = connection.pgconn.transaction_status
     if status == TransactionStatus.INTRANS:
         return SessionStatus.OPEN if canary.is_sure() else SessionStatus.UNSURE
     if status == TransactionStatus.IDLE:

@@ -34,6 +34,7 @@ from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
 from txmq.message import Later
+from txmq.runtime.signatures import signature_of
 
 __all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
 
@@ -315,14 +316,17 @@ def _decorate(guarded: Guarded) -> Callable[..., Any]:
     vars(call)["__idempotent__"] = guarded
     if guarded.guard.has_session:
         # Frameworks inspect the parameters; hide the session, which the guard supplies.
-        signature = inspect.signature(guarded.function)
+        signature = signature_of(guarded.function)
         first, *others = signature.parameters.values()
         if first.kind is inspect.Parameter.VAR_POSITIONAL:
             others = [first, *others]  # *args takes the session and all other arguments.
         vars(call)["__signature__"] = signature.replace(parameters=others)
-        hints = dict(call.__annotations__)
-        hints.pop(first.name, None)
-        call.__annotations__ = hints
+        # Not of call.__annotations__: what cannot be evaluated stays a reference here.
+        hints = {one.name: one.annotation for one in others if one is not first}
+        hints["return"] = signature.return_annotation
+        call.__annotations__ = {
+            name: hint for name, hint in hints.items() if hint is not signature.empty
+        }
     return call
 
 
@@ -399,7 +403,7 @@ def _check_fit(function: Callable[..., Any], guard: Any) -> None:
         )
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
     if guard.has_session:
-        parameters = list(inspect.signature(function).parameters)
+        parameters = list(signature_of(function).parameters)
         if not parameters:
             raise ConfigError(
                 f"{name} takes no session: add a first parameter, the guard passes one"

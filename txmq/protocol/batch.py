@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from struct import Struct
 from struct import error as StructError
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import BATCH_MESSAGES_MAX, PROPERTIES_BYTES_MAX
 from txmq.quantity import quantity
 
-__all__ = ["BatchItem", "pack", "unpack"]
+__all__ = ["BatchColumns", "BatchItem", "EqualMessages", "equal_messages", "pack", "unpack"]
 
 _HEAD = Struct(">IIIiI")
 _READ_HEAD = Struct(">I8xiI")
 _SHORT = Struct(">H")
-_HEAD_BYTES = _HEAD.size
+HEAD_BYTES: Final = _HEAD.size
 _FIXED_BYTES = _HEAD.size + _SHORT.size
+_EQUAL_MESSAGES_MAX: Final = 1024
+"""The format of a batch of equal messages takes some 200 bytes for each."""
 
 
 BatchItem: TypeAlias = tuple[int, bytes, str]
@@ -66,7 +69,7 @@ def unpack(data: bytes) -> list[BatchItem]:
             if at == stop:
                 break
             size, flag, body_length = head(data, at)
-            start = at + _HEAD_BYTES
+            start = at + HEAD_BYTES
             middle = start + body_length
             end = middle + 2 + short(data, middle)[0]
             if end != at + size or end > stop:
@@ -82,3 +85,76 @@ def unpack(data: bytes) -> list[BatchItem]:
     if not items:
         raise RemoteProtocolError("a batch is empty")
     return items
+
+
+class EqualMessages(NamedTuple):
+    """A batch that may hold messages of equal sizes, by its first message."""
+
+    messages: int
+    head: bytes
+    """The bytes before each body."""
+    flag: int
+    body_size: int
+    properties: bytes
+    """The first message's."""
+
+
+def equal_messages(data: bytes) -> EqualMessages | None:
+    """Read the first message of a batch; ``None`` if the others have other sizes.
+
+    :class:`BatchColumns` finds out whether they have the same.
+    """
+    if len(data) < 2 * _FIXED_BYTES:
+        return None
+    size, flag, body_size = _READ_HEAD.unpack_from(data)
+    messages, rest = divmod(len(data), size or 1)
+    start = _FIXED_BYTES + body_size
+    if rest or start > size or not 1 < messages <= _EQUAL_MESSAGES_MAX:
+        return None
+    if _SHORT.unpack_from(data, start - _SHORT.size)[0] != size - start:
+        return None
+    return EqualMessages(messages, data[:HEAD_BYTES], flag, body_size, data[start:size])
+
+
+class BatchColumns:
+    """Cuts all messages of batches at once. Their flags, their sizes and parts of their properties
+    must equal those of one message.
+
+    Args:
+        equal: The message, and the number of messages.
+        ends: The ends of the parts of its properties, from 0 on. Every second part may differ,
+            from the second part on; the last one may not.
+    """
+
+    def __init__(self, equal: EqualMessages, ends: Sequence[int]) -> None:
+        parts = [equal.properties[start:end] for start, end in pairwise(ends)]
+        # The properties' size belongs to their first part, and the next message's head to the last.
+        parts[0] = _SHORT.pack(len(equal.properties)) + parts[0]
+        sizes = [equal.body_size, *map(len, parts)]
+        last = "".join([f"{size}s" for size in sizes])
+        sizes[-1] += HEAD_BYTES
+        others = "".join([f"{size}s" for size in sizes])
+        self._messages = equal.messages
+        self._step = len(sizes)
+        self._head = equal.head
+        self._middle = list(enumerate(parts[:-1], 1))[::2]
+        self._end = parts[-1]
+        self._unpack = Struct(f"{HEAD_BYTES}s" + others * (equal.messages - 1) + last).unpack
+
+    def cut(self, data: bytes) -> list[tuple[bytes, ...]] | None:
+        """The bodies of a batch, and the parts of the properties that may differ: one tuple for
+        each part. ``None`` if the messages differ in more.
+
+        Raises:
+            struct.error: The batch has another size.
+        """
+        values, step, messages = self._unpack(data), self._step, self._messages
+        for number, part in self._middle:
+            if values[number + 1 :: step].count(part) != messages:
+                return None
+        ends, end = values[step::step], self._end
+        if values[0] != self._head or values[-1] != end:
+            return None
+        if ends.count(end + self._head) != messages - 1:
+            return None
+        return [values[number::step] for number in range(1, step, 2)]

@@ -14,7 +14,7 @@ __all__ = ["Algorithm", "compress", "decompress"]
 Algorithm = Literal["zlib", "lz4", "zstd"]
 
 _TYPE_BITS: Final = 0x700
-_COMPRESSED: Final = int(SysFlag.COMPRESSED)
+COMPRESSED: Final = int(SysFlag.COMPRESSED)
 """A plain number for the hot path, because enum members are slow to access."""
 
 _FLAGS: Final[dict[str, int]] = {
@@ -54,7 +54,7 @@ def decompress(sys_flag: int, body: bytes, limit: int = FRAME_BYTES_MAX) -> byte
         RemoteProtocolError: The body is broken, or decompresses to more than ``limit`` bytes.
         ConfigError: The algorithm needs a package that is missing.
     """
-    if not sys_flag & _COMPRESSED:
+    if not sys_flag & COMPRESSED:
         return body
     kind = sys_flag & _TYPE_BITS
     try:

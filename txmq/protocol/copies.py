@@ -6,7 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+import msgspec
+
+from txmq.protocol.bodies import (
+    Body,
+    ConsumerOffsets,
+    DataVersion,
+    GroupConfigs,
+    TopicConfig,
+    TopicConfigs,
+)
 from txmq.protocol.headers import Header, Int64
 
 __all__ = [
@@ -20,6 +29,7 @@ __all__ = [
     "RemovedMember",
     "SetChange",
     "SetChanged",
+    "TopicChanges",
 ]
 
 NO_SPAN = -1
@@ -46,6 +56,8 @@ class FollowLog(Header):
     """Whether consumers may read from it."""
     takes_deflated: bool = False
     """Whether the tables may come compressed; older followers cannot read those."""
+    takes_changes: bool = False
+    """Whether only the changed topics may come; older followers need all of them."""
 
 
 class FollowAnswer(Header):
@@ -72,6 +84,22 @@ class FollowAnswer(Header):
     """Whether the tables are compressed with zlib: those of 100,000 topics exceed a frame."""
 
 
+class TopicChanges(Body):
+    """The changes that lead to one version of a broker's topics; settings are as they are now."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    changed: dict[str, TopicConfig] = {}
+    """Topics that were created or changed."""
+    deleted: list[str] = []
+
+    def applied_to(self, topics: TopicConfigs) -> TopicConfigs:
+        """The topics with these changes; changes that they have already do no harm."""
+        table = topics.topic_config_table | self.changed
+        for name in self.deleted:
+            table.pop(name, None)
+        return TopicConfigs(self.data_version, table)
+
+
 class CopiedTables(Body):
     """The tables beside the log."""
 
@@ -84,6 +112,8 @@ class CopiedTables(Body):
     accounts: Mapping[str, str] | None = None
     """The texts of the leader's files of accounts, with secrets; empty if it has none, and ``None``
     if the follower has them."""
+    topic_changes: TopicChanges | None = None
+    """In place of all topics, what changed since those that the follower has."""
 
     def __repr__(self) -> str:
         return "CopiedTables(***)"

@@ -226,7 +226,7 @@ class ListTransactions(Header):
 
 
 class NamedTransaction(Header):
-    """7702, 7704, 7711: a transaction by its id, or by the id of its half message."""
+    """7702, 7711: a transaction by its id, or by the id of its half message."""
 
     transaction_id: str
 

@@ -1,10 +1,29 @@
-"""The request for checks of many transactions, 7709, and its answer."""
+"""The requests that have a broker check transactions again, 7704 and 7709."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from txmq.protocol.headers import Header, Int32, Int64
 
-__all__ = ["RecheckTransactions", "RecheckedTransactions"]
+__all__ = [
+    "RECHECK_REASON_BYTES_MAX",
+    "RecheckTransaction",
+    "RecheckTransactions",
+    "RecheckedTransactions",
+]
+
+RECHECK_REASON_BYTES_MAX: Final = 256
+"""The operator's name and reason; the broker refuses longer texts."""
+
+
+class RecheckTransaction(Header):
+    """7704: check an open transaction again, by its id or the id of its half message."""
+
+    transaction_id: str
+    operator: str = ""
+    """The person who asks, by the name that the client gives."""
+    reason: str = ""
 
 
 class RecheckTransactions(Header):
@@ -13,6 +32,9 @@ class RecheckTransactions(Header):
     state: str = ""
     producer_group: str = ""
     from_offset: Int64 = 0
+    operator: str = ""
+    """The person who asks, by the name that the client gives."""
+    reason: str = ""
 
 
 class RecheckedTransactions(Header):

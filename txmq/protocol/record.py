@@ -135,6 +135,8 @@ MAGIC: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
 """A record with the topic's length in two bytes; RocketMQ 5 writes it for long topics."""
 
+_RECORD_MAGICS: Final = (MAGIC, MAGIC_V2)
+
 _HEAD: Final = Struct(">IIIIiqqiq8sq8siqI")
 _SHARED: Final = Struct(">iq8sq8siq")
 HEAD_WITH_SHARED: Final = Struct(f">IIIIiqq{_SHARED.size}sI")
@@ -404,36 +406,43 @@ def unpack(data: bytes, at: int = 0, *, errors: str = "strict") -> tuple[Record,
     """
     start = at
     try:
-        size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms = (
-            _BEFORE_HOSTS.unpack_from(data, at)
-        )
-        if magic not in (MAGIC, MAGIC_V2) or size < SMALLEST or start + size > len(data):
+        (
+            size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms, born_host,
+            stored_ms, store_host, attempts, prepared, body_size,
+        ) = _HEAD.unpack_from(data, at)  # fmt: skip
+        if magic not in _RECORD_MAGICS or size < SMALLEST or start + size > len(data):
             raise RemoteProtocolError(
                 f"not a record: size {quantity(size, 'byte')}, magic {magic:08X}"
             )
-        at += _BEFORE_HOSTS.size
-        born_host, at = _cut(data, at, 20 if sys_flag & _BORN_V6 else 8)
-        (stored_ms,) = _LONG.unpack_from(data, at)
-        store_host, at = _cut(data, at + 8, 20 if sys_flag & _STORE_V6 else 8)
-        attempts, prepared, body_length = _AFTER_HOSTS.unpack_from(data, at)
-        body, at = _cut(data, at + _AFTER_HOSTS.size, body_length)
-        topic_length = data[at] if magic == MAGIC else _SHORT.unpack_from(data, at)[0]
-        topic, at = _cut(data, at + (1 if magic == MAGIC else 2), topic_length)
-        property_bytes, at = _cut(data, at + 2, _SHORT.unpack_from(data, at)[0])
-        text, name = property_bytes.decode(errors=errors), topic.decode()
+        at += HEAD_BYTES
+        if sys_flag & _V6:
+            at = start + _BEFORE_HOSTS.size
+            after = at + (20 if sys_flag & _BORN_V6 else 8)
+            born_host, at = data[at:after], after + _LONG.size
+            (stored_ms,) = _LONG.unpack_from(data, after)
+            after = at + (20 if sys_flag & _STORE_V6 else 8)
+            store_host, at = data[at:after], after + _AFTER_HOSTS.size
+            attempts, prepared, body_size = _AFTER_HOSTS.unpack_from(data, after)
+        # A part that ends behind the record ends behind its size too.
+        after = at + body_size
+        body = data[at:after]
+        if magic == MAGIC:
+            at = after + 1
+            after = at + data[after]
+        else:
+            at = after + 2
+            after = at + _SHORT.unpack_from(data, after)[0]
+        name = data[at:after].decode()
+        at = after + 2
+        after = at + _SHORT.unpack_from(data, after)[0]
+        text = data[at:after].decode(errors=errors)
     except (StructError, IndexError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"a record is broken: {error}") from error
-    if at != start + size:
-        raise RemoteProtocolError(f"a record of {quantity(size, 'byte')} holds {at - start}")
+    if after != start + size:
+        raise RemoteProtocolError(f"a record of {quantity(size, 'byte')} holds {after - start}")
     if crc and crc32(body) & 0x7FFFFFFF != crc:
         raise RemoteProtocolError("a record's body differs from its checksum")
     return Record(
         queue_id, flag, queue_offset, position, sys_flag, born_ms, born_host, stored_ms,
         store_host, attempts, prepared, body, name, text,
-    ), at  # fmt: skip
-
-
-def _cut(data: bytes, at: int, size: int) -> tuple[bytes, int]:
-    if at + size > len(data):
-        raise RemoteProtocolError("a record ends in the middle of a field")
-    return data[at : at + size], at + size
+    ), after  # fmt: skip

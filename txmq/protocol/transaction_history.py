@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from txmq.protocol.bodies import Body, TransactionEntry
 
-__all__ = ["CheckEntry", "DecisionEntry", "TransactionHistory"]
+__all__ = ["CheckEntry", "DecisionEntry", "RecheckEntry", "TransactionHistory"]
 
 
 class CheckEntry(Body):
@@ -16,6 +16,18 @@ class CheckEntry(Body):
     answer: str = ""
     """``unknown``, ``silent``, ``lost`` or ``decided``; empty while the check is open."""
     answered_ms: int = 0
+
+
+class RecheckEntry(Body):
+    """An operator's request to check the transaction again."""
+
+    at_ms: int
+    operator: str
+    """The person, by the name in the request; empty if it has none."""
+    account: str
+    """The account that sent the request; empty without one."""
+    address: str
+    reason: str
 
 
 class DecisionEntry(Body):
@@ -50,3 +62,5 @@ class TransactionHistory(Body):
     """True if a check is due, and no producer of the group can be asked."""
     producers: int = 0
     """The connected producers of the group."""
+    rechecks: list[RecheckEntry] = []
+    """The latest requests to check it again, since the start of the broker, oldest first."""

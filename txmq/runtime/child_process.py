@@ -188,7 +188,7 @@ class ChildProcess:
         self.is_stopping = True
         self._send(StopOrder())
         if not self.is_loaded and self._process is not None:
-            self._process.terminate()  # It may be importing, and has nothing in hand yet.
+            self._process.terminate()  # It may still be importing, and has no work to lose.
         loop = asyncio.get_running_loop()
         self._killer = loop.call_later(within_s + KILL_GRACE_S, self._cut)
 

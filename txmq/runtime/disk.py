@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from txmq.runtime.kernel_sync import KernelSyncs
 from txmq.runtime.tasks import resolve
 
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space", "sync_path"]
@@ -113,12 +114,12 @@ class Disk(Protocol):
         """
         ...
 
-    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """Start ``file.sync()`` for the files in order, without blocking the event loop."""
         ...
 
     def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Start a function that blocks on this disk, after the syncs before it."""
+        """Start a function that blocks on this disk, after the functions before it."""
         ...
 
 
@@ -126,11 +127,17 @@ _Job: TypeAlias = "tuple[Sequence[Callable[[], None]], asyncio.Future[None]]"
 
 
 class LocalDisk:
-    """A directory of this machine. One thread, started when first needed, runs what blocks."""
+    """A directory of this machine.
+
+    The kernel syncs files, if it can. One thread, started when first needed, runs everything
+    else that blocks.
+    """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
         self._jobs: SimpleQueue[_Job | None] | None = None
+        self._syncs: KernelSyncs | None = None
+        self._can_kernel_sync = True
 
     def open(self, path: str, *, create: bool = False) -> File:
         """See :meth:`Disk.open`."""
@@ -219,15 +226,35 @@ class LocalDisk:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return _LocalLock(descriptor)
 
-    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`Disk.sync_soon`."""
+        descriptors = [file.descriptor for file in files if isinstance(file, _LocalFile)]
+        if self._can_kernel_sync and descriptors and len(descriptors) == len(files):
+            syncs = self._kernel_syncs()
+            done = None if syncs is None else syncs.sync(descriptors)
+            if done is not None:
+                return done
+            # From now on the thread syncs all of them: two syncs of a file never overlap.
+            self._can_kernel_sync = False
         return self._start([file.sync for file in files])
+
+    def _kernel_syncs(self) -> KernelSyncs | None:
+        loop = asyncio.get_running_loop()
+        if self._syncs is not None and self._syncs.loop is loop:
+            return self._syncs
+        try:
+            syncs = KernelSyncs(loop)
+        except (OSError, NotImplementedError):
+            return None  # Another system, or a container that forbids these system calls.
+        self._syncs = syncs
+        weakref.finalize(self, syncs.close_soon)
+        return syncs
 
     def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
         """See :meth:`Disk.run_soon`."""
         return self._start([work])
 
-    def _start(self, works: Sequence[Callable[[], None]]) -> Awaitable[None]:
+    def _start(self, works: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
         if self._jobs is None:
             self._jobs = SimpleQueue()
             threading.Thread(
@@ -310,16 +337,16 @@ class ReadOnlyDisk(LocalDisk):
 
 class _LocalFile:
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     def read(self, position: int, size: int) -> bytes:
-        return os.pread(self._descriptor, size, position)
+        return os.pread(self.descriptor, size, position)
 
     def write(self, position: int, data: bytes) -> None:
-        done = os.pwrite(self._descriptor, data, position)
+        done = os.pwrite(self.descriptor, data, position)
         while done < len(data):
             # A short write is how a disk that fills up announces itself; the next write raises.
-            step = os.pwrite(self._descriptor, memoryview(data)[done:], position + done)
+            step = os.pwrite(self.descriptor, memoryview(data)[done:], position + done)
             if step == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             done += step
@@ -335,27 +362,27 @@ class _LocalFile:
         full_sync = getattr(fcntl, "F_FULLFSYNC", None)
         if full_sync is not None:
             try:
-                fcntl.fcntl(self._descriptor, full_sync)
+                fcntl.fcntl(self.descriptor, full_sync)
             except OSError as error:
                 if error.errno not in _NOT_THERE:
                     raise
             else:
                 return
         if data_only and hasattr(os, "fdatasync"):
-            os.fdatasync(self._descriptor)
+            os.fdatasync(self.descriptor)
         else:
-            os.fsync(self._descriptor)
+            os.fsync(self.descriptor)
 
     def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self.descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._descriptor, size)
+        os.ftruncate(self.descriptor, size)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class _LocalLock:

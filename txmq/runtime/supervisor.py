@@ -1,6 +1,6 @@
 """Keeps a number of child processes running: starts, restarts, drains and replaces them.
 
-It knows nothing of what its children do. A child opens a
+It does not know what its children do. A child opens a
 :class:`~txmq.runtime.parent_link.ParentLink`, and reports that it has loaded its program and that
 it is ready. If the supervisor dies, its children notice that and end in order.
 """
@@ -337,7 +337,7 @@ class Supervisor:
         self._over.set()
 
     def _note_cut(self, end: ChildEnd) -> None:
-        # A child that has loaded nothing has no handler for SIGTERM yet, and nothing in hand.
+        # A child that is still loading has no handler for SIGTERM yet, and no work to lose.
         is_in_order = end.code in {0, -signal.SIGTERM} and not end.was_killed
         if not is_in_order and end.failure is None and self._end is None:
             self._end = SupervisorEnd.CUT

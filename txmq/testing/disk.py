@@ -99,7 +99,7 @@ class MemoryDisk:
         self._device.locked = True
         return MemoryLock(self._device)
 
-    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`.
 
         Bytes written while it runs are not covered, as the port defines it.

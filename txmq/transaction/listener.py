@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from txmq import background
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import UsageError
 from txmq.message import Message, ReceivedMessage
+from txmq.runtime.signatures import signature_of
 from txmq.runtime.tasks import Job, run_job
 from txmq.transaction.state import LocalTransactionState
 
@@ -100,7 +100,7 @@ def check_listener(listener: object) -> None:
         if isinstance(listener, type) or not callable(method):
             raise UsageError(f"a TransactionListener has {name}; {listener!r} has none to call")
         try:
-            inspect.signature(method).bind(*[object()] * count)
+            signature_of(method).bind(*[object()] * count)
         except TypeError as error:
             raise UsageError(f"{name} is called with {count} arguments: {error}") from error
         except ValueError:

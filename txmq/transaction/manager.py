@@ -33,6 +33,7 @@ from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.signatures import signature_of
 from txmq.runtime.tasks import Runner, Tasks
 from txmq.transaction.listener import LocalAnswer
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
@@ -344,7 +345,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise UsageError(f"this resource {wanted} function is for it, unlike {name}")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise UsageError(f"{name} yields, and would run after its transaction if at all")
-        signature = inspect.signature(function)
+        signature = signature_of(function)
         arguments = list(signature.parameters.values())
         if not arguments or arguments[0].kind in _NO_SESSION:
             raise UsageError(f"the first argument of {name} is the session, and it takes none")

@@ -12,6 +12,7 @@ import msgspec
 
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
+from txmq.runtime.signatures import signature_of
 
 __all__ = ["Keys", "MadeFrom", "MessageTemplate", "Properties", "Text"]
 
@@ -152,7 +153,7 @@ class MessageTemplate:
         if not callable(of):
             return
         try:
-            inspect.signature(of).bind(object())
+            signature_of(of).bind(object())
         except TypeError as error:
             raise UsageError(
                 f"the {part} of {self.name}'s message is made from the result alone, and this "

@@ -51,6 +51,7 @@ LAG_S: Final = 10.0
 LAG_AGAIN_S: Final = 1.0
 """How soon they are asked again about a group that they do not know yet."""
 LAG_ANSWER_S: Final = 5.0
+"""How long one of these questions may take."""
 
 ORPHAN_GRACE_S: Final = 5.0
 """How much longer than its drain a process may live after its supervisor."""
@@ -130,7 +131,7 @@ class WorkerChild:
     async def _work(self, link: ParentLink, parts: OpenParts, *, lag: bool) -> int:
         self._parts = parts
         if lag:
-            self._tasks.start(self._look_at_lag_always(parts), "lag of groups")
+            self._tasks.start(self._watch_lag(parts), "lag of groups")
         link.send(ReadyNotice())
         await link.stopped.wait()
         if link.is_orphan:
@@ -183,7 +184,7 @@ class WorkerChild:
                     found.append(consumer.group)
         return found
 
-    async def _look_at_lag_always(self, parts: OpenParts) -> None:
+    async def _watch_lag(self, parts: OpenParts) -> None:
         while True:
             for consumer, part in parts.consumers.items():
                 admin = consumer.client.admin

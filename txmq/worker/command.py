@@ -35,7 +35,8 @@ __all__ = ["WorkerCommand"]
 log = logging.getLogger(__name__)
 
 REPORT_S: Final = 1.0
-"""How often processes report; what one did since then is lost with it when it is killed."""
+"""The time between two reports of a process. What a killed process did since its last report is
+lost."""
 
 NAMES_SHOWN: Final = 5
 """Changed files that a line names."""
@@ -54,7 +55,7 @@ class WorkerCommand:
     Args:
         plan: What the processes need to know.
         http: Where to serve the pages; ``None`` for none.
-        deaths_max: How often in a row a process may die; 0 for always.
+        deaths_max: How often in a row a process may die; 0 for no limit.
         folders: Folders whose changes restart the processes; empty for none.
         ends_with_terminal: Whether SIGHUP means that the terminal was closed.
 
@@ -119,10 +120,10 @@ class WorkerCommand:
                 server = HttpServer(pages.pages(), *self._http)
                 await stack.enter_async_context(server)
                 self._address = "{}:{}".format(*server.address)
-                tasks.start(self._ask_always(), "reports of processes")
+                tasks.start(self._collect_reports(), "reports of processes")
             stack.push_async_callback(tasks.stop)
             if self._files is not None:
-                tasks.start(self._reload_always(self._files), "changed files")
+                tasks.start(self._reload_on_changes(self._files), "changed files")
             stack.enter_context(self._signals())
             return await supervisor.run()
 
@@ -133,19 +134,19 @@ class WorkerCommand:
         variables = {} if self._files is None else {"PYTHONDONTWRITEBYTECODE": "1"}
         return ChildCommand(words, msgspec.json.encode(self._plan), variables)
 
-    async def _ask_always(self) -> None:
+    async def _collect_reports(self) -> None:
         while True:
             await asyncio.sleep(REPORT_S)
             await self._supervisor.reports()
 
-    async def _reload_always(self, files: SourceFiles) -> None:
+    async def _reload_on_changes(self, files: SourceFiles) -> None:
         while True:
             try:
                 names = await files.change()
             except ConfigError:
                 log.exception("changes are not noticed any more")
                 return
-            _print(f"changed: {_shown(names)}; restarting")
+            _print(f"changed: {_names_text(names)}; restarting")
             self._supervisor.replace_all()
 
     # Signals
@@ -181,7 +182,7 @@ class WorkerCommand:
     # Called by the supervisor
 
     def loaded(self, description: str) -> None:
-        """Say what is run."""
+        """Print what the application runs."""
         _print(f"runs {description}" if description else "runs an application")
 
     def all_ready(self) -> None:
@@ -193,7 +194,7 @@ class WorkerCommand:
         )
 
     def died(self, number: int, end: ChildEnd, pause_s: float | None) -> None:
-        """Log what becomes of a process."""
+        """Log how a process ended, and when another one starts."""
         after = (
             "waiting for a change"
             if pause_s is None and self._files is not None
@@ -209,7 +210,7 @@ class WorkerCommand:
         self._figures.keep(end.report)
 
 
-def _shown(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     """Some of the changed files, as seen from the working directory."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(map(os.path.relpath, names[:NAMES_SHOWN])) + more

@@ -21,7 +21,7 @@ __all__ = [
     "RelayFigures",
     "ScheduleFigures",
     "WorkerFigures",
-    "added",
+    "add_reports",
     "read_report",
 ]
 
@@ -37,7 +37,7 @@ class HandlerSeries(msgspec.Struct):
     handled: int = 0
     """Messages that their handler has consumed."""
     failed: int = 0
-    """Messages whose handler raised, or could not read them."""
+    """Messages whose handler raised, or whose body it could not read."""
     retried: int = 0
     """Messages that come again."""
     dead: int = 0
@@ -116,7 +116,7 @@ class HandlerFigures:
         return list(self._series.values())
 
     def before(self, group: str, messages: Sequence[ReceivedMessage]) -> AfterVerdict:
-        """A handler is about to be called."""
+        """Count the start of a handler's call; returns the function that counts its end."""
         series, count, began_s = self.of(group, messages[0].topic), len(messages), self._now()
         series.in_hand += count
 
@@ -137,7 +137,7 @@ class HandlerFigures:
         return after
 
     def sent(self, schedule: str, *, has_failed: bool) -> None:
-        """A periodic message was sent, or could not be."""
+        """Count a periodic message that was sent, or whose send failed."""
         figures = self.schedules.setdefault(schedule, ScheduleFigures())
         if has_failed:
             figures.failed += 1
@@ -148,14 +148,14 @@ class HandlerFigures:
         return self._clock.monotonic()
 
 
-def added(reports: Sequence[ProcessReport]) -> ProcessReport:
+def add_reports(reports: Sequence[ProcessReport]) -> ProcessReport:
     """The sum of the reports of several processes."""
     total = ProcessReport()
     series: dict[tuple[str, str], HandlerSeries] = {}
     for report in reports:
-        for one in report.series:
-            key = one.group, one.topic
-            _add(series.setdefault(key, HandlerSeries(*key)), one)
+        for handler in report.series:
+            key = handler.group, handler.topic
+            _add(series.setdefault(key, HandlerSeries(*key)), handler)
         for name, schedule in report.schedules.items():
             _add(total.schedules.setdefault(name, ScheduleFigures()), schedule)
         for name, manager in report.managers.items():
@@ -183,7 +183,7 @@ def _add(total: msgspec.Struct, more: msgspec.Struct) -> None:
 class WorkerFigures:
     """The figures of all processes, also of those that have ended.
 
-    A process that is killed takes what it did since its last report with it.
+    What a killed process did since its last report is lost.
     """
 
     def __init__(self) -> None:
@@ -193,14 +193,14 @@ class WorkerFigures:
         """Keep the last report of a process that has ended."""
         if report:
             last = read_report(report)
-            for one in last.series:
-                one.in_hand = 0
+            for handler in last.series:
+                handler.in_hand = 0
             last.lag, last.held = {}, {}
-            self._past = added([self._past, last])
+            self._past = add_reports([self._past, last])
 
     def total(self, reports: Iterable[bytes]) -> ProcessReport:
         """The sum, with the reports of the processes that run."""
-        return added([self._past, *map(read_report, reports)])
+        return add_reports([self._past, *map(read_report, reports)])
 
 
 def read_report(report: bytes) -> ProcessReport:

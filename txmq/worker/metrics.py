@@ -38,7 +38,7 @@ _OF_MANAGERS: Final = {
 
 
 class WorkerState(NamedTuple):
-    """What the supervisor knows itself."""
+    """What the supervisor counts."""
 
     processes: int
     ready: int
@@ -64,25 +64,26 @@ def _metrics(total: ProcessReport, state: WorkerState) -> Iterator[Metric]:
     series = total.series[:METRIC_SERIES_MAX]
     for name, (field, meaning) in _COUNTERS.items():
         counter = CounterMetricFamily(_PREFIX + name, meaning, labels=_LABELS)
-        for one in series:
-            counter.add_metric([one.group, one.topic], getattr(one, field))
+        for handler in series:
+            counter.add_metric([handler.group, handler.topic], getattr(handler, field))
         yield counter
     in_hand = GaugeMetricFamily(f"{_PREFIX}in_hand", "Messages in handlers now.", labels=_LABELS)
     seconds = HistogramMetricFamily(
         f"{_PREFIX}handler_seconds", "How long calls of handlers took.", labels=_LABELS
     )
-    for one in series:
-        in_hand.add_metric([one.group, one.topic], one.in_hand)
-        seconds.add_metric([one.group, one.topic], _buckets(one), one.seconds)
+    for handler in series:
+        labels = [handler.group, handler.topic]
+        in_hand.add_metric(labels, handler.in_hand)
+        seconds.add_metric(labels, _buckets(handler), handler.seconds)
     yield in_hand
     yield seconds
     yield from _of_groups(total)
     yield from _of_others(total)
 
 
-def _buckets(one: HandlerSeries) -> list[tuple[str, float]]:
+def _buckets(handler: HandlerSeries) -> list[tuple[str, float]]:
     bounds = [*map(str, BUCKETS_S), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(one.calls)), strict=True))
+    return list(zip(bounds, map(float, accumulate(handler.calls)), strict=True))
 
 
 def _of_groups(total: ProcessReport) -> Iterator[Metric]:

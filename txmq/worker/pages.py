@@ -93,11 +93,11 @@ class WorkerPages:
             ],
             "handlers": [
                 {
-                    "group": one.group, "topic": one.topic, "handled": one.handled,
-                    "failed": one.failed, "retried": one.retried, "dead_letters": one.dead,
-                    "in_hand": one.in_hand,
+                    "group": handler.group, "topic": handler.topic, "handled": handler.handled,
+                    "failed": handler.failed, "retried": handler.retried,
+                    "dead_letters": handler.dead, "in_hand": handler.in_hand,
                 }
-                for one in found.series
+                for handler in found.series
             ],
             "lag": found.lag,
             "schedules": found.schedules,

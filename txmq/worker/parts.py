@@ -89,7 +89,7 @@ class WorkerPart:
 
     @property
     def description(self) -> str:
-        """What it does, in a few words for each thing; empty if it only serves others."""
+        """What it does, in a few words; empty if it only serves other parts."""
         found = self.object
         texts = [
             f"{subscription.topic} as {consumer.group}"
@@ -115,7 +115,7 @@ class BlockingPart(WorkerPart):
         self._facade = facade
 
     @staticmethod
-    def takes(found: object) -> bool:
+    def accepts(found: object) -> bool:
         """Whether an object is one of the blocking API."""
         return isinstance(found, OpenableFacade)
 
@@ -137,11 +137,7 @@ class BlockingPart(WorkerPart):
 
 
 def part_of(found: object, name: str) -> WorkerPart | None:
-    """The part that an object is; ``None`` if it is not one.
-
-    Raises:
-        ConfigError: It is a consumer that a worker cannot run.
-    """
+    """The part for an object; ``None`` if a worker does not run it, such as a pull consumer."""
     if isinstance(found, PullConsumer):
         return None
     if isinstance(found, Lifecycle):
@@ -152,7 +148,7 @@ def part_of(found: object, name: str) -> WorkerPart | None:
 
 
 def relay_of(found: object) -> Relay | None:
-    """The relay that an object is; ``None`` if it is not one."""
+    """The object, if it is a relay; else ``None``."""
     # An application with a relay has imported this module, which needs SQLAlchemy.
     module = sys.modules.get("txmq.outbox.relay")
     return found if module is not None and isinstance(found, module.Relay) else None
@@ -229,7 +225,7 @@ class OpenParts:
 
     async def close(self) -> None:
         """Stop fetching, let handlers finish, save offsets; then close the rest."""
-        busy = {one: part for one, part in self.consumers.items() if one.is_open}
+        busy = {consumer: part for consumer, part in self.consumers.items() if consumer.is_open}
         if busy:
             log.info("draining %s", quantity(len(busy), "consumer"))
         async with asyncio.timeout(self._drain_s + CLOSE_S):
@@ -244,7 +240,7 @@ class OpenParts:
 
 
 def _in_order(parts: Iterable[WorkerPart]) -> list[WorkerPart]:
-    """All parts with what they share; what others need comes first, and handlers last."""
+    """All parts and the clients that they share: shared ones first, and handlers last."""
     given = {id(part.object): part for part in parts}
     known = dict(given)
     waiting = list(given.values())

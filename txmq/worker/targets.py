@@ -14,6 +14,7 @@ from typing import Any, Final
 from txmq.cli.output import note_lines
 from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
+from txmq.runtime.signatures import signature_of
 from txmq.worker.parts import BlockingPart, WorkerPart, part_of
 
 __all__ = ["import_modules", "load_parts"]
@@ -42,7 +43,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
     """The parts of a target.
 
     Args:
-        target: ``module:name``, or a module, all of whose parts are meant.
+        target: ``module:name``, or a module for all its parts.
         names: The name servers for functions with a parameter ``names``.
         stack: Leaves the context managers that were entered.
 
@@ -52,7 +53,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
     module_name, _, path = target.partition(":")
     module = _module(module_name, target)
     if not path:
-        parts = _held(vars(module), module_name)
+        parts = _parts_among(vars(module), module_name)
         if not parts:
             raise ConfigError(f"module {module_name} has nothing to run; {ACCEPTED}")
     else:
@@ -135,30 +136,30 @@ class _Search:
         if depth > DEPTH_MAX:
             raise ConfigError(f"{self._target}: the result is nested too deeply; {ACCEPTED}")
         if isinstance(found, type) or inspect.isroutine(found):
-            return await self.parts(await self._called(found), depth + 1)
+            return await self.parts(await self._call(found), depth + 1)
         if hasattr(found, "__aenter__"):
-            return await self._entered(found, depth)
+            return await self._enter(found, depth)
         if isinstance(found, Mapping):
             found = list(found.values())
         if isinstance(found, list | tuple | set | frozenset):
             return [part for value in found for part in await self.parts(value, depth + 1)]
-        held = _held(getattr(found, "__dict__", {}), self._target)
+        held = _parts_among(getattr(found, "__dict__", {}), self._target)
         if held:
             return held
         if callable(found):
-            return await self.parts(await self._called(found), depth + 1)
-        raise ConfigError(f"{self._target} is {_described(found)}; {ACCEPTED}")
+            return await self.parts(await self._call(found), depth + 1)
+        raise ConfigError(f"{self._target} is {_kind_of(found)}; {ACCEPTED}")
 
-    async def _called(self, function: Callable[..., Any]) -> object:
+    async def _call(self, function: Callable[..., Any]) -> object:
         parameters: list[inspect.Parameter] = []
         with suppress(ValueError):  # Some built-in functions have no signature.
-            parameters = list(inspect.signature(function).parameters.values())
+            parameters = list(signature_of(function).parameters.values())
         missing = [
-            one.name
-            for one in parameters
-            if one.default is one.empty
-            and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
-            and one.name != "names"
+            parameter.name
+            for parameter in parameters
+            if parameter.default is parameter.empty
+            and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+            and parameter.name != "names"
         ]
         if missing:
             raise ConfigError(
@@ -166,7 +167,7 @@ class _Search:
                 "nothing; to run a handler, name its client"
             )
         given: dict[str, object] = {}
-        names = next((one for one in parameters if one.name == "names"), None)
+        names = next((found for found in parameters if found.name == "names"), None)
         if names is not None:
             if self._names is not None:
                 given["names"] = self._names
@@ -177,10 +178,10 @@ class _Search:
         found = function(**given)
         return await found if inspect.isawaitable(found) else found
 
-    async def _entered(self, manager: Any, depth: int) -> list[WorkerPart]:
+    async def _enter(self, manager: Any, depth: int) -> list[WorkerPart]:
         entered = await self._stack.enter_async_context(manager)
         if entered is None or entered is manager:
-            parts = _held(getattr(manager, "__dict__", {}), self._target)
+            parts = _parts_among(getattr(manager, "__dict__", {}), self._target)
             if entered is None and not parts:
                 raise ConfigError(f"{self._target} yields nothing; {ACCEPTED}")
         else:
@@ -190,27 +191,27 @@ class _Search:
         return parts
 
 
-def _held(names: Mapping[str, object], owner: str) -> list[WorkerPart]:
-    """The parts among some values, also within lists; each once."""
+def _parts_among(names: Mapping[str, object], owner: str) -> list[WorkerPart]:
+    """The parts among some values and in lists of values, without repetitions."""
     found: dict[int, WorkerPart] = {}
     for name, value in names.items():
-        for one in _flat(value):
-            part = part_of(one, f"{owner}:{name}")
+        for item in _flatten(value):
+            part = part_of(item, f"{owner}:{name}")
             if part is not None:
-                found.setdefault(id(one), part)
+                found.setdefault(id(item), part)
     return list(found.values())
 
 
-def _flat(value: object) -> Iterator[object]:
+def _flatten(value: object) -> Iterator[object]:
     values: Iterable[object] = (value,)
     if isinstance(value, Mapping):
         values = list(value.values())
     elif isinstance(value, list | tuple | set | frozenset):
         values = list(value)
-    for one in values:
-        if isinstance(one, Lifecycle) or BlockingPart.takes(one):
-            yield one
+    for item in values:
+        if isinstance(item, Lifecycle) or BlockingPart.accepts(item):
+            yield item
 
 
-def _described(found: object) -> str:
+def _kind_of(found: object) -> str:
     return "None" if found is None else f"a {type(found).__name__}"

@@ -26,7 +26,7 @@ from txmq.runtime.coordinator import View
 from txmq.runtime.disk import Disk, File
 from txmq_broker.access.audit_pages import FOLDER, audit_files, audit_page
 
-__all__ = ["AUDITED", "AuditEntry", "AuditLog", "entries_about", "read_audit"]
+__all__ = ["AUDITED", "AuditEntry", "AuditLog", "account_of", "entries_about", "read_audit"]
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class AuditLog:
             self._clock.wall_ms(),
             RequestCode(request.code).name,
             connection.address,
-            _cut(fields.get(ACCESS_KEY) or (connection.subject.text if connection.subject else "")),
+            account_of(connection, fields),
             {
                 name: _cut(text)
                 for name, text in {**fields, **result}.items()
@@ -314,6 +314,12 @@ def _result(request: Command, reply: bytes | None) -> Mapping[str, str]:
 
 def _seal(before: bytes, text: bytes) -> bytes:
     return sha256(before + text).hexdigest()[:_SEAL_CHARS].encode()
+
+
+def account_of(connection: Connection, fields: Mapping[str, str]) -> str:
+    """The access key of a request, or else the subject of its client's certificate."""
+    subject = connection.subject
+    return _cut(fields.get(ACCESS_KEY) or ("" if subject is None else subject.text))
 
 
 def _cut(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -62,7 +63,7 @@ class BackupContents:
         """See :meth:`txmq.runtime.Disk.lock`."""
         return self._folder.lock()
 
-    def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`."""
         return self._folder.sync_soon(files)
 

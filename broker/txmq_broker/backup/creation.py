@@ -265,14 +265,15 @@ class Creation:
         return texts
 
     def _agree(self, tables: dict[str, str]) -> bool:
-        """Return true if topics and floors are still the same.
+        """Return true if topics, with their changes, and floors are still the same.
 
         Then the broker deleted neither a topic nor a file of the log since they were read.
         """
-        always, _ = table_files(self._source)
-        topics, _, _, floors = always
+        (topics, _, _, floors), (changes, *_) = table_files(self._source)
         now = self._tables()
-        return all(now[file.path] == tables[file.path] for file in (topics, floors))
+        return all(
+            now.get(file.path) == tables.get(file.path) for file in (topics, changes, floors)
+        )
 
     # The log
 

@@ -142,12 +142,12 @@ class ManifestFile:
 
 
 def table_files(disk: Disk) -> tuple[tuple[CheckedFile, ...], tuple[CheckedFile, ...]]:
-    """The files of small tables: those that every broker has, the floors last, and those of copies
-    and of its name server.
+    """The files of small tables: those that every broker has, the floors last, and others, with
+    those of its name server.
     """
     of_names = [CheckedFile(disk, path, is_doubled=True) for path in NAMES_FILES]
-    *always, of_copies = Keeper(disk).files
-    return tuple(always), (of_copies, *of_names)
+    keeper = Keeper(disk)
+    return keeper.files, (*keeper.other_files, *of_names)
 
 
 def save_beginning(disk: Disk, manifest: BackupManifest) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import Enum
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from txmq.limits import (
@@ -18,8 +20,9 @@ from txmq.protocol.checksum import crc32
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.filter.tags import TagFilter
+from txmq_broker.store.equal_records import checksums_of
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.queue_store import ConsumeQueue, Entry
+from txmq_broker.store.queue_store import Columns, ConsumeQueue, Entry
 
 __all__ = ["FetchOutcome", "FetchResult", "fetch"]
 
@@ -41,12 +44,19 @@ class FetchOutcome(Enum):
     EMPTY = "NO_MESSAGE_IN_QUEUE"
 
 
+_FOUND: Final = FetchOutcome.FOUND
+"""Every pull needs it, and an enum's member is slow to look up."""
+
+
 class FetchResult(NamedTuple):
     """The messages for a pull, and the next offset."""
 
     outcome: FetchOutcome
     next_offset: int
     records: list[bytes]
+    """Their bytes, one piece after the other; records that lie together may share a piece."""
+    messages: int = 0
+    """The number of records."""
 
 
 def fetch(
@@ -76,9 +86,40 @@ def fetch(
         return FetchResult(FetchOutcome.AT_END if at_end else FetchOutcome.PAST_END, high, [])
     count_max = max(1, min(count_max, PULL_MESSAGES_MAX))
     bytes_max = max(1, min(bytes_max, PULL_BYTES_MAX))
-    if isinstance(wanted, Condition):
-        return _sift(store, queue, offset, count_max, bytes_max, wanted)
-    return _collect(store, queue, offset, count_max, bytes_max, wanted)
+    if wanted is None:
+        found = _take_all(store, queue, offset, count_max, bytes_max)
+    elif isinstance(wanted, Condition):
+        found = _sift(store, queue, offset, count_max, bytes_max, wanted)
+    else:
+        found = _collect(store, queue, offset, count_max, bytes_max, wanted)
+    return found
+
+
+def _take_all(
+    store: MessageStore, queue: ConsumeQueue, offset: int, count_max: int, bytes_max: int
+) -> FetchResult:
+    """Take the next messages, without a filter."""
+    found: list[bytes] = []
+    count, at = 0, offset
+    while count < count_max and bytes_max > 0:
+        columns = queue.columns(at, count_max - count)
+        sizes = columns[1]
+        if not sizes:
+            at = queue.next_kept(at)
+            break
+        total = sum(sizes)
+        if total > bytes_max:
+            # The first message of an answer may have any size; the others must fit the limit.
+            fitting = bisect_right(list(accumulate(sizes)), bytes_max) or int(not found)
+            if not fitting:
+                break
+            positions, sizes, codes, checksums = columns
+            columns = positions[:fitting], sizes[:fitting], codes[:fitting], checksums[:fitting]
+        found += _read_together(store, queue, columns)
+        count += len(columns[1])
+        at += len(columns[1])
+        bytes_max -= total
+    return FetchResult(_FOUND if found else FetchOutcome.NO_MATCH, at, found, count)
 
 
 def _collect(
@@ -87,13 +128,13 @@ def _collect(
     offset: int,
     count_max: int,
     bytes_max: int,
-    wanted: TagFilter | None,
+    wanted: TagFilter,
 ) -> FetchResult:
+    """Collect by tags; their hashes tell which messages to read."""
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     while at < end:
-        ask = count_max - len(found) if wanted is None else end - at
-        entries = queue.read(at, ask)
+        entries = queue.read(at, end - at)
         if not entries:
             at = queue.next_kept(at)
             break
@@ -102,14 +143,13 @@ def _collect(
         taken, looked_at, size = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
         at += looked_at
-        records_ = _read(store, queue, taken, size)
+        read = _read(store, queue, taken, size)
         bytes_max -= size
-        found += (
-            records_ if wanted is None else [one for one in records_ if _is_tagged(one, wanted)]
-        )
+        found += [record for record in read if _is_tagged(record, wanted)]
         if is_full or len(found) >= count_max or (found and bytes_max <= 0):
             break
-    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
+    outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
+    return FetchResult(outcome, at, found, len(found))
 
 
 def _sift(
@@ -137,15 +177,15 @@ def _sift(
             work -= (_OPERAND_CHARS + len(text)) * wanted.operands
             if wanted.admits(text):
                 if found and size > bytes_max:
-                    return FetchResult(FetchOutcome.FOUND, at, found)
+                    return FetchResult(FetchOutcome.FOUND, at, found, len(found))
                 found.append(record)
                 bytes_max -= size
             at += 1
             if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
-                return FetchResult(
-                    FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found
-                )
-    return FetchResult(FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH, at, found)
+                outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
+                return FetchResult(outcome, at, found, len(found))
+    outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
+    return FetchResult(outcome, at, found, len(found))
 
 
 def _take(
@@ -176,6 +216,25 @@ def _take(
 
 def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
     return properties.find(records.property_text_of(data), properties.TAGS) in wanted.words
+
+
+def _read_together(store: MessageStore, queue: ConsumeQueue, columns: Columns) -> list[bytes]:
+    """The records of these entries; those of a batch are one piece, because they lie together."""
+    positions, sizes, _, checksums = columns
+    start, total = positions[0], sum(sizes)
+    if positions[-1] + sizes[-1] - start == total:
+        data = store.read(start, total)
+        if len(data) == total and _checksums_in(data, sizes) == checksums:
+            return [data]
+    return _read(store, queue, list(zip(*columns, strict=True)), total)
+
+
+def _checksums_in(data: bytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The checksums of records of these sizes that follow each other."""
+    if sizes.count(sizes[0]) == len(sizes):
+        return tuple(checksums_of(data, sizes[0]))
+    ends = accumulate(sizes, initial=0)
+    return tuple([crc32(data[start:end]) for start, end in pairwise(ends)])
 
 
 def _read(

@@ -10,6 +10,7 @@ from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.limits import TOPIC_CHARS_MAX, TOPICS_MAX
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import Perm
+from txmq.protocol.copies import TopicChanges
 from txmq.protocol.record import topic_field
 from txmq.protocol.topics import (
     HALF_TOPIC,
@@ -46,6 +47,9 @@ CLOSED_TO_CLIENTS: Final = frozenset(
 
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
+
+_CHANGES_REMEMBERED: Final = 10_000
+"""Topics whose changes a connected follower receives without all the others."""
 
 
 def check_name(name: str) -> None:
@@ -115,7 +119,13 @@ class Topics:
         self.version = DataVersion()
         self._configs: dict[str, TopicConfig] = {}
         """The settings of all topics, so that a copy of all of them costs little."""
-        self._settled = TopicConfigs()
+        self._settled_version = self.version
+        self._before: dict[str, TopicConfig | None] = {}
+        """What the topics were that changed since the last save; ``None`` for new ones."""
+        self._changed_at: dict[str, int] = {}
+        """In which version each of the latest topics changed, the oldest first."""
+        self._remembers_from = 0
+        """The version since which those are all."""
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self.by_name.values())
@@ -126,6 +136,7 @@ class Topics:
     def load(self, saved: TopicConfigs, system: Iterable[TopicConfig]) -> None:
         """Load the saved topics and create the system topics."""
         self.version = saved.data_version
+        self._remembers_from = self.version.counter
         for config in saved.topic_config_table.values():
             self._put(config)
         for config in system:
@@ -144,25 +155,51 @@ class Topics:
         """All topics in the form that is saved and registered with name servers."""
         return TopicConfigs(data_version=self.version, topic_config_table=self._configs.copy())
 
+    def unsaved(self) -> dict[str, TopicConfig | None]:
+        """The topics that changed since the last save; ``None`` for deleted ones."""
+        return {name: self._configs.get(name) for name in self._before}
+
+    def changes_since(self, version: DataVersion) -> TopicChanges | None:
+        """The changes after a version, or ``None`` if that is too long ago."""
+        if version.counter < self._remembers_from:
+            return None
+        changes = TopicChanges(self.version)
+        for name, counter in reversed(self._changed_at.items()):
+            if counter <= version.counter:
+                break
+            config = self._configs.get(name)
+            if config is None:
+                changes.deleted.append(name)
+            else:
+                changes.changed[name] = config
+        return changes
+
     def settle(self) -> None:
         """Mark the current topics as saved."""
-        self._settled = self.saved()
+        self._before.clear()
+        self._settled_version = self.version
 
     def undo(self) -> None:
         """Restore the topics that were saved last; a restart must know all topics with messages."""
-        kept = self._settled.topic_config_table
-        for name in [name for name in self.by_name if name not in kept]:
-            del self.by_name[name], self._configs[name]
-            self.sendable.pop(name, None)
-        for name, config in kept.items():
-            if name not in self.by_name or self.by_name[name].config is not config:
+        for name, config in self._before.items():
+            if config is None:
+                self._drop(name)
+            else:
                 self._put(config)
-        self.version = self._settled.data_version
+        self._before.clear()
+        self.version = self._settled_version
 
     def adopt(self, saved: TopicConfigs) -> None:
         """Have the topics of another copy of this broker, and no others."""
-        self._settled = saved
-        self.undo()
+        table = saved.topic_config_table
+        self.version = saved.data_version
+        for name in [name for name in self.by_name if name not in table]:
+            self._drop(name)
+            self._remember(name)
+        for name, config in table.items():
+            if self._configs.get(name) is not config:
+                self._put(config)
+                self._remember(name)
 
     def get(self, name: str) -> Topic:
         """A topic that must exist.
@@ -196,7 +233,7 @@ class Topics:
                 f"this broker has {len(self.by_name)} topics, and {TOPICS_MAX} is the limit; "
                 f"{config.topic_name} was not created; delete other topics first"
             )
-        self._changed(now_ms)
+        self._changed(config.topic_name, now_ms)
         return self._put(config)
 
     def _put(self, config: TopicConfig) -> Topic:
@@ -217,20 +254,33 @@ class Topics:
             self.sendable.pop(name, None)
         return topic
 
-    def _changed(self, now_ms: int) -> None:
+    def _drop(self, name: str) -> None:
+        self.by_name.pop(name, None)
+        self.sendable.pop(name, None)
+        self._configs.pop(name, None)
+
+    def _changed(self, name: str, now_ms: int) -> None:
+        """Note that a topic changes; called before it does."""
         self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
+        self._before.setdefault(name, self._configs.get(name))
+        self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        self._changed_at.pop(name, None)
+        self._changed_at[name] = self.version.counter
+        if len(self._changed_at) > _CHANGES_REMEMBERED:
+            self._remembers_from = self._changed_at.pop(next(iter(self._changed_at)))
 
     def remove(self, name: str, now_ms: int) -> bool:
         """Delete a topic; returns whether it existed."""
-        topic = self.by_name.pop(name, None)
+        topic = self.by_name.get(name)
         if topic is None:
             return False
-        del self._configs[name]
-        self.sendable.pop(name, None)
+        self._changed(name, now_ms)
+        self._drop(name)
         # The broker's totals must not fall when a topic is deleted.
         self.puts_forgotten += topic.put_count
         self.bytes_forgotten += topic.put_bytes
-        self._changed(now_ms)
         return True
 
     def config_for_sending(self, name: str, template_name: str, queues_wanted: int) -> TopicConfig:

@@ -63,6 +63,7 @@ class CopyHandlers:
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
+            parts.topics.changes_since,
             accounts,
             self.answers,
             self._refusal,

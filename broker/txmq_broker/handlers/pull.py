@@ -45,13 +45,13 @@ __all__ = ["PullHandlers"]
 log = logging.getLogger(__name__)
 
 _CODES: Final = {
-    FetchOutcome.FOUND: SUCCESS,
     FetchOutcome.NO_MATCH: PullRetryImmediately.code,
     FetchOutcome.AT_END: PullNotFound.code,
     FetchOutcome.EMPTY: PullNotFound.code,
     FetchOutcome.PAST_END: OffsetMoved.code,
     FetchOutcome.TOO_SMALL: OffsetMoved.code,
 }
+_FOUND: Final[str] = FetchOutcome.FOUND.value
 _WAITING: Final = (FetchOutcome.AT_END, FetchOutcome.EMPTY)
 _COMMIT: Final = int(PullFlag.COMMIT_OFFSET)
 _NO_FIELDS: Final = msgspec.Raw(b"")
@@ -204,22 +204,22 @@ class PullHandlers:
 
     def _answer(self, pull: HeldPull, found: FetchResult) -> bytes:
         queue = pull.queue
-        code = _CODES[found.outcome]
+        code, remark = SUCCESS, _FOUND
         if found.records:
             key = f"{queue.topic}@{pull.header.consumer_group}"
             size = sum(map(len, found.records))
-            self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
+            self._statistics.meter("GROUP_GET_NUMS", key).total += found.messages
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
-            self._served.total += len(found.records)
+            self._served.total += found.messages
             self._served_bytes.total += size
             self._found.total += 1
         else:
             self._missed.total += 1
+            code, remark = _CODES[found.outcome], found.outcome.value
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
         replica = 0
         if self.choice is not None:
             replica = self.choice.replica_for(queue, found.next_offset)
-        remark = found.outcome.value
         return templates.pulled(pull.request, code, bounds, remark, found.records, replica)
 
     def _has_room(self, pull: HeldPull) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -33,8 +34,9 @@ from txmq_broker.core.client_names import producer_group_fault
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic, config_for_group
+from txmq_broker.core.uniform_batch import BatchShapes, UniformBatch
 from txmq_broker.parts import Parts
-from txmq_broker.store.queue_store import Appended
+from txmq_broker.store.queue_store import Appended, ConsumeQueue
 
 __all__ = ["SendHandlers", "queues_to_write"]
 
@@ -56,6 +58,7 @@ class SendHandlers:
         self._groups = parts.groups
         self._append = parts.store.append
         self._append_all = parts.store.append_all
+        self._append_equal = parts.store.append_equal
         self._coordinator = parts.coordinator
         self._schedule = parts.schedule
         self._clients = parts.clients
@@ -71,6 +74,7 @@ class SendHandlers:
         self._store_host_hex = parts.identity.store_host.hex().upper().encode()
         self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
         self._new_key = parts.identity.unique_id
+        self._shapes = BatchShapes(self._cluster, self._new_key)
         self._body_max = parts.identity.message_size_max
 
     def table(self) -> dict[int, Handler]:
@@ -221,44 +225,70 @@ class SendHandlers:
     ) -> bytes:
         if header.sys_flag & _TRANSACTION_BITS:
             raise MessageIllegal("a batch cannot be transactional")
-        items = _items_of(request, header)
-        arrivals = examine_all(
-            [text for _, _, text in items],
-            header.properties or "",
-            self._cluster,
-            topic.key_seed,
-            self._new_key,
-        )
+        if header.topic.startswith(RETRY):
+            raise MessageIllegal("a batch cannot go to a retry topic")
+        body, uniform = request.body, None
+        shared = header.properties or ""
+        queue = topic.queues[number]
+        offset = queue.next_offset
         # All messages are checked before the first is staged: a batch is stored whole or refused.
+        if request.code == RequestCode.SEND_MESSAGE and not _looks_like_batch(body):
+            # The C++ client marks a body in its own format as a batch; RocketMQ stores it as one
+            # body.
+            items = [(header.flag, body, "")]
+        elif (uniform := self._shapes.read(body, shared, topic.key_seed)) is None:
+            items = batch.unpack(body)
+        if uniform is not None:
+            count, unique = len(uniform.bodies), uniform.unique
+            positions = self._stage_uniform(uniform, queue, topic, postmark)
+        else:
+            rules = self._cluster, topic.key_seed, self._new_key
+            arrivals = list(examine_all([text for _, _, text in items], shared, *rules))
+            count, unique = len(items), arrivals[0][1]
+            positions = self._stage_items(items, arrivals, queue, topic, postmark)
+        topic.put_count += count
+        topic.put_bytes += len(body)
+        return templates.sent(request, self._offset_ids(positions), number, offset, unique)
+
+    def _stage_uniform(
+        self, uniform: UniformBatch, queue: ConsumeQueue, topic: Topic, postmark: Postmark
+    ) -> bytes:
+        shape, bodies, values, key_hashes, _ = uniform
+        _refuse_alone(shape.special)
+        before = topic.name_field + _length(shape.size)
+        _check_stored(len(bodies) * (SMALLEST + len(bodies[0]) + len(before) + shape.size))
+        fixed = [before + shape.fixed[0], *shape.fixed[1:]]
+        return self._append_equal(
+            queue, postmark, shape.flag, bodies, fixed, values, shape.tags_code, key_hashes
+        )
+
+    def _stage_items(
+        self,
+        items: Sequence[batch.BatchItem],
+        arrivals: Sequence[Arrival],
+        queue: ConsumeQueue,
+        topic: Topic,
+        postmark: Postmark,
+    ) -> bytes:
         messages: list[Appended] = []
-        first_unique = ""
         name_field = topic.name_field
         size = len(items) * SMALLEST
-        for (flag, body, _), arrival in zip(items, arrivals, strict=True):
-            data, unique, tags_code, hashes, special = arrival
-            if special is not None:
-                if is_marked_half(special):
-                    raise MessageIllegal("a batch cannot be transactional")
-                refuse_delay(special, "a batch")
+        for (flag, body, _), (data, _, tags_code, hashes, special) in zip(
+            items, arrivals, strict=True
+        ):
+            _refuse_alone(special)
             tail = name_field + _length(len(data)) + data
             # Shared properties are stored with each message, so a small batch may fill the log.
             size += len(body) + len(tail)
-            if size > SPAN_BYTES_MAX:
-                raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
-            first_unique = first_unique or unique
+            _check_stored(size)
             messages.append((flag, body, tail, tags_code, hashes))
-        queue = topic.queues[number]
-        offset = queue.next_offset
         positions = self._append_all(queue, postmark, messages)
-        topic.put_count += len(items)
-        topic.put_bytes += len(request.body)
-        return templates.sent(request, self._offset_ids(positions), number, offset, first_unique)
+        return Struct(f">{len(positions)}q").pack(*positions)
 
-    def _offset_ids(self, positions: list[int]) -> bytes:
+    def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.
         host = self._store_host_hex
-        places = Struct(f">{len(positions)}q").pack(*positions).hex(",", 8).upper().encode()
-        return host + places.replace(b",", b"," + host)
+        return host + positions.hex(",", 8).upper().encode().replace(b",", b"," + host)
 
     def _missing_or_closed(self, header: SendMessage) -> Topic:
         """A topic that does not exist yet, or that needs further checks."""
@@ -310,13 +340,17 @@ class SendHandlers:
         return found
 
 
-def _items_of(request: Command, header: SendMessage) -> list[batch.BatchItem]:
-    if header.topic.startswith(RETRY):
-        raise MessageIllegal("a batch cannot go to a retry topic")
-    if request.code == RequestCode.SEND_MESSAGE and not _looks_like_batch(request.body):
-        # The C++ client marks a body in its own format as a batch; RocketMQ stores it as one body.
-        return [(header.flag, request.body, "")]
-    return batch.unpack(request.body)
+def _refuse_alone(special: dict[str, str] | None) -> None:
+    """Refuse a message that cannot be in a batch."""
+    if special is not None:
+        if is_marked_half(special):
+            raise MessageIllegal("a batch cannot be transactional")
+        refuse_delay(special, "a batch")
+
+
+def _check_stored(size: int) -> None:
+    if size > SPAN_BYTES_MAX:
+        raise MessageIllegal(f"a batch takes at most {SPAN_BYTES_MAX} bytes of the log")
 
 
 def queues_to_write(topic: Topic) -> int:

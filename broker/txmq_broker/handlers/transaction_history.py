@@ -13,7 +13,12 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import NamedTransaction
 from txmq.protocol.record import host_text, offset_id, position_in
 from txmq.protocol.span import DecisionKind
-from txmq.protocol.transaction_history import CheckEntry, DecisionEntry, TransactionHistory
+from txmq.protocol.transaction_history import (
+    CheckEntry,
+    DecisionEntry,
+    RecheckEntry,
+    TransactionHistory,
+)
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.transaction import State
@@ -80,7 +85,7 @@ class TransactionHistoryHandlers:
                 keys=properties.find(record.properties, properties.KEYS) or "",
                 stored_ms=record.stored_ms,
                 checks=half.checks,
-                client_id=half.origin,
+                client_id=half.origin or self._client_at(half.group, record.born_host),
                 is_being_decided=is_open and key in self._halves.closing,
             ),
             born_ms=record.born_ms,
@@ -96,10 +101,28 @@ class TransactionHistoryHandlers:
             next_check_ms=outlook.next_ms,
             waits_for_producer=outlook.waits_for_producer,
             producers=len(self._clients.producers(half.group)),
+            rechecks=[
+                RecheckEntry(note.at_ms, note.operator, note.account, note.address, note.reason)
+                for note in self._checker.history.rechecks_of(key)
+            ],
         )
         shown = history.write().decode()
         body = records.pack(record)
         return answer(request, 0, {"history": shown}, body=body)
+
+    def _client_at(self, group: str, born_host: bytes) -> str:
+        """The client that sent a half message, if its connection is still open; the log has only
+        the address.
+        """
+        members = self._clients.producer_groups.get(group, {})
+        return next(
+            (
+                member.client_id
+                for connection, member in members.items()
+                if connection.born_host == born_host
+            ),
+            "",
+        )
 
     def _named(self, name: str) -> tuple[int, Half]:
         """The transaction with this id, or whose half or visible message has this offset id.

@@ -29,12 +29,19 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
-from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
+from txmq.protocol.rechecks import (
+    RECHECK_REASON_BYTES_MAX,
+    RecheckedTransactions,
+    RecheckTransaction,
+    RecheckTransactions,
+)
 from txmq.protocol.record import position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.templates import done
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.access.audit import account_of
+from txmq_broker.core.check_history import RecheckNote
 from txmq_broker.core.coordinator import TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.parts import Parts
@@ -47,7 +54,9 @@ _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
 _CHECK, _PRODUCER = DecisionSource.CHECK, DecisionSource.PRODUCER
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
-_RECHECKED_MAX: Final = 10_000
+_ACCOUNT_CHARS_MAX: Final = 128
+"""The characters of an account that the history of checks keeps."""
+_RECHECKED_MAX: Final = 2_000
 """Transactions that one request checks again: other requests wait for it."""
 
 
@@ -125,30 +134,43 @@ class TransactionHandlers:
 
     def resume_check(self, connection: Connection, request: Command) -> bytes:
         """323: check a transaction again, parked or not; RocketMQ's command for it."""
-        del connection
-        self._recheck(request.read(ResumeCheck).msg_id or "")
+        name = request.read(ResumeCheck).msg_id or ""
+        self._recheck(self._named(name).key, self._recheck_note(connection, request))
         return answer(request)
 
     def recheck(self, connection: Connection, request: Command) -> bytes:
         """7704: check a transaction again, by its unique key or an offset id."""
-        del connection
-        self._recheck(request.read(NamedTransaction).transaction_id)
+        header = request.read(RecheckTransaction)
+        note = self._recheck_note(connection, request, header.operator, header.reason)
+        self._recheck(self._named(header.transaction_id).key, note)
         return answer(request)
 
     def recheck_all(self, connection: Connection, request: Command) -> bytes:
         """7709: check many transactions again: all, those of a group, or those in a state."""
-        del connection
         header = request.read(RecheckTransactions)
+        note = self._recheck_note(connection, request, header.operator, header.reason)
         # One more than a page: it says where the next page begins.
         page = self._page(header, _RECHECKED_MAX + 1)
         rest = page[_RECHECKED_MAX:]
         for key, _ in page[:_RECHECKED_MAX]:
-            self._checker.recheck(key)
+            self._recheck(key, note)
         found = RecheckedTransactions(len(page) - len(rest), rest[0][1].offset if rest else -1)
         return answer(request, 0, found)
 
-    def _recheck(self, name: str) -> None:
-        self._checker.recheck(self._named(name).key)
+    def _recheck(self, key: int, note: RecheckNote) -> None:
+        self._checker.history.note_recheck(key, note)
+        self._checker.recheck(key)
+
+    def _recheck_note(
+        self, connection: Connection, request: Command, operator: str = "", reason: str = ""
+    ) -> RecheckNote:
+        if len(f"{operator}{reason}".encode()) > RECHECK_REASON_BYTES_MAX:
+            raise InvalidParameter(
+                f"operator and reason have at most {RECHECK_REASON_BYTES_MAX} bytes"
+            )
+        account = account_of(connection, request.field_map())[:_ACCOUNT_CHARS_MAX]
+        now_ms = self._clock.wall_ms()
+        return RecheckNote(now_ms, operator, account, connection.address, reason)
 
     def decide(self, connection: Connection, request: Command) -> bytes | None:
         """7703: an operator's decision; its operator and reason are kept in the log."""

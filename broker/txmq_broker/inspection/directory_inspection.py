@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
-from txmq.errors import ForeignFile, StoreError
+from txmq.errors import DamagedFile, ForeignFile, StoreError
 from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
@@ -176,7 +176,8 @@ class Inspection:
     def _config_files(self) -> Iterator[Finding]:
         keeper = Keeper(self._disk)
         keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
-        topics, groups, offsets, floors, copy_state = keeper.files
+        topics, groups, offsets, floors = keeper.files
+        changes, copy_state = keeper.other_files
 
         def load_topics() -> None:
             self._topics = queue_counts(keeper.topics())
@@ -211,6 +212,8 @@ class Inspection:
                 yield _config_refusal(file.path, error)
             else:
                 yield from _config_faults(file, keeper.owner)
+                if file is topics and keeper.has_changes:
+                    yield from _config_faults(changes, keeper.owner)
 
     def _strange_names(self) -> Iterator[Finding]:
         for name in self._disk.names(FOLDER):
@@ -380,7 +383,7 @@ def _config_refusal(path: str, error: StoreError) -> Finding:
     return Finding(
         kind="foreign-file" if isinstance(error, ForeignFile) else "config-damaged",
         severity=Severity.DAMAGE,
-        file=path,
+        file=error.path if isinstance(error, DamagedFile) else path,
         text=f"{error}; the broker does not start",
         refuses_start=True,
     )

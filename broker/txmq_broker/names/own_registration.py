@@ -8,46 +8,32 @@ from txmq.runtime.clock import Clock
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.names.routes import RouteRegistry
+from txmq_broker.services.near_registration import NearRegistration
 from txmq_broker.services.registered_topics import RegisteredTopics
 from txmq_broker.services.registrar import PERIOD_S, registration_of
 
 __all__ = ["OwnRegistration"]
 
 
-class OwnRegistration:
+class OwnRegistration(NearRegistration):
     """Keeps the broker registered; the counterpart of ``Registrar`` for its own name server."""
 
     def __init__(
         self, identity: Identity, topics: Topics, routes: RouteRegistry, clock: Clock
     ) -> None:
+        super().__init__()
         self._identity = identity
         self._topics = topics
         self._routes = routes
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
         self._known = RegisteredTopics()
         self.changed()
 
-    async def start(self) -> None:
-        """Repeat the registration periodically."""
-        self._task = asyncio.create_task(self._keep_registering(), name="own registration")
-
     def changed(self) -> None:
         """Register now."""
-        registration, saved = registration_of(self._identity), self._topics.saved()
-        for part in self._known.parts(saved):
+        registration = registration_of(self._identity)
+        for part in self._known.parts(self._topics):
             self._routes.register(registration, part, self, self._clock.monotonic())
-        self._known.taken(saved)
-
-    def is_registered(self) -> bool:
-        """True, because the name server is in this process."""
-        return True
-
-    async def stop(self) -> None:
-        """End the repetition; the name server stops with the broker."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _keep_registering(self) -> None:
         while True:

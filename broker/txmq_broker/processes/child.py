@@ -30,7 +30,6 @@ from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.processes.parent_registration import ParentRegistration
 from txmq_broker.processes.plan import (
     BEAT_S,
-    DRAIN_S,
     BrokerNotice,
     BrokerProcessPlan,
     BrokerReport,
@@ -46,11 +45,8 @@ __all__ = ["CANNOT_START", "CRASHED", "BrokerChild"]
 
 log = logging.getLogger(__name__)
 
-ORPHAN_S: Final = DRAIN_S + KILL_GRACE_S
-"""How long a broker may take to end without its supervisor, even if its event loop is blocked."""
-
-LOCK_WAIT_S: Final = ORPHAN_S + 10.0
-"""How long to wait for a directory: after a supervisor was killed, its brokers are still ending."""
+LOCK_WAIT_S: Final = 10.0
+"""How much longer to wait for a directory than brokers may live after their supervisor."""
 LOCK_PAUSE_S: Final = 0.1
 
 DRAINED: Final = 0
@@ -71,7 +67,9 @@ class BrokerChild:
     def __init__(self, descriptor: int) -> None:
         self._link = ParentLink(descriptor, self.report)
         self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
-        """What to do."""
+        """The settings of its broker, and what the supervisor wants from it."""
+        self._orphan_s = self.plan.drain_s + KILL_GRACE_S
+        """How long it may take to end without its supervisor, even if its event loop is blocked."""
         self._link.send(LoadedNotice(self.plan.settings.name))
         self._process = LoneProcess()
         self._pages: MonitoringPages | None = None
@@ -84,7 +82,7 @@ class BrokerChild:
             The exit code of the process.
         """
         keep_freed_memory()
-        self._link.end_after_parent(ORPHAN_S)
+        self._link.end_after_parent(self._orphan_s)
         self._link.drain_at_sigterm()
         settings = self.plan.settings
         allow_files(settings.connections_max)
@@ -109,7 +107,8 @@ class BrokerChild:
     async def _open(self, stack: AsyncExitStack) -> Broker | None:
         """The broker, once its directory is free; ``None`` if the supervisor stops it before."""
         time = asyncio.get_running_loop().time
-        until = time() + LOCK_WAIT_S
+        # After a supervisor was killed, its brokers are still ending.
+        until = time() + self._orphan_s + LOCK_WAIT_S
         register = self._register if self.plan.has_names else None
         while not self._link.stopped.is_set():
             broker = Broker(

@@ -110,14 +110,14 @@ def check_directory(data: Path, brokers: list[BrokerSettings]) -> None:
             f"mv {new} {inside}"
         )
     wanted = {broker.name for broker in brokers}
-    left = [path for path in brokers_below(data) if path.name not in wanted]
-    if left:
-        names = ", ".join(path.name for path in left)
+    unserved = [path for path in brokers_below(data) if path.name not in wanted]
+    if unserved:
+        names, last = ", ".join(path.name for path in unserved), unserved[-1]
         raise ConfigError(
             f"{data} also holds {names}, and --brokers {len(brokers)} would not serve the messages "
             f"there; start as many brokers as before, under the same names. To remove "
-            f"{left[-1].name}, run `txmq cluster drain {left[-1].name}`, wait until its messages "
-            f"are consumed, stop all, and move {left[-1]} elsewhere"
+            f"{last.name}, run `txmq cluster drain {last.name}`, wait until its messages "
+            f"are consumed, stop all, and move {last} elsewhere"
         )
 
 
@@ -128,7 +128,7 @@ def check_lone_directory(data: Path) -> None:
         ConfigError: It holds the directories of brokers.
     """
     found = brokers_below(data)
-    # Directories of brokers that somebody laid out otherwise have no lock beside them.
+    # Only a supervisor puts a lock beside the directories of its brokers.
     if not found or is_broker_directory(data) or not (data / LOCK).exists():
         return
     names = ", ".join(path.name for path in found)

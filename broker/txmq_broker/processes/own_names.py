@@ -88,7 +88,7 @@ class OwnNames:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections: while brokers drain it would answer that no topic exists."""
+        """Close all connections. While brokers drain, it would answer that no topic exists."""
         for watch in self._watches:
             watch.cancel()
         await self._stack.aclose()

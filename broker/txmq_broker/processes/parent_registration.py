@@ -14,6 +14,7 @@ from txmq.protocol.bodies import TopicConfigs
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.processes.plan import BrokerNotice, RegistrationNotice, UnregistrationNotice
+from txmq_broker.services.near_registration import NearRegistration
 from txmq_broker.services.registrar import PAUSE_PER_TOPIC_S, PERIOD_S, registration_of
 
 __all__ = ["ParentRegistration", "registration_notices"]
@@ -22,7 +23,7 @@ TOPICS_AT_ONCE: Final = 10_000
 """Topics in one line to the supervisor; they have up to 4 MB."""
 
 
-class ParentRegistration:
+class ParentRegistration(NearRegistration):
     """Keeps a broker registered with its supervisor.
 
     Args:
@@ -34,30 +35,24 @@ class ParentRegistration:
     def __init__(
         self, identity: Identity, topics: Topics, send: Callable[[BrokerNotice], None]
     ) -> None:
+        super().__init__()
         self._identity = identity
         self._topics = topics
         self._send = send
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """See :meth:`Registration.start`."""
         self._register()
-        self._task = asyncio.create_task(self._keep_registering(), name="registration")
+        await super().start()
 
     def changed(self) -> None:
         """See :meth:`Registration.changed`."""
         self._changed.set()
 
-    def is_registered(self) -> bool:
-        """True: without its supervisor this process ends."""
-        return True
-
     async def stop(self) -> None:
         """See :meth:`Registration.stop`."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await super().stop()
         self._send(UnregistrationNotice())
 
     async def _keep_registering(self) -> None:

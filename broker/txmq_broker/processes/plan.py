@@ -13,7 +13,6 @@ from txmq_broker.config import BrokerSettings
 __all__ = [
     "BEAT_S",
     "DECODE_NOTICE",
-    "DRAIN_S",
     "BrokerNotice",
     "BrokerProcessPlan",
     "BrokerReport",
@@ -27,10 +26,6 @@ BEAT_S: Final = 1.0
 """How often the process of a broker sends a sign of life."""
 
 
-DRAIN_S: Final = 30.0
-"""How long a broker may take to drain, before it is killed."""
-
-
 class BrokerProcessPlan(msgspec.Struct, frozen=True):
     """What the process of a broker needs to know."""
 
@@ -41,6 +36,8 @@ class BrokerProcessPlan(msgspec.Struct, frozen=True):
     """Whether the supervisor is the name server."""
     has_pages: bool
     """Whether the supervisor asks for metrics."""
+    drain_s: float
+    """How long the broker may take to drain, before it is killed."""
     log_form: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 

@@ -27,7 +27,6 @@ from txmq_broker.processes.layout import check_directory, settings_of_brokers
 from txmq_broker.processes.own_names import OwnNames
 from txmq_broker.processes.plan import (
     DECODE_NOTICE,
-    DRAIN_S,
     BrokerProcessPlan,
     HeartbeatNotice,
     OpenedNotice,
@@ -48,6 +47,8 @@ class BrokersOptions:
     words: tuple[str, ...]
     """The command that runs one broker."""
     accept_loss: str | None
+    drain_s: float
+    """How long a broker may take to drain, before it is killed."""
     log_form: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 
@@ -99,17 +100,17 @@ class BrokersService:
         self.clock = SystemClock()
         self.supervisor = Supervisor(
             self._command,
-            SupervisorSettings(processes=options.count, drain_s=DRAIN_S),
+            SupervisorSettings(processes=options.count, drain_s=options.drain_s),
             self,
             self.clock,
             SystemEntropy(),
-            self._take,
+            self._receive,
         )
-        each = settings_of_brokers(settings, options.count)
-        check_directory(Path(settings.data), each)
+        of_brokers = settings_of_brokers(settings, options.count)
+        check_directory(Path(settings.data), of_brokers)
         self.brokers = [
             BrokerState(broker, slot)
-            for broker, slot in zip(each, self.supervisor.slots, strict=True)
+            for broker, slot in zip(of_brokers, self.supervisor.slots, strict=True)
         ]
         self.names = None if settings.names else OwnNames(settings, self.clock)
         self.was_ready = False
@@ -181,16 +182,17 @@ class BrokersService:
         options, state = self._options, self.brokers[number - 1]
         plan = BrokerProcessPlan(
             replace(state.settings, names=self.names_text, http_listen=""),
-            # A loss that is found later than at the start is not accepted.
+            # The operator accepted the loss that this start reported, and no later one.
             options.accept_loss if number not in self._opened else None,
             has_names=self.names is not None,
             has_pages=bool(self.settings.http_listen),
+            drain_s=options.drain_s,
             log_form=options.log_form,
             log_level=options.log_level,
         )
         return ChildCommand([*options.words, state.name], msgspec.json.encode(plan))
 
-    def _take(self, number: int, content: bytes) -> None:
+    def _receive(self, number: int, content: bytes) -> None:
         state, notice = self.brokers[number - 1], DECODE_NOTICE.decode(content)
         if isinstance(notice, HeartbeatNotice):
             state.objection, state.beat_at = notice.objection, self.clock.monotonic()
@@ -217,32 +219,36 @@ class BrokersService:
             self._on_ready()
 
     def died(self, number: int, end: ChildEnd, pause_s: float | None) -> None:
-        """Log what becomes of a broker; refuse a start that cannot succeed."""
+        """Log how a broker ended, and when it starts again; end a start that cannot succeed."""
         state = self.brokers[number - 1]
         if self.names is not None:
             self.names.unregister(number)
         if end.failure is None:
             level = logging.INFO if end.code == 0 else logging.ERROR
-            log.log(level, "broker %s ended: %s; it %s", state.name, end, _after(pause_s))
+            log.log(level, "broker %s ended: %s; it %s", state.name, end, _restart_text(pause_s))
             return
         reason, before = end.failure.reason, state.failure
         state.failure = reason
-        is_tried = self.was_ready or number in self._opened
+        has_served = self.was_ready or number in self._opened
         all_failed = all(broker.failure for broker in self.brokers)
-        if not is_tried and (end.failure.kind == "refused" or all_failed):
-            texts = [f"{one.name}: {one.failure}" for one in self.brokers if one.failure]
+        if not has_served and (end.failure.kind == "refused" or all_failed):
+            texts = [
+                f"{broker.name}: {broker.failure}" for broker in self.brokers if broker.failure
+            ]
             self._refusal = "; ".join(texts)
             self.supervisor.stop()
         elif before == reason:
-            log.warning("broker %s still cannot start; it %s", state.name, _after(pause_s))
+            log.warning("broker %s still cannot start; it %s", state.name, _restart_text(pause_s))
         else:
-            log.error("broker %s cannot start: %s; it %s", state.name, reason, _after(pause_s))
+            log.error(
+                "broker %s cannot start: %s; it %s", state.name, reason, _restart_text(pause_s)
+            )
 
     def ended(self, end: ChildEnd) -> None:
         """A process has ended; :meth:`died` has what matters."""
 
 
-def _after(pause_s: float | None) -> str:
+def _restart_text(pause_s: float | None) -> str:
     if pause_s is None:
         return "does not start again"
     return f"starts again in {pause_s:.1f} s" if pause_s else "starts again at once"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.errors import BrokerBusy, CorruptRecord, ServiceUnavailable, StoreError, SyncFailed
@@ -73,7 +73,7 @@ class HeldAnswers(Protocol):
 class RunningSync(NamedTuple):
     """A running sync: what it makes durable, the number of its waiting spans, and its beginning."""
 
-    done: Awaitable[None]
+    done: asyncio.Future[None]
     point: SyncPoint
     covered: int
     since: float
@@ -102,7 +102,6 @@ class Flusher:
         self._on_fatal = on_fatal
         self._tickets: Tickets = {}
         self._waiting: deque[UnsyncedSpan] = deque()
-        self._wake = asyncio.Event()
         self._drained: asyncio.Future[None] | None = None
         self._turn_planned = False
         self._turn_ms = 0
@@ -119,7 +118,7 @@ class Flusher:
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._failed = False
+        self._failed = self._is_stopped = False
         self._busy_refused = self._sends_refused = 0
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
@@ -150,9 +149,9 @@ class Flusher:
 
     def start(self) -> None:
         """Begin syncing."""
-        run = self._sync_spans() if self._is_sync else self._sync_now_and_then()
-        self._task = asyncio.create_task(run, name="flusher")
-        self._task.add_done_callback(self._ended)
+        if not self._is_sync:
+            self._task = asyncio.create_task(self._sync_now_and_then(), name="flusher")
+            self._task.add_done_callback(self._ended)
 
     async def drain(self) -> None:
         """Return when all staged records are written, synced and answered, with a checkpoint."""
@@ -170,6 +169,9 @@ class Flusher:
 
     async def stop(self) -> None:
         """Stop syncing. Answers that still wait are never sent."""
+        self._is_stopped = True
+        if self._syncing is not None:
+            self._syncing.done.cancel()
         for task in (self._task, self._checkpoint):
             if task is not None:
                 task.cancel()
@@ -306,10 +308,8 @@ class Flusher:
                     self._written()
         else:
             self._began = 0.0
-        if self._waiting and self._syncing is None and not self._failed:
-            # Start the sync here and not in the task: every answer waits for the disk.
-            self._syncing = self._begin_sync()
-            self._wake.set()
+        if self._waiting and self._syncing is None and not (self._failed or self._is_stopped):
+            self._start_sync()
         if self._drained is not None and self._is_idle():
             self._end_drain()
 
@@ -336,7 +336,7 @@ class Flusher:
         for connection, (_, given) in tickets.items():
             connection.send(*given)
         waited = self._clock.monotonic() - self._arrivals.popleft()
-        self.send_times.note(waited, len(span.staged) + len(span.halves))
+        self.send_times.note(waited, span.messages + len(span.halves))
         self._on_published(span)
         if (
             self._checkpoint is None
@@ -349,21 +349,27 @@ class Flusher:
 
     # Syncs
 
-    async def _sync_spans(self) -> None:
-        while True:
-            if self._syncing is None:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            syncing = self._syncing
-            if not await self._synced(syncing):
+    def _start_sync(self) -> None:
+        """Make all waiting spans durable, then release them."""
+        self._syncing = syncing = self._begin_sync()
+        # No task waits for it: every answer does, and a task would wake up a turn later.
+        syncing.done.add_done_callback(self._finish_sync)
+
+    def _finish_sync(self, done: asyncio.Future[None]) -> None:
+        syncing = self._syncing
+        if syncing is None or done.cancelled():
+            return
+        try:
+            if not self._note_sync(syncing, done.exception()):
                 return
             self._syncing = None
-            done = [self._waiting.popleft() for _ in range(syncing.covered)]
+            durable = [self._waiting.popleft() for _ in range(syncing.covered)]
             # The next sync starts before these answers are sent.
             self._end_turn()
-            for durable in done:
-                self._finish(durable.span, durable.tickets)
+            for span, tickets, _ in durable:
+                self._finish(span, tickets)
+        except Exception as error:  # noqa: BLE001 - the broker stops and says why
+            self._break_down(error)
 
     async def _sync_now_and_then(self) -> None:
         while True:
@@ -384,8 +390,16 @@ class Flusher:
         try:
             await syncing.done
         except OSError as error:
+            return self._note_sync(syncing, error)
+        return self._note_sync(syncing, None)
+
+    def _note_sync(self, syncing: RunningSync, error: BaseException | None) -> bool:
+        """Record the end of a sync; return false if it did not make the log durable."""
+        if isinstance(error, OSError):
             self._fail(SyncFailed(f"the disk could not make the log durable: {error}"))
             return False
+        if error is not None:
+            raise error
         if self._failed:
             # Another sync failed. A file reports a failure once, so the success of this sync means
             # nothing.

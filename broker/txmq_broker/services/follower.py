@@ -280,6 +280,7 @@ class Follower:
             broker_id=self.broker_id,
             serves_reads=self._serves_reads,
             takes_deflated=True,
+            takes_changes=True,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -337,6 +338,7 @@ class Follower:
             await self._copied.wait()
             self._copied.clear()
             await self._copy.sync()
+            await self._copy.merge_topics()
             self._look_near()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)

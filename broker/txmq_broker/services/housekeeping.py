@@ -85,7 +85,16 @@ class Housekeeping:
                 await asyncio.sleep(SAVE_S)
                 with suppress(OSError):  # The next round of all chores reports it.
                     self.save_tables()
+                await self._merge_changes()
             await asyncio.sleep(SAVE_S)
+
+    async def _merge_changes(self) -> None:
+        if not self._keeper.has_many_changes or self._keeper.is_incomplete:
+            return
+        try:
+            await self._keeper.merge_changes(self._topics.saved())
+        except OSError as error:
+            log.warning("the file of all topics could not be written anew: %s", error)
 
     def save_tables(self) -> None:
         """Save changed groups and offsets, and the tables that the start could not save.

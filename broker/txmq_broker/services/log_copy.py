@@ -322,9 +322,12 @@ class LogCopy:
         Raises:
             OSError: The disk refuses.
         """
-        self._keeper.adopt(CopiedTables(tables.topics, tables.groups), self.durable)
+        topics = tables.topics
+        if tables.topic_changes is not None and self.tables.topics is not None:
+            topics = tables.topic_changes.applied_to(self.tables.topics)
+        self._keeper.adopt(CopiedTables(topics, tables.groups), self.durable)
         self.tables = CopiedTables(
-            tables.topics or self.tables.topics,
+            topics or self.tables.topics,
             tables.groups or self.tables.groups,
             self.tables.offsets,
             self.tables.floors,
@@ -434,6 +437,16 @@ class LogCopy:
             )
             self._has_offsets = True
             self._save_state(is_complete=True)
+
+    async def merge_topics(self) -> None:
+        """Write the file of all topics anew if many have changed.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        topics = self.tables.topics
+        if topics is not None and self._keeper.has_many_changes:
+            await self._keeper.merge_changes(topics)
 
     async def _save_indexes(self) -> None:
         await self.sync()

@@ -25,6 +25,7 @@ from txmq.protocol.copies import (
     FollowerEntry,
     FollowLog,
     NoteCopied,
+    TopicChanges,
 )
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
@@ -104,6 +105,7 @@ class LogShipper:
         clock: For how long requests stay open.
         versions: Returns the versions of the topics and groups.
         tables: Returns the tables beside the log, without accounts.
+        topic_changes: Returns the changes of topics after a version; ``None`` if they are unknown.
         accounts: The accounts.
         answers: What waits for the followers.
         refusal: Returns why a member may not follow; empty if it may.
@@ -115,6 +117,7 @@ class LogShipper:
         clock: Clock,
         versions: Callable[[], tuple[DataVersion, DataVersion]],
         tables: Callable[[], CopiedTables],
+        topic_changes: Callable[[DataVersion], TopicChanges | None],
         accounts: ShippedAccounts,
         answers: CopiedAnswers,
         refusal: Callable[[str], str],
@@ -123,6 +126,7 @@ class LogShipper:
         self._clock = clock
         self._table_versions = versions
         self._tables = tables
+        self._topic_changes = topic_changes
         self._accounts = accounts
         self._answers = answers
         self._refusal = refusal
@@ -287,7 +291,7 @@ class LogShipper:
         file_start = segments.extent_at(wanted.position).start if segments.starts else 0
         spans = self._spans(wanted.position) if has_spans else b""
         if wanted.waits:
-            tables = self._news(link, is_end=wanted.position + len(spans) == segments.end)
+            tables = self._news(wanted, link, is_end=wanted.position + len(spans) == segments.end)
         else:
             # Its copy may end before these offsets; the first answer at the end has them again.
             tables = self._tables().write()
@@ -324,7 +328,7 @@ class LogShipper:
             whole = end - position
         return data[:whole]
 
-    def _news(self, link: FollowerLink, *, is_end: bool) -> bytes:
+    def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
         """The tables that the follower needs before the spans of the same answer, as JSON."""
         now = self._clock.monotonic()
         versions = self._versions()
@@ -335,10 +339,14 @@ class LogShipper:
         known, link.versions = link.versions, versions
         every = self._tables()
         # A large table that has not changed would cost both ends more than all else.
-        tables = CopiedTables(
-            every.topics if known is None or known[0] != versions[0] else None,
-            every.groups if known is None or known[1] != versions[1] else None,
-        )
+        tables = CopiedTables()
+        if known is None or known[0] != versions[0]:
+            if known is not None and wanted.takes_changes:
+                tables.topic_changes = self._topic_changes(known[0])
+            if tables.topic_changes is None:
+                tables.topics = every.topics
+        if known is None or known[1] != versions[1]:
+            tables.groups = every.groups
         if has_offsets:
             link.offsets_at = now
             tables.offsets, tables.floors = every.offsets, every.floors

@@ -160,23 +160,22 @@ class Registrar:
         self._silent.discard(name)
 
     async def _register_over(self, connection: Connection, name: str) -> None:
-        saved = self.topics.saved()
+        version = self.topics.version
         before, known = self._known.get(name, (None, RegisteredTopics()))
         if before is not connection:
             known = RegisteredTopics()
-        elif len(saved.topic_config_table) > PART_TOPICS and known.version == saved.data_version:
-            if await self._has_version(connection, saved.data_version):
+        elif len(self.topics) > PART_TOPICS and known.version == version:
+            if await self._has_version(connection, version):
                 return
             known = RegisteredTopics()
         self._known[name] = connection, known
-        for part in known.parts(saved):
+        for part in known.parts(self.topics):
             await connection.request(
                 RequestCode.REGISTER_BROKER,
                 registration_of(self._identity),
                 body=RegistrationBody(part).write(),
                 timeout_s=TIMEOUT_S,
             )
-        known.taken(saved)
 
     async def _has_version(self, connection: Connection, version: DataVersion) -> bool:
         """Whether a name server has all topics; the request counts as a sign of life."""

@@ -173,10 +173,11 @@ class HalfStore(HalfReader):
         if is_here:
             self.must_stay = True
             half.queue.next_offset = offset + 1
-            self._queues.staged.append((
-                half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
-                half.key_hashes,
-            ))  # fmt: skip
+            shown = ENTRY.pack(position, half.size, half.tags_code, half.checksum ^ HIDDEN)
+            hashes = half.key_hashes
+            self._queues.staged.append(
+                (half.queue, position, shown, hashes, (position,) * len(hashes))
+            )
         elif copy is not None:
             self._stage_copy(half, copy, kind, now_ms)
         if kind is _PARKED:

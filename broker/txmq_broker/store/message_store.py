@@ -36,6 +36,8 @@ class Span(NamedTuple):
     """Records that were written together."""
 
     staged: list[Staged]
+    messages: int
+    """The number of records in :attr:`staged`."""
     halves: list[Opening]
     markers: list[Closing]
     delayed: Delayed | None
@@ -66,6 +68,7 @@ class MessageStore:
         )
         self.append = self.queues.append
         self.append_all = self.queues.append_all
+        self.append_equal = self.queues.append_equal
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
         self.end_of = self.queues.end_of
@@ -187,7 +190,7 @@ class MessageStore:
             WriteFailed: The disk refused; likewise.
         """
         log, queues = self.log, self.queues
-        staged, queues.staged = queues.staged, []
+        staged, messages = queues.take_staged()
         halves, self.halves.staged = self.halves.staged, []
         markers, self.halves.markers = self.halves.markers, []
         stay, self.halves.must_stay = self.halves.must_stay, False
@@ -200,7 +203,7 @@ class MessageStore:
             if delayed is not None:
                 self.delays.take_back(delayed)
             raise
-        return Span(staged, halves, markers, delayed, end, log.last_ms)
+        return Span(staged, messages, halves, markers, delayed, end, log.last_ms)
 
     def publish(self, span: Span) -> None:
         """Make a span's messages visible to readers."""

@@ -17,14 +17,23 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
-from txmq.limits import KEYS_PER_MESSAGE_MAX
+from txmq.limits import KEYS_PER_MESSAGE_MAX, PULL_MESSAGES_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark
+from txmq_broker.store.equal_records import (
+    checksums_of,
+    pack_equal,
+    packed_range,
+    repeated,
+    write_checksums,
+    write_range,
+)
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.sealed_bytes import SealedBytes
 
@@ -33,6 +42,7 @@ __all__ = [
     "ENTRY_BYTES",
     "Appended",
     "Block",
+    "Columns",
     "ConsumeQueue",
     "Entry",
     "KeyIndex",
@@ -47,12 +57,21 @@ __all__ = [
 ENTRY: Final = Struct(">qiqI")
 _CODE: Final = Struct(">q")
 _CODE_AT: Final = 12
+_CHECKSUM_AT: Final = 20
 
 
 Entry: TypeAlias = tuple[int, int, int, int]
 """One message of a queue: its position in the log, its size, its tag's hash, its checksum.
 
 The checksum covers every byte of the record; the record's own checksum covers only its body."""
+
+Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""The positions, the sizes, the tags' hashes and the checksums of several entries."""
+
+
+@lru_cache(maxsize=PULL_MESSAGES_MAX)
+def _entries(count: int) -> Struct:
+    return Struct(">" + "qiqI" * count)
 
 
 class Block(NamedTuple):
@@ -196,21 +215,28 @@ class ConsumeQueue:
 
     def read(self, offset: int, count: int) -> list[Entry]:
         """Up to ``count`` entries from an offset on; at least one if the offset is visible."""
+        return list(ENTRY.iter_unpack(self._packed(offset, count)))
+
+    def columns(self, offset: int, count: int) -> Columns:
+        """The entries of :meth:`read` by field."""
+        data = self._packed(offset, count)
+        values = _entries(len(data) // ENTRY.size).unpack(data)
+        return values[::4], values[1::4], values[2::4], values[3::4]
+
+    def _packed(self, offset: int, count: int) -> bytes:
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
-            data = bytes(self._tail[start : start + count * ENTRY.size])
-        else:
-            at = bisect_right(self._firsts, offset) - 1
-            if at < 0:
-                return []
-            block = self._blocks[at]
-            inside = offset - block.first
-            count = min(count, block.entries - inside)
-            if count <= 0:
-                return []
-            data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
-        return list(ENTRY.iter_unpack(data))
+            return bytes(self._tail[start : start + count * ENTRY.size])
+        at = bisect_right(self._firsts, offset) - 1
+        if at < 0:
+            return b""
+        block = self._blocks[at]
+        inside = offset - block.first
+        count = min(count, block.entries - inside)
+        if count <= 0:
+            return b""
+        return block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
 
     def with_code(self, code: int, segment: int) -> Iterator[Entry]:
         """Search for entries from a segment on that have this code instead of a tag's hash, oldest
@@ -343,9 +369,9 @@ def keys_in(text: str) -> list[str]:
 Appended: TypeAlias = tuple[int, bytes, bytes, int, tuple[int, ...]]
 """A message of a batch, as the last arguments of :meth:`QueueStore.append`."""
 
-Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
-"""A record that is not durable yet: its queue; the position, size, tag's hash and checksum of its
-entry there; and the hashes of its keys.
+Staged: TypeAlias = tuple[ConsumeQueue, int, bytes, Sequence[int], Sequence[int]]
+"""A record that is not durable yet, or several of a batch: the queue, the first one's position, and
+their packed entries in the queue; and the hashes of their keys, with the positions for them.
 """
 
 
@@ -362,6 +388,8 @@ class QueueStore:
         self.floors: Mapping[str, Mapping[int, int]] = {}
         self.keys = KeyIndex()
         self.staged: list[Staged] = []
+        self.staged_in_batches = 0
+        """The number of staged records beyond the first one of each element of :attr:`staged`."""
 
     # Queues
 
@@ -438,8 +466,8 @@ class QueueStore:
         # log.stage inlined.
         log.staged += head, body, tail
         log.next_position = position + size
-        checksum = crc32(tail, crc32(body, crc32(head)))
-        self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
+        entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
+        self.staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
         return offset, position
 
     def append_all(
@@ -464,9 +492,9 @@ class QueueStore:
             size = fixed + body_size + len(tail)
             crc = crc32(body) & 0x7FFFFFFF
             head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
-            checksum = crc32(tail, crc32(body, crc32(head)))
+            entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
             pieces += head, body, tail
-            staged.append((queue, position, size, tags_code, checksum, key_hashes))
+            staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
             positions.append(position)
             offset += 1
             position += size
@@ -477,6 +505,45 @@ class QueueStore:
         log.next_position = position
         self.staged += staged
         return positions
+
+    def append_equal(
+        self,
+        queue: ConsumeQueue,
+        postmark: Postmark,
+        flag: int,
+        bodies: Sequence[bytes],
+        fixed: Sequence[bytes],
+        values: Sequence[Sequence[bytes]],
+        tags_code: int,
+        key_hashes: array[int],
+    ) -> bytes:
+        """Stage the messages of a batch that have equal sizes, and return their log positions, each
+        in eight bytes.
+
+        It does the same as :meth:`append` for each of them. The bytes after a body are ``fixed``
+        with a message's ``values`` between, as in :func:`pack_equal`; the hashes are those of all
+        keys, in the order of the messages.
+        """
+        log, offset, count = self._log, queue.next_offset, len(bodies)
+        start = log.next_position
+        tail_size = sum(map(len, fixed)) + sum([len(column[0]) for column in values])
+        head, size = records.head_of(
+            queue.number, flag, offset, start, postmark, bodies[0], tail_size
+        )
+        offsets, positions = range(offset, offset + count), range(start, start + count * size, size)
+        packed = packed_range(positions)
+        data = pack_equal(head, offsets, positions, packed, bodies, fixed, values)
+        entries = bytearray(ENTRY.pack(start, size, tags_code, 0) * count)
+        write_range(entries, 0, ENTRY.size, positions, packed)
+        write_checksums(entries, _CHECKSUM_AT, ENTRY.size, checksums_of(data, size))
+        key_positions = repeated(packed, len(key_hashes) // count)
+        # Assigned last: a record that cannot be packed must not leave a gap.
+        queue.next_offset = offset + count
+        log.last_ms = postmark[3]
+        log.stage((cast("bytes", data),), len(data))  # It is only joined with others.
+        self.staged.append((queue, start, bytes(entries), key_hashes, key_positions))
+        self.staged_in_batches += count - 1
+        return bytes(packed)
 
     def stage(
         self,
@@ -491,25 +558,34 @@ class QueueStore:
         position = self._log.next_position
         self._log.stage(pieces, size)
         queue.next_offset += 1
-        self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
+        entry = ENTRY.pack(position, size, tags_code, checksum)
+        self.staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
+
+    def take_staged(self) -> tuple[list[Staged], int]:
+        """Return what was staged since the last call, and the number of its records."""
+        staged, self.staged = self.staged, []
+        more, self.staged_in_batches = self.staged_in_batches, 0
+        return staged, len(staged) + more
 
     def take_back(self, staged: list[Staged]) -> None:
         """Free the offsets again, because the write failed."""
-        for entry in staged:
-            entry[0].next_offset -= 1
+        for queue, _, entries, _, _ in staged:
+            queue.next_offset -= len(entries) // ENTRY.size
 
     def publish(self, staged: list[Staged]) -> None:
         """Make entries visible to readers."""
         keys: list[int] = []
         positions: list[int] = []
-        pack = ENTRY.pack
-        for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.publish(pack(position, size, tags_code, checksum))
+        for queue, _, entries, key_hashes, key_positions in staged:
+            queue.publish(entries)
+            if type(key_hashes) is array:
+                # Those of a batch are copied as they are; the ones before them come first.
+                self.keys.extend(keys, positions)
+                self.keys.extend(key_hashes, key_positions)
+                keys, positions = [], []
+                continue
             keys += key_hashes
-            # Nearly all messages have their unique key and one more.
-            positions += (
-                (position, position) if len(key_hashes) == 2 else (position,) * len(key_hashes)
-            )
+            positions += key_positions
         self.keys.extend(keys, positions)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:

@@ -173,6 +173,7 @@ def test_a_drained_directory_is_not_served_in_part(brokers):
     for words, reason in {
         ("serve", "--brokers", "1"): "also holds broker-b",
         ("serve",): "Start all with --brokers 2",
+        ("serve", "--drain-timeout", "9"): "--drain-timeout needs --brokers",
         ("serve", "--data", str(first), "--brokers", "2"): "is the directory of one broker",
         ("log verify",): f"broker-a, broker-b; name one, as {first}",
     }.items():

@@ -1,12 +1,14 @@
 """``txmq dlq`` against a real broker, and against one that fails as told."""
 
-import asyncio
 import base64
 import json
+from functools import partial
 
 import pytest
 
-from txmq.client import Admin, Session
+from tests import console_stage
+from tests.console_stage import asked
+from txmq.client import Session
 from txmq.message import Message
 from txmq.protocol import command, headers
 from txmq.protocol.codes import RequestCode
@@ -16,41 +18,7 @@ from txmq.protocol.properties import render
 DEAD, RETRY = "%DLQ%g", "%RETRY%g"
 
 
-def asked(names, question):
-    async def ask():
-        async with Session(names) as session:
-            return await question(Admin(session), session)
-
-    return asyncio.run(ask())
-
-
-def bury(names, *ids, body=b"pay %s", attempts=17, topic="Transfers"):
-    """Put dead letters where a broker would."""
-
-    async def put(admin, session):
-        await admin.create_group("g")
-        await admin.create_topic(DEAD, queues=1)
-        await admin.create_topic(RETRY, queues=1)
-        (address,) = (await session.route(DEAD)).addresses.popitem()[1].values()
-        for message_id in ids:
-            named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "TAGS": "pay"}
-            named |= {"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "0A" * 16}
-            header = SendMessageV2(
-                producer_group="g",
-                topic=DEAD,
-                default_topic="TBW102",
-                default_topic_queue_nums=1,
-                queue_id=0,
-                sys_flag=0,
-                born_timestamp=1,
-                flag=0,
-                properties=render(named),
-                reconsume_times=attempts,
-            )
-            text = body.replace(b"%s", message_id.encode())
-            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=text)
-
-    asked(names, put)
+bury = partial(console_stage.bury, reason="", body=b"pay %s", tags="pay")
 
 
 def give_up(names, message_id, reason, *, sys_flag=0):

@@ -121,4 +121,8 @@ def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker, terminal):
     tx("commit", "A1", "--reason", "in the books", code=1)
 
     assert visible(txmq_broker.names) == []
-    assert "the broker asks the producers of A1 now" in tx("recheck", "A1")
+    words = ("--operator", "Ann", "--reason", "the ledger is back")
+    assert "the broker asks the producers of A1 now" in tx("recheck", "A1", *words)
+    shown = tx("history", "A1")
+    assert "Ann has the broker ask the producers again" in shown
+    assert "reason: the ledger is back" in shown

@@ -43,12 +43,6 @@ def broker(tmp_path_factory):
         yield running
 
 
-@pytest.fixture(scope="module")
-def console(broker):
-    with ConsoleProcess(broker.names) as running:
-        yield running
-
-
 @pytest.fixture
 def visitor(console):
     with Visitor(console.url) as found:

@@ -5,12 +5,12 @@ import re
 import socket
 import subprocess
 import sys
+from getpass import getuser
 
 import pytest
 
 from tests.console_stage import (
     HOSTILE,
-    PARKING,
     ConsoleProcess,
     Visitor,
     asked,
@@ -23,21 +23,8 @@ from tests.console_stage import (
 from tests.serving import BrokerProcess, environment
 from txmq.console.app import PAGES
 from txmq.message import Message, Queue
-from txmq_broker.testing import BrokerThread
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with BrokerThread(PARKING) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def console(broker):
-    with ConsoleProcess(broker.names) as running:
-        yield running
 
 
 def attention_in(overview):
@@ -46,12 +33,6 @@ def attention_in(overview):
     items = re.findall(r'<li class="(?:bad|wait)">(.*?)</li>', overview.text)
     assert items or "Nothing needs attention" in overview.text
     return [item for item in items if "the disk of" not in item]
-
-
-@pytest.fixture
-def visitor(console):
-    with Visitor(console.url) as found:
-        yield found
 
 
 def test_it_says_where_it_is_and_stops_when_it_is_told(broker):
@@ -105,10 +86,14 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
 def test_a_parked_transaction_is_checked_again(broker, visitor):
     (name,) = park(broker.names, "t-9", group="checked", topic="Checked").values()
     page = f"/transaction?id={name}"
-    done = visitor.post(f"/transaction/recheck?id={name}&broker=broker-a", page)
+    to = f"/transaction/recheck?id={name}&broker=broker-a"
+    done = text_of(visitor.post(to, page, reason="<b>the bank</b> is back"))
 
-    assert f"broker-a asks the producers of {name} now" in text_of(done)
-    assert name in text_of(done)
+    assert f"broker-a asks the producers of {name} now" in done
+    assert f"{getuser()} has the broker ask the producers again" in done
+    assert "reason: <b>the bank</b> is back" in done
+    long = visitor.post(to, page, reason="é" * 200)
+    assert (long.status_code, "at most 256 bytes" in text_of(long)) == (409, True)
     gone = visitor.post("/transaction/recheck?id=no-such&broker=broker-a", page)
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
 

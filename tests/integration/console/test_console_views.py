@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from sqlalchemy import select, update
 
 from tests.console_look import check_page, examined, keep_picture, opened
-from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
+from tests.console_stage import HOSTILE, ConsoleProcess, Visitor, asked, park, text_of
 from tests.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
     HandlerEnd,
@@ -25,15 +25,8 @@ from txmq.message import Message, Queue
 from txmq.outbox.schema import create_outbox
 from txmq.outbox.table import Outbox
 from txmq.protocol.topics import TRACES
-from txmq_broker.testing import BrokerThread
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(scope="module")
-def broker():
-    with BrokerThread(PARKING) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +68,6 @@ def console(broker, bank, reports):
     )
     with ConsoleProcess(broker.names, *options) as running:
         yield running
-
-
-@pytest.fixture
-def visitor(console):
-    with Visitor(console.url) as found:
-        yield found
 
 
 def send_all(names, topic, messages, queues=1):

@@ -11,7 +11,13 @@ from txmq.client.observe.trace_records import (
     MessageKind,
     SendRecord,
 )
-from txmq.client.values import CheckReport, OpenTransaction, TransactionDecision, TransactionReport
+from txmq.client.values import (
+    CheckReport,
+    OpenTransaction,
+    RecheckReport,
+    TransactionDecision,
+    TransactionReport,
+)
 from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
 
 AT = 1_700_000_000_000
@@ -92,6 +98,21 @@ def test_checks_say_whom_the_broker_asked_and_what_comes_next():
     assert "its connection closed" in asked[1].more
     (coming,) = [step for step in steps if step.status == NEXT]
     assert coming.text.endswith("2023-11-14 22:16:20.000Z")
+
+
+def test_a_request_for_a_check_names_the_person_the_account_and_the_reason():
+    check = CheckReport(AT + 60_000, "icbc-1", "h:1", "unknown", AT + 60_012)
+    rechecks = (
+        RecheckReport(AT + 70_000, "Ann", "ops", "h:9", "the bank is back"),
+        RecheckReport(AT + 50_000, "", "", "h:8", ""),
+    )
+    steps = steps_of(report(checks=[check], rechecks=rechecks), MESSAGE, [])
+
+    first, _, last = [step for step in steps if not step.number]
+    assert first.text == "an operator has the broker ask the producers again"
+    assert first.more == "at h:8"
+    assert last.text == "Ann has the broker ask the producers again"
+    assert (last.actor, last.more) == ("operator", "account ops at h:9; reason: the bank is back")
 
 
 def test_a_decision_by_hand_names_the_person_and_the_reason():

@@ -25,7 +25,9 @@ def got(log, queue, offset=0, count=32, **given):
 
 
 def bodies(found):
-    return [records.unpack(each)[0].body for each in found.records]
+    unpacked = list(records.unpack_all(b"".join(found.records)))
+    assert len(unpacked) == found.messages
+    return [record.body for record in unpacked]
 
 
 # Filters
@@ -302,6 +304,21 @@ def test_a_damaged_message_is_an_error_and_never_given_out(log, place, born):
 
     with pytest.raises(CorruptRecord):
         fetch(log.store, queue, 0, 32)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 300, 1)], ids=["equal", "unequal"])
+def test_damage_is_found_in_each_of_several_messages_that_lie_together(log, lengths):
+    queue = log.put("T", *[b"x" * length for length in lengths])
+    assert len(fetch(log.store, queue, 0, 32).records) == 1
+    file = log.disk.open("log/" + log.disk.names("log")[0])
+    for offset, (position, size, _, _) in enumerate(queue.read(0, 3)):
+        last = file.read(position + size - 1, 1)
+        file.write(position + size - 1, b"!")
+
+        with pytest.raises(CorruptRecord):
+            fetch(log.store, queue, 0, 32)
+        assert fetch(log.store, queue, offset + 1, 32).messages == 2 - offset
+        file.write(position + size - 1, last)
 
 
 def test_damage_behind_the_checksum_is_found_by_who_looks_there(log):

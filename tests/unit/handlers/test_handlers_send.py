@@ -39,6 +39,19 @@ TEXTS = st.builds(
     st.sampled_from(["u", "v", "ä", "x\x01y"]),
     st.sampled_from(["", "TAGS\x01B", "WAIT\x01true\x02", "a\x01b\x02KEYS\x01u\x02"]),
 )
+BODIES = st.binary(min_size=1, max_size=9)
+ALIKE = st.builds(
+    lambda text, size, uniques: [
+        (5, number.to_bytes(size, "big"), text.format(unique))
+        for number, unique in enumerate(uniques)
+    ],
+    st.sampled_from(
+        ["UNIQ_KEY\x01{}\x02TAGS\x01A\x02", "KEYS\x01{0}\x02WAIT\x01x\x02UNIQ_KEY\x01{0}"]
+    ),
+    st.integers(1, 9),
+    st.lists(st.sampled_from(["a", "b", "c"]), min_size=2, max_size=6),
+)
+"""Messages of equal sizes that differ in their bodies, unique keys and keys."""
 
 
 async def stored(client, topic, queue=0):
@@ -591,7 +604,7 @@ def test_a_batch_becomes_single_messages_one_after_the_other(serve, kind):
 def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
     @settings(max_examples=40)
     @given(
-        st.lists(st.tuples(INT32, st.binary(min_size=1, max_size=9), TEXTS), min_size=1),
+        st.one_of(st.lists(st.tuples(INT32, BODIES, TEXTS), min_size=1), ALIKE),
         st.sampled_from(["", "shared\x01yes\x02", "KEYS\x01s\x02", "UNIQ_KEY\x01s"]),
         st.booleans(),
     )

@@ -11,12 +11,14 @@ from tests.unit.handlers.transaction_stage import (
     prepare,
     quick,
 )
-from txmq.limits import CHECKED_TRANSACTIONS_KEPT, CHECKS_KEPT
+from txmq.limits import CHECKED_TRANSACTIONS_KEPT, CHECKS_KEPT, RECHECKS_KEPT
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import DecideTransaction, NamedTransaction
+from txmq.protocol.command import fields_of
+from txmq.protocol.headers import DecideTransaction, NamedTransaction, ResumeCheck
+from txmq.protocol.rechecks import RecheckTransaction, RecheckTransactions
 from txmq.protocol.transaction_history import TransactionHistory
-from txmq_broker.core.check_history import CheckHistory
+from txmq_broker.core.check_history import CheckHistory, RecheckNote
 
 SHOW = RequestCode.SHOW_TRANSACTION_HISTORY
 
@@ -101,6 +103,53 @@ def test_a_parked_transaction_names_the_person_who_decided_it():
     in_lives(main, quick(check_max=1))
 
 
+def test_a_recheck_names_who_asked_for_it_and_why_also_after_the_decision():
+    async def main(life):
+        client = await life.client()
+        await client.topic("T")
+        await client.beat(producers=[GROUP])
+        half = await prepare(client)
+        await prepare(client, unique="U2")
+        one = RecheckTransaction("U1", "ops", "the bank is back")
+        await client.ok(RequestCode.RECHECK_TRANSACTION, one)
+        many = RecheckTransactions(from_offset=0, operator="Ann", reason="all of them")
+        signed = fields_of(many) | {"AccessKey": "night-shift"}
+        await client.ok(RequestCode.RECHECK_TRANSACTIONS, signed)
+        named = ResumeCheck(half.offset_id)
+        await client.ok(RequestCode.RESUME_CHECK_HALF_MESSAGE, named)
+        long = RecheckTransaction("U1", "ops", "é" * 128)
+        assert await client.code_of(RequestCode.RECHECK_TRANSACTION, long) == 29
+        assert await end(client, half, COMMIT) == 0
+
+        rechecks = (await history_of(client, "U1")).rechecks
+        assert [(item.operator, item.account, item.reason) for item in rechecks] == [
+            ("ops", "", "the bank is back"),
+            ("Ann", "night-shift", "all of them"),
+            ("", "", ""),
+        ]
+        assert len({item.address for item in rechecks} - {""}) == 1
+        assert [item.operator for item in (await history_of(client, "U2")).rechecks] == ["Ann"]
+
+    in_lives(main, quick())
+
+
+def test_a_decided_transaction_names_its_producer_while_that_is_connected():
+    async def main(life):
+        producer, other = await life.client("p-1"), await life.client("p-2")
+        await producer.topic("T")
+        for client in (other, producer):
+            await client.beat(producers=[GROUP])
+        half = await prepare(producer)
+        assert await end(producer, half, COMMIT) == 0
+
+        assert (await history_of(other, "U1")).transaction.client_id == "p-1"
+        producer.close()
+        await life.passes(1)
+        assert (await history_of(other, "U1")).transaction.client_id == ""
+
+    in_lives(main, quick())
+
+
 def test_a_restart_keeps_the_decision_and_begins_the_checks_anew():
     async def main(life):
         client = await life.client()
@@ -123,6 +172,9 @@ def test_the_history_of_checks_has_a_fixed_size():
     for key in range(CHECKED_TRANSACTIONS_KEPT + 10):
         for at_ms in range(CHECKS_KEPT + 1 if key % 100 == 0 else 1):
             history.note_asked(key, at_ms, "c", "a")
+            history.note_recheck(key, RecheckNote(at_ms, "ops", "", "a", ""))
     assert len(history) == CHECKED_TRANSACTIONS_KEPT
     assert history.checks_of(0) == ()
     assert [note.asked_ms for note in history.checks_of(100)] == list(range(1, CHECKS_KEPT + 1))
+    assert history.rechecks_of(0) == ()
+    assert len(history.rechecks_of(100)) == RECHECKS_KEPT

@@ -345,12 +345,7 @@ def test_a_reader_that_leaves_does_not_end_the_page_of_another():
 
 def test_a_leader_has_the_place_of_each_follower_and_a_follower_its_own():
     async def main(stage):
-        await stage.first.lead()
-        stage.second.follow()
-        client = await stage.first.client()
-        await client.topic("T", 4)
-        await client.send("T", b"x" * 1000)
-        await stage.caught_up(stage.second)
+        await stage.copied()
         scrape = await scraped(stage.first.broker)
         end = stage.first.end
 

@@ -194,8 +194,7 @@ class Shelf:
         while queue is not None and at < queue.max_offset:
             got = fetch(self.store, queue, at, 32)
             assert got.outcome is FetchOutcome.FOUND, got
-            for data in got.records:
-                record, _ = records.unpack(data)
+            for record in records.unpack_all(b"".join(got.records)):
                 assert (record.topic, record.queue_id) == (topic, number)
                 assert record.queue_offset == at, f"{record.queue_offset} stands at {at}"
                 found[at] = record.body

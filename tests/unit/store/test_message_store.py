@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+from array import array
 
 import pytest
 
@@ -89,6 +90,50 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
         entry[1:] for entry in alone.store.queues.staged
     ]
     assert shelf.store.log.next_position == alone.store.log.next_position
+    alone.close()
+
+
+@pytest.mark.parametrize("start", [0, 250, 2**40 - 3])
+@pytest.mark.parametrize(("host", "bits"), [(HOST, 0), (V6_HOST, 0x10)])
+def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bits, start):
+    alone = Shelf()
+    postmark = (4 | bits, START_MS, host, START_MS + 1, HOST, 3, 9)
+    count = 300
+    bodies = [b"%04d" % number for number in range(count)]
+    uniques = [b"u%03d" % number for number in range(count)]
+    fixed = [b"\1T\0\x0aU\1", b"\2TAGS\1A"]
+    hashes = array("I", [7 * number for number in range(2 * count)])
+    for store in (shelf.store, alone.store):
+        store.queue("T", 0).raise_floor(0)
+        store.queue("T", 0).next_offset = start
+        store.log.next_position += 2**24 - 500  # The positions cross a border of bytes.
+        store.append(store.queue("T", 0), postmark, 0, b"first", b"", 0, ())
+    queue = alone.store.queue("T", 0)
+    for number in range(count):
+        tail = fixed[0] + uniques[number] + fixed[1]
+        own = tuple(hashes[2 * number : 2 * number + 2])
+        alone.store.append(queue, postmark, -5, bodies[number], tail, -77, own)
+
+    given = shelf.store.append_equal(
+        shelf.store.queue("T", 0), postmark, -5, bodies, fixed, [uniques], -77, hashes
+    )
+
+    assert [number for (number,) in struct.iter_unpack(">q", given)] == [
+        entry[1] for entry in alone.store.queues.staged[1:]
+    ]
+    assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
+    assert shelf.store.log.next_position == alone.store.log.next_position
+    assert shelf.store.queue("T", 0).next_offset == queue.next_offset == start + count + 1
+    for part in (2, 3, 4):
+        ours, theirs = (
+            [value for entry in store.queues.staged for value in entry[part]]
+            for store in (shelf.store, alone.store)
+        )
+        assert ours == theirs
+    staged, messages = shelf.store.queues.take_staged()
+    assert (messages, shelf.store.queues.take_staged()) == (count + 1, ([], 0))
+    shelf.store.queues.take_back(staged)
+    assert shelf.store.queue("T", 0).next_offset == start
     alone.close()
 
 

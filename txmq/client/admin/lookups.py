@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.received_message import opened
-from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
+from txmq.client.values import BrokerInfo
+from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError, TopicNotFound
 from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import fields_of
@@ -82,6 +84,40 @@ class LookupCalls(ClusterCalls):
             if message.id == message_id:
                 return message
         raise NotFound(f"topic {topic} has no message {message_id}")
+
+    async def search(
+        self, topic: str, text: str, brokers: Iterable[BrokerInfo], *, count: int = 32
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that have a text as a key or as their id, oldest first.
+
+        It asks the brokers without looking for the topic's route, so a search of very many topics
+        neither asks name servers nor keeps their routes.
+
+        Args:
+            topic: The topic; brokers without it have no such message.
+            text: A whole key, or a producer's id.
+            brokers: The brokers to ask, from :meth:`cluster`.
+            count: The maximum number of messages from each broker.
+
+        Raises:
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        header = MessageQuery(topic, text, count, 0, TIME_MAX)
+        found: list[ReceivedMessage] = []
+        for broker in brokers:
+            address = broker.addresses[min(broker.addresses)]
+            try:
+                answer = await self._session.request(address, RequestCode.QUERY_MESSAGE, header)
+            except (NotFound, TopicNotFound):
+                continue
+            # Brokers look up by hash; drop messages whose key only has the same hash.
+            found += [
+                message
+                for message in (opened(record, broker.name) for record in unpack_all(answer.body))
+                if text in message.keys or text == message.id
+            ]
+        return sorted(found, key=lambda message: message.stored_ms)
 
     async def _query(self, topic: str, header: dict[str, str]) -> list[ReceivedMessage]:
         route = await self._session.route(topic)

@@ -5,16 +5,17 @@ Apache RocketMQ answers "not supported".
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import AsyncGenerator, Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.protocol import recall
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import RecallAnswer
+from txmq.protocol.headers import Header, RecallAnswer
 from txmq.protocol.operations import (
-    AuditedRequest,
     AuditPage,
-    DelayedEntry,
     DelayedPage,
     ListAudit,
     ListDelayed,
@@ -25,9 +26,25 @@ from txmq.protocol.operations import (
 
 __all__ = ["OperationCalls"]
 
-_AUDIT_PAGE: Final = 500
-_DELAYED_PAGE: Final = 100
 ALL_LEVELS: Final = -1
+
+P = TypeVar("P", AuditPage, DelayedPage)
+
+
+class _PagedList(NamedTuple, Generic[P]):
+    """A list that brokers give in pages."""
+
+    code: RequestCode
+    page: type[P]
+    rows_max: int
+    """The rows of one page."""
+    count: Callable[[P], int]
+
+
+_AUDIT: Final = _PagedList(RequestCode.LIST_AUDIT, AuditPage, 500, lambda page: len(page.entries))
+_DELAYED: Final = _PagedList(
+    RequestCode.LIST_DELAYED, DelayedPage, 100, lambda page: len(page.messages)
+)
 
 
 class OperationCalls(ClusterCalls):
@@ -64,17 +81,12 @@ class OperationCalls(ClusterCalls):
             TransportError: A name server or the broker does not answer.
             BrokerRefused: The broker refuses.
         """
-        address = await self._master(broker)
-        found: list[AuditedRequest] = []
-        while True:
-            count = min(limit - len(found), _AUDIT_PAGE)
-            wanted = ListAudit(before, since_ms, until_ms, person, action, refused, count)
-            answer = await self._session.request(address, RequestCode.LIST_AUDIT, wanted)
-            page = AuditPage.read(answer.body)
-            found += page.entries
-            before = page.next
-            if not before or len(found) >= limit:
-                return AuditPage(found, before)
+
+        def request(place: str, count: int) -> ListAudit:
+            return ListAudit(place, since_ms, until_ms, person, action, refused, count)
+
+        pages = [page async for page in self._pages(broker, _AUDIT, request, before, limit)]
+        return replace(pages[-1], entries=[entry for page in pages for entry in page.entries])
 
     async def delayed(
         self,
@@ -101,18 +113,12 @@ class OperationCalls(ClusterCalls):
             TransportError: A name server or the broker does not answer.
             BrokerRefused: The broker refuses.
         """
-        address = await self._master(broker)
-        found: list[DelayedEntry] = []
-        wanted_level = ALL_LEVELS if level is None else level
-        while True:
-            count = min(limit - len(found), _DELAYED_PAGE)
-            wanted = ListDelayed(wanted_level, from_ms, after, count)
-            answer = await self._session.request(address, RequestCode.LIST_DELAYED, wanted)
-            page = DelayedPage.read(answer.body)
-            found += page.messages
-            after = page.next
-            if not after or len(found) >= limit:
-                return DelayedPage(found, page.levels, page.waiting, after)
+
+        def request(place: str, count: int) -> ListDelayed:
+            return ListDelayed(ALL_LEVELS if level is None else level, from_ms, place, count)
+
+        pages = [page async for page in self._pages(broker, _DELAYED, request, after, limit)]
+        return replace(pages[-1], messages=[found for page in pages for found in page.messages])
 
     async def recall_delayed(self, topic: str, handle: str, *, operator: str, reason: str) -> str:
         """Recall a delayed message by hand; the broker's audit keeps the operator and the reason.
@@ -152,6 +158,27 @@ class OperationCalls(ClusterCalls):
         address = await self._master(broker)
         answer = await self._session.request(address, RequestCode.SHOW_SETTINGS)
         return SettingsView.read(answer.body).settings
+
+    async def _pages(
+        self,
+        broker: str,
+        pages: _PagedList[P],
+        request: Callable[[str, int], Header],
+        place: str,
+        limit: int,
+    ) -> AsyncGenerator[P, None]:
+        """The pages of a list from a place on, until they have as many rows as the limit."""
+        address = await self._master(broker)
+        left = limit
+        while True:
+            header = request(place, min(left, pages.rows_max))
+            answer = await self._session.request(address, pages.code, header)
+            page = pages.page.read(answer.body)
+            yield page
+            left -= pages.count(page)
+            place = page.next
+            if not place or left <= 0:
+                return
 
     async def _master(self, broker: str) -> str:
         (address,) = (await self._masters(broker=broker)).values()

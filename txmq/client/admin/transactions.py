@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.received_message import opened, received
 from txmq.client.values import (
     CheckReport,
     OpenTransaction,
+    RecheckReport,
     TransactionDecision,
     TransactionReport,
 )
@@ -26,7 +29,11 @@ from txmq.protocol.headers import (
     ListTransactions,
     NamedTransaction,
 )
-from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
+from txmq.protocol.rechecks import (
+    RecheckedTransactions,
+    RecheckTransaction,
+    RecheckTransactions,
+)
 from txmq.protocol.record import unpack
 from txmq.protocol.transaction_history import TransactionHistory
 
@@ -128,12 +135,26 @@ class TransactionCalls(ClusterCalls):
         return found.broker
 
     async def recheck_transaction(
-        self, name: str, *, broker: str | None = None, cluster: str | None = None
+        self,
+        name: str,
+        *,
+        operator: str = "",
+        reason: str = "",
+        broker: str | None = None,
+        cluster: str | None = None,
     ) -> None:
         """Make the broker check an open transaction with its producers now, with a full number of
         checks.
 
+        Args:
+            name: The id of the transaction or of its half message.
+            operator: The person who asks; the transaction's history and the audit show it.
+            reason: Why; likewise. Both have at most 256 bytes together.
+            broker: The broker that has it; by default, the call queries all of the cluster.
+            cluster: The cluster, if there are several.
+
         Raises:
+            InvalidParameter: Operator and reason are too long.
             TxmqError: As for :meth:`transaction`.
         """
         if broker is None:
@@ -141,7 +162,7 @@ class TransactionCalls(ClusterCalls):
         else:
             # Its broker says itself that the transaction is not open: one request fewer.
             (address,) = (await self._masters(broker=broker, cluster=cluster)).values()
-        header = NamedTransaction(name)
+        header = RecheckTransaction(name, operator, reason)
         await self._session.request(address, RequestCode.RECHECK_TRANSACTION, header)
 
     async def recheck_transactions(
@@ -149,18 +170,22 @@ class TransactionCalls(ClusterCalls):
         *,
         state: str = "",
         group: str = "",
+        operator: str = "",
+        reason: str = "",
         broker: str | None = None,
         cluster: str | None = None,
         on_progress: Callable[[int], object] | None = None,
     ) -> dict[str, int]:
         """Make brokers check many open transactions now, each with a full number of checks.
 
-        A broker's audit has one entry for up to 10,000 of them. A txmq broker that is too old for
+        A broker's audit has one entry for up to 2,000 of them. A txmq broker that is too old for
         this request receives one request for each transaction.
 
         Args:
             state: Only ``prepared`` ones, or only ``parked`` ones.
             group: Only transactions of this producer group.
+            operator: The person who asks; their histories and the audit show it.
+            reason: Why; likewise. Both have at most 256 bytes together.
             broker: The broker to ask; by default, all of the cluster.
             cluster: The cluster, if there are several.
             on_progress: Called with the number of transactions of each answer.
@@ -170,21 +195,22 @@ class TransactionCalls(ClusterCalls):
 
         Raises:
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
-            InvalidParameter: The state is neither of the two.
+            InvalidParameter: The state is neither of the two, or the texts are too long.
             RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer. All others were asked as well: a note of the
                 error names them.
             BrokerRefused: A broker refuses; likewise.
         """
         counts: dict[str, int] = {}
+        wanted = RecheckTransactions(state, group, 0, operator, reason)
 
         async def recheck(name: str, address: str) -> None:
             counts[name] = 0
             try:
-                async for count in self._recheck_pages(address, state, group):
+                async for count in self._recheck_pages(address, wanted):
                     note(name, count)
             except RequestNotSupported:
-                async for count in self._recheck_singly(name, state, group, cluster):
+                async for count in self._recheck_singly(name, wanted, cluster):
                     note(name, count)
 
         def note(name: str, count: int) -> None:
@@ -196,11 +222,11 @@ class TransactionCalls(ClusterCalls):
         return counts
 
     async def _recheck_pages(
-        self, address: str, state: str, group: str
+        self, address: str, wanted: RecheckTransactions
     ) -> AsyncGenerator[int, None]:
         start = 0
         while True:
-            header = RecheckTransactions(state, group, start)
+            header = replace(wanted, from_offset=start)
             answer = await self._session.request(address, RequestCode.RECHECK_TRANSACTIONS, header)
             found = answer.read(RecheckedTransactions)
             yield found.rechecked
@@ -209,15 +235,25 @@ class TransactionCalls(ClusterCalls):
             start = found.next_offset
 
     async def _recheck_singly(
-        self, broker: str, state: str, group: str, cluster: str | None
+        self, broker: str, wanted: RecheckTransactions, cluster: str | None
     ) -> AsyncGenerator[int, None]:
         known = await self.transactions(
-            state=state, group=group, limit=_ALL, broker=broker, cluster=cluster
+            state=wanted.state,
+            group=wanted.producer_group,
+            limit=_ALL,
+            broker=broker,
+            cluster=cluster,
         )
         for transaction in known:
             name = transaction.id or transaction.offset_id
             try:
-                await self.recheck_transaction(name, broker=broker, cluster=cluster)
+                await self.recheck_transaction(
+                    name,
+                    operator=wanted.operator,
+                    reason=wanted.reason,
+                    broker=broker,
+                    cluster=cluster,
+                )
             except NotFound:
                 continue  # It was decided meanwhile.
             yield 1
@@ -272,6 +308,10 @@ class TransactionCalls(ClusterCalls):
             next_check_ms=shown.next_check_ms,
             waits_for_producer=shown.waits_for_producer,
             producers=shown.producers,
+            rechecks=tuple(
+                RecheckReport(item.at_ms, item.operator, item.account, item.address, item.reason)
+                for item in shown.rechecks
+            ),
         )
         return report, opened(unpack(found.answer.body)[0], found.broker)
 

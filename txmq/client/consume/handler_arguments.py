@@ -22,6 +22,7 @@ from typing import (
     Annotated,
     Any,
     Final,
+    ForwardRef,
     TypeAlias,
     TypeVar,
     Union,
@@ -145,7 +146,7 @@ def _hints(
     name: str, handler: Callable[..., object], parameters: list[inspect.Parameter]
 ) -> Mapping[str, object]:
     """The annotations of some parameters; those that are texts are evaluated."""
-    found: dict[str, object] = {one.name: one.annotation for one in parameters}
+    found: dict[str, object] = {one.name: _text_of(one.annotation) for one in parameters}
     texts = {key: text for key, text in found.items() if isinstance(text, str)}
     if not texts:
         return found
@@ -167,6 +168,11 @@ def _hints(
                 "in the module, above the handler, and do not import it under TYPE_CHECKING alone"
             ) from error
     return found
+
+
+def _text_of(annotation: object) -> object:
+    """The text of a reference, which a decorator below may have left; others as they are."""
+    return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
 
 
 def _globals_of(handler: Callable[..., object]) -> dict[str, Any]:

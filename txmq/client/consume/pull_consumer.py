@@ -8,19 +8,18 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Final, Self
 
-from txmq.client.cluster_client import ClusterClient, client_of
-from txmq.client.consume.agreement import Agreement
+from txmq.client.cluster_client import ClusterClient
+from txmq.client.consume.group_consumer import GroupConsumer
 from txmq.client.consume.pull_assignment import PullAssignment
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
-from txmq.client.lifecycle import Lifecycle
 from txmq.client.names import check_name
-from txmq.client.settings import ConsumerSettings, settings_or
+from txmq.client.settings import ConsumerSettings
 from txmq.client.values import PulledBatch
 from txmq.errors import RequestNotSupported, UsageError
-from txmq.limits import FETCHED_MESSAGES_MAX, GROUP_CHARS_MAX, PULL_MESSAGES_MAX
+from txmq.limits import FETCHED_MESSAGES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
-from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.protocol.bodies import ConsumerRegistration
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
@@ -33,7 +32,7 @@ POLL_S: Final = 5.0
 """How long a poll waits by default, as in stock clients."""
 
 
-class PullConsumer(Lifecycle):
+class PullConsumer(GroupConsumer[PullAssignment]):
     """A member of a consumer group that you poll for messages; ``async with`` starts and stops it.
 
     ::
@@ -77,18 +76,11 @@ class PullConsumer(Lifecycle):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        check_name("group", group, GROUP_CHARS_MAX)
-        self.group = group
-        self.settings = settings_or(ConsumerSettings, settings)
-        self.client, self._is_own = client_of(names, network, clock, entropy)
-        self._agreement = Agreement(self.client, group)
-        self._subscriptions: dict[str, TopicSubscription] = {}
+        super().__init__(group, names, settings, network, clock, entropy)
         self._assigned: list[Queue] | None = None
         self._chosen: dict[str, TopicSubscription] = {}
         self._noted: dict[Queue, QueueOffset] = {}
-        self._version = 0
         self._was_running = False
-        self._assignment: PullAssignment | None = None
         self._closing = AsyncExitStack()
 
     # Queues
@@ -206,16 +198,6 @@ class PullConsumer(Lifecycle):
             return
         self.end()
         await self._closing.aclose()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it runs."""
-        return self._assignment is not None
-
-    @property
-    def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
-        return () if self._is_own else (self.client,)
 
     def end(self) -> None:
         """Stop delivering: an iteration ends, a waiting poll returns an empty list.
@@ -423,20 +405,7 @@ class PullConsumer(Lifecycle):
 
     def registration(self) -> ConsumerRegistration:
         """What it registers with brokers."""
-        return ConsumerRegistration(
-            self.group,
-            ACTIVELY,
-            "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
-            self.settings.start.value,
-            self.subscribed(),
-        )
-
-    def rebalance_soon(self) -> None:
-        """Rebalance soon."""
-        if self._assignment is not None:
-            self._assignment.rebalance_soon()
-            work = self._agreement.look(self._subscriptions)
-            self.client.tasks.start(work, f"a look at group {self.group}")
+        return self._registration_of(ACTIVELY, self._subscriptions)
 
     @property
     def is_orderly(self) -> bool:
@@ -445,14 +414,7 @@ class PullConsumer(Lifecycle):
 
     def subscribed(self) -> list[bodies.SubscriptionData]:
         """Its subscriptions, as brokers register them."""
-        return [
-            subscription.registration(self._version)
-            for subscription in self._subscriptions.values()
-        ]
-
-    def held(self) -> dict[Queue, HeldQueue]:
-        """The queues that it holds, for operators."""
-        return {} if self._assignment is None else self._assignment.shown()
+        return self.registration().subscription_data_set
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
         """Move held queues to other offsets; brokers request it after a reset."""

@@ -9,17 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Self, TypeVar
 
-from txmq.client.cluster_client import ClusterClient, client_of
-from txmq.client.consume.agreement import Agreement
+from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.assignment import QueueAssignment
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
 from txmq.client.consume.fetcher import as_sent
+from txmq.client.consume.group_consumer import GroupConsumer
 from txmq.client.consume.handler import BatchHandler, BoundHandler, MessageHandler
 from txmq.client.consume.orderly_workers import OrderlyWorkers
 from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
 from txmq.client.consume.returns import Returns
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
-from txmq.client.lifecycle import Lifecycle
 from txmq.client.middleware import ReceiveChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import HandlerHook, HandlerHooks
@@ -27,12 +26,11 @@ from txmq.client.observe.message_trace import HandlerTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
 from txmq.client.observe.worker_process import CURRENT
 from txmq.client.send.producer import Producer
-from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings, settings_or
+from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings
 from txmq.errors import UsageError
-from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Later, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
-from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
+from txmq.protocol.bodies import ConsumerRegistration
 from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
@@ -49,7 +47,7 @@ PASSIVELY: Final = "CONSUME_PASSIVELY"
 _NOT_RUNNING: Final = "this consumer is not running; use it with 'async with', or await its start()"
 
 
-class PushConsumer(Lifecycle):
+class PushConsumer(GroupConsumer[QueueAssignment]):
     """A member of a consumer group that calls handlers; ``async with`` starts and stops it.
 
     ::
@@ -95,16 +93,9 @@ class PushConsumer(Lifecycle):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        check_name("group", group, GROUP_CHARS_MAX)
-        self.group = group
-        self.settings = settings_or(ConsumerSettings, settings)
-        self.client, self._is_own = client_of(names, network, clock, entropy)
-        self._agreement = Agreement(self.client, group)
+        super().__init__(group, names, settings, network, clock, entropy)
         self._handlers: dict[str, BoundHandler] = {}
-        self._subscriptions: dict[str, TopicSubscription] = {}
-        self._version = 0
         self._threads: Threads | None = None
-        self._assignment: QueueAssignment | None = None
         self._runner: ConcurrentWorkers | OrderlyWorkers | None = None
         self._stopped: asyncio.Event | None = None
         self._tracer: Tracer | None = None
@@ -276,16 +267,6 @@ class PushConsumer(Lifecycle):
             self._stopped.set()
 
     @property
-    def is_open(self) -> bool:
-        """Whether it runs."""
-        return self._assignment is not None
-
-    @property
-    def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
-        return () if self._is_own else (self.client,)
-
-    @property
     def subscriptions(self) -> Sequence[TopicSubscription]:
         """What its handlers consume."""
         return list(self._subscriptions.values())
@@ -305,20 +286,7 @@ class PushConsumer(Lifecycle):
 
     def registration(self) -> ConsumerRegistration:
         """What it registers with brokers."""
-        return ConsumerRegistration(
-            self.group,
-            PASSIVELY,
-            "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
-            self.settings.start.value,
-            [subscription.registration(self._version) for subscription in self._wanted().values()],
-        )
-
-    def rebalance_soon(self) -> None:
-        """Rebalance soon."""
-        if self._assignment is not None:
-            self._assignment.rebalance_soon()
-            work = self._agreement.look(self._subscriptions)
-            self.client.tasks.start(work, f"a look at group {self.group}")
+        return self._registration_of(PASSIVELY, self._wanted())
 
     # Queues and offsets
 
@@ -339,10 +307,6 @@ class PushConsumer(Lifecycle):
     def subscribed(self) -> list[bodies.SubscriptionData]:
         """Its subscriptions, as brokers register them."""
         return self.registration().subscription_data_set
-
-    def held(self) -> dict[Queue, HeldQueue]:
-        """The queues that it holds, for operators."""
-        return {} if self._assignment is None else self._assignment.shown()
 
     def pause(self, queues: Sequence[Queue] | None = None) -> None:
         """Pause fetching, for some queues or all; fetched messages are still handled."""

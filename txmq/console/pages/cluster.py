@@ -97,7 +97,7 @@ async def show_member(visit: Visit) -> PageContent:
     broker, name = visit.required("broker"), visit.required("member")
     copies = await _copies(visit, broker)
     follower = _follower(copies, name)
-    removed = next((one for one in copies["removed"] if one["name"] == name), None)
+    removed = next((member for member in copies["removed"] if member["name"] == name), None)
     is_leader = name in {copies["member"], copies["name"]}
     if follower is None and removed is None and not is_leader:
         raise NotFound(f"broker set {broker} has no member {name!r}; go back to the cluster")
@@ -315,7 +315,7 @@ async def _copies(visit: Visit, broker: str) -> dict[str, Any]:
 
 def _follower(copies: dict[str, Any], name: str) -> dict[str, Any] | None:
     return next(
-        (one for one in copies["followers"] if name in {one["name"], one["member"]}),
+        (found for found in copies["followers"] if name in {found["name"], found["member"]}),
         None,
     )
 

@@ -25,7 +25,14 @@ async def show_change(visit: Visit) -> PageContent:
     enabled = True if known is None else known.consume_enable
     retries = 16 if known is None else known.retry_max_times
     if not visit.text("enabled") and not visit.text("retries"):
-        values = {"title": name, "enabled": enabled, "retries": retries, "most": _RETRIES_MAX}
+        values = {
+            "title": name,
+            "noun": "consumer group",
+            "path": "/group",
+            "enabled": enabled,
+            "retries": retries,
+            "most": _RETRIES_MAX,
+        }
         return PageContent("group_change.html", values)
     wanted_enabled, wanted_retries = _wanted(visit)
     sentences: list[str] = []

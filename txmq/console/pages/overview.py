@@ -116,8 +116,8 @@ def _attention_of(row: dict[str, Any]) -> list[Attention]:
     if row["problem"]:
         found.append(Attention("bad", f"{name} does not answer: {row['problem']}", ""))
     if row["parked"]:
-        are = quantity(row["parked"], "transaction is", "transactions are")
-        text = f"{are} parked at {name}: no producer knew the outcome, so a person must decide"
+        parked = quantity(row["parked"], "transaction is", "transactions are")
+        text = f"{parked} parked at {name}: no producer knew the outcome, so a person must decide"
         found.append(Attention("bad", text, link("/transactions", state="parked")))
     if (row["oldest_ms"] or 0) >= OLD_TRANSACTION_MS:
         text = f"the oldest open transaction of {name} waits for {age_of(row['oldest_ms'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster
+from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster, search_further
 from txmq.console.markup import url_of
 from txmq.console.pages.messages import message_at
 from txmq.console.visits import PageContent, PageRoute, Visit
@@ -35,18 +35,43 @@ _LISTS: Final = {"topic": "/topics", "group": "/groups"}
 
 
 async def show(visit: Visit) -> PageContent:
-    """Show what a text finds; the only exact hit is shown itself."""
+    """Show what a text finds; the only exact hit is shown itself.
+
+    A page takes one step through the topics. If the step found nothing, the next page begins by
+    itself, until the visitor stops it.
+    """
     wanted = visit.text("for")
     if len(wanted) > WANTED_CHARS_MAX:
         raise UsageError(f"a search has at most {WANTED_CHARS_MAX} characters")
-    values: dict[str, Any] = {"title": "Search", "wanted": wanted, "kinds": (), "notes": ()}
+    after = visit.text("after")
+    values: dict[str, Any] = {
+        "title": "Search",
+        "wanted": wanted,
+        "kinds": (),
+        "notes": (),
+        "further": "",
+        "is_further": bool(wanted and after),
+    }
     if not wanted:
         return PageContent("search.html", values)
-    if place := await _place_of(visit, wanted):
+    if after:
+        found = await search_further(visit.admin, wanted, after, visit.settings.cluster)
+    elif place := await _place_of(visit, wanted):
         return PageContent("search.html", values, to=place)
-    found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
-    if len(found.exact) == 1 and (to := _url_of(found.exact[0])):
-        return PageContent("search.html", values, to=to)
+    else:
+        found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
+    # A key may be found in further topics; a name or an id is found once.
+    if len(found.exact) == 1 and (not found.next or found.exact[0].name == wanted):
+        return PageContent("search.html", values, to=_url_of(found.exact[0]))
+    if found.next:
+        values["further"] = url_of("/search", **{"for": wanted, "after": found.next})
+    values |= {
+        "searched": found.searched,
+        "topics": found.topics,
+        # A step that failed begins at the same place: only the visitor tries it again.
+        "is_followed": found.next not in {"", after} and not found.hits,
+        "again": url_of("/search", **{"for": wanted}),
+    }
     values["kinds"] = [
         {
             "title": _TITLES[kind],

@@ -33,6 +33,8 @@ async def show_change(visit: Visit) -> PageContent:
         known = await visit.admin.topic_config(name)
         values = {
             "title": name,
+            "noun": "topic",
+            "path": "/topic",
             "configs": {at: description_of(config) for at, config in known.items()},
             "queues": max(config.write_queue_nums for config in known.values()),
             "perm": permission_of(known.values()),

@@ -25,6 +25,9 @@ SHOWN_MORE: Final = 500
 _REPEATABLE_CHARS: Final = 100
 """A person can type a key of this length again."""
 
+_RECHECK_REASON_CHARS_MAX: Final = 100
+"""The broker takes 256 bytes, with the name of the person."""
+
 _AGES: Final = (
     ("under a minute", 60),
     ("1 to 10 minutes", 600),
@@ -120,6 +123,7 @@ async def show_one(visit: Visit) -> PageContent:
         "steps": steps_of(report, message, traces),
         "has_traces": bool(traces),
         "statuses": _STATUS_WORDS,
+        "reason_max": _RECHECK_REASON_CHARS_MAX,
         "body": body_view(message.body, visit.text("as")),
         "body_link": {
             form: link(
@@ -176,7 +180,12 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     """Have the broker ask the producers of a transaction again."""
     visit = form.visit
     name, broker = visit.required("id"), visit.required("broker")
-    await visit.admin.recheck_transaction(name, broker=broker)
+    await visit.admin.recheck_transaction(
+        name,
+        operator=visit.session.person,
+        reason=form.fields.get("reason", "").strip(),
+        broker=broker,
+    )
     notice = f"{broker} asks the producers of {name} now, or as soon as one of them connects"
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
 
@@ -186,7 +195,10 @@ async def recheck_all(form: ChangeForm) -> ChangeDone:
     visit = form.visit
     state, group = visit.text("state"), visit.text("group")
     counts = await visit.admin.recheck_transactions(
-        state=state, group=group, cluster=visit.settings.cluster
+        state=state,
+        group=group,
+        operator=visit.session.person,
+        cluster=visit.settings.cluster,
     )
     notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
     return ChangeDone(url_of("/transactions", state=state, group=group), notice)

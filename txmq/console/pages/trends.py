@@ -40,7 +40,7 @@ async def overview_trends(visit: Visit, brokers: Iterable[str]) -> Trends:
     now_ms = visit.clock.wall_ms()
     span_ms, period_s = _SPANS.get(visit.text("span"), _SPANS[""])
 
-    async def asked(broker: str) -> FigureHistory | TxmqError:
+    async def history_of(broker: str) -> FigureHistory | TxmqError:
         try:
             return await visit.admin.broker_history(
                 broker, from_ms=now_ms - span_ms, period_s=period_s
@@ -48,10 +48,10 @@ async def overview_trends(visit: Visit, brokers: Iterable[str]) -> Trends:
         except TxmqError as error:
             return error
 
-    answers = await for_each(list(brokers)[:BROKERS_DRAWN], asked)
+    answers = await for_each(list(brokers)[:BROKERS_DRAWN], history_of)
     found = [answer for answer in answers if isinstance(answer, FigureHistory)]
     if not found:
-        return Trends([], not any(isinstance(one, RequestNotSupported) for one in answers))
+        return Trends([], not any(isinstance(answer, RequestNotSupported) for answer in answers))
 
     def line(name: str, column: str, join: Callable[[Iterable[float]], float] = total) -> ChartLine:
         return ChartLine(name, merged(found, column, join))

@@ -109,3 +109,19 @@ document.addEventListener("keydown", (event) => {
   field.focus();
   field.select();
 });
+
+// A search that has found nothing goes on by itself, until somebody stops it.
+(() => {
+  const PAUSE_MS = 200;
+  const further = document.querySelector("#further[data-followed]");
+  const stop = document.getElementById("stop");
+  if (!further || !stop) return;
+  const going = setTimeout(() => location.replace(further.href), PAUSE_MS);
+  stop.hidden = false;
+  stop.addEventListener("click", () => {
+    clearTimeout(going);
+    window.stop();
+    stop.hidden = true;
+    further.focus();
+  });
+})();

@@ -1,0 +1,172 @@
+"""Batches whose messages differ only in their bodies, unique keys and keys, all of equal sizes.
+
+Most batches are like that: one producer sent them with the same options. Then one step for all
+messages replaces one for each, and what they share is examined once for many batches. All other
+batches take the general way.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import chain, repeat
+from typing import Final, NamedTuple
+
+from txmq.protocol import batch, properties
+from txmq.protocol.batch import BatchColumns
+from txmq.protocol.checksum import crc32
+from txmq_broker.core.arrival import examine
+
+__all__ = ["BatchShape", "BatchShapes", "UniformBatch"]
+
+_UNIQUE: Final = b"UNIQ_KEY\x01"
+_KEYS: Final = b"KEYS\x01"
+_PAIR_END: Final = b"\x02"
+_SHAPES_MAX: Final = 32
+
+
+class BatchShape(NamedTuple):
+    """What the messages of a uniform batch share."""
+
+    columns: BatchColumns
+    flag: int
+    tags_code: int
+    special: dict[str, str] | None
+    size: int
+    """The size of a message's stored properties."""
+    fixed: list[bytes]
+    """The stored properties before, between and after the values that differ."""
+    hash_numbers: list[int]
+    """For each value that differs, the number of its hash among the message's hashes."""
+
+
+class UniformBatch(NamedTuple):
+    """The messages of a uniform batch."""
+
+    shape: BatchShape
+    bodies: tuple[bytes, ...]
+    values: list[tuple[bytes, ...]]
+    """The values that differ: for each property those of all messages."""
+    key_hashes: array[int]
+    """The hashes of all messages, in the order of the messages."""
+    unique: str
+    """The first message's unique key."""
+
+
+class _Value(NamedTuple):
+    """A property's value that may differ: its mark, and its place in the text."""
+
+    mark: bytes
+    start: int
+    end: int
+
+
+class BatchShapes:
+    """The shapes of the newest uniform batches.
+
+    Args:
+        cluster: The encoded property with this broker's cluster.
+        new_unique_key: Creates an id for a message without one.
+    """
+
+    def __init__(self, cluster: str, new_unique_key: Callable[[], str]) -> None:
+        self._rules = cluster, new_unique_key
+        self._shapes: dict[tuple[int, bytes, str, int], BatchShape] = {}
+
+    def read(self, data: bytes, shared: str, key_seed: int) -> UniformBatch | None:
+        """:func:`~txmq_broker.core.arrival.examine` for all messages of a batch at once.
+
+        ``None`` if the messages are not uniform, or if the batch is broken.
+
+        Args:
+            data: The batch.
+            shared: The properties that all messages share.
+            key_seed: The seed of this topic's key hashes.
+
+        Raises:
+            MessageIllegal: The properties are too long to be stored.
+        """
+        # Batches of equal sizes have the same shape, unless their properties differ.
+        key = len(data), data[: batch.HEAD_BYTES], shared, key_seed
+        shape = self._shapes.get(key)
+        if shape is not None and (found := _read(shape, data, key_seed)) is not None:
+            return found
+        shape = self._examine(data, shared, key_seed)
+        if shape is None or (found := _read(shape, data, key_seed)) is None:
+            return None
+        if len(self._shapes) >= _SHAPES_MAX:
+            del self._shapes[next(iter(self._shapes))]
+        self._shapes[key] = shape
+        return found
+
+    def _examine(self, data: bytes, shared: str, key_seed: int) -> BatchShape | None:
+        equal = batch.equal_messages(data)
+        if equal is None or "KEY" in shared:
+            return None
+        text = equal.properties
+        places = _places_in(text)
+        try:
+            decoded = text.decode()
+        except UnicodeDecodeError:
+            return None
+        if not places:
+            return None
+        cuts = [0, *chain.from_iterable([place[1:] for place in places]), len(text)]
+        columns = BatchColumns(equal, cuts)
+        cluster, new_unique_key = self._rules
+        stored, _, tags_code, _, special = examine(
+            properties.join(decoded, shared), cluster, key_seed, new_unique_key
+        )
+        # The hash of the unique key is a message's first one.
+        numbers = [0 if place.mark is _UNIQUE else 1 for place in places]
+        return BatchShape(
+            columns, equal.flag, tags_code, special, len(stored), _fixed_in(stored, places), numbers
+        )
+
+
+def _read(shape: BatchShape, data: bytes, key_seed: int) -> UniformBatch | None:
+    columns = shape.columns.cut(data)
+    if columns is None:
+        return None
+    bodies, *values = columns
+    varying = b"".join(map(b"".join, values))
+    # A space separates several keys. Only ASCII is UTF-8 wherever it is cut.
+    if not varying.isascii() or _PAIR_END in varying or b" " in varying:
+        return None
+    numbers = shape.hash_numbers
+    key_hashes = array("I", bytes(4 * len(bodies) * len(numbers)))
+    unique = ""
+    for number, column in zip(numbers, values, strict=True):
+        key_hashes[number :: len(numbers)] = array("I", map(crc32, column, repeat(key_seed)))
+        if number == 0:
+            unique = column[0].decode()
+    return UniformBatch(shape, bodies, values, key_hashes, unique)
+
+
+def _places_in(text: bytes) -> list[_Value]:
+    """The unique key and the keys, in their order; none if one of them cannot be alone."""
+    found: list[_Value] = []
+    for mark in (_UNIQUE, _KEYS):
+        start = text.find(mark) + len(mark)
+        if start < len(mark):
+            continue
+        end = text.find(_PAIR_END, start)
+        end = len(text) if end < 0 else end
+        before = text[: start - len(mark)]
+        if text.count(mark) > 1 or start == end or before[-1:] not in (b"", _PAIR_END):
+            return []
+        found.append(_Value(mark, start, end))
+    if not found or found[0].mark != _UNIQUE:
+        return []  # The broker creates an id for each message.
+    return sorted(found, key=lambda value: value.start)
+
+
+def _fixed_in(stored: bytes, places: list[_Value]) -> list[bytes]:
+    """The stored properties without the values at these places of the sent ones."""
+    fixed: list[bytes] = []
+    done = 0
+    for mark, start, end in places:
+        at = stored.index(mark, done) + len(mark)
+        fixed.append(stored[done:at])
+        done = at + end - start
+    return [*fixed, stored[done:]]

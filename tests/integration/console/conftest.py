@@ -1,0 +1,24 @@
+"""A broker, a console in a process of its own, and a visitor; modules may have others."""
+
+import pytest
+
+from tests.console_stage import PARKING, ConsoleProcess, Visitor
+from txmq_broker.testing import BrokerThread
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with BrokerThread(PARKING) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def console(broker):
+    with ConsoleProcess(broker.names) as running:
+        yield running
+
+
+@pytest.fixture
+def visitor(console):
+    with Visitor(console.url) as found:
+        yield found

@@ -210,18 +210,17 @@ class PendingTransactions:
     def drop(self, data: bytes) -> None:
         """Drop a packed half message."""
         (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
-        self._owner_uses[owner] -= 1
-        if not self._owner_uses[owner]:
+        uses = self._owner_uses[owner] - 1
+        if uses:
+            self._owner_uses[owner] = uses
+        else:
             del self._owner_uses[owner]
             del self._owner_numbers[self._owners.pop(owner)]
 
     def close(self, key: int) -> None:
         """Remove a decided transaction."""
         data = self.table.pop(key)
-        if self._owner_uses[owner := _OWNER.unpack_from(data, _OWNER_AT)[0]] > 1:
-            self._owner_uses[owner] -= 1
-        else:
-            self.drop(data)
+        self.drop(data)
         if data[_PARKED_AT]:
             del self._parked[key]
 

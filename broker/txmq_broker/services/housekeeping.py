@@ -74,19 +74,33 @@ class Housekeeping:
     async def run(self, *more: Callable[[], None]) -> None:
         """Run the chores, and those in ``more``, until cancelled."""
         while True:
-            for chore in (*more, self._sample, self.save_tables, self._retain):
+            for chore in (*more, self._sample, self._retain):
                 try:
                     chore()
                 except OSError as error:
                     log.warning("housekeeping could not write: %s", error)
                 except Exception:
                     log.exception("housekeeping failed")
+            try:
+                await self._write_tables()
+            except OSError as error:
+                log.warning("housekeeping could not write: %s", error)
             for _ in range(round(ROUND_S / SAVE_S) - 1):
                 await asyncio.sleep(SAVE_S)
                 with suppress(OSError):  # The next round of all chores reports it.
-                    self.save_tables()
+                    await self._write_tables()
                 await self._merge_changes()
             await asyncio.sleep(SAVE_S)
+
+    async def _write_tables(self) -> None:
+        """As :meth:`save_tables`, but offsets in a thread."""
+        if self._keeper.is_incomplete:
+            self.complete_tables()
+            return
+        try:
+            self._keeper.save_groups(self._groups)
+        finally:
+            await self._keeper.write_offsets(self._offsets)
 
     async def _merge_changes(self) -> None:
         if not self._keeper.has_many_changes or self._keeper.is_incomplete:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, TypeVar
@@ -137,6 +138,10 @@ class Keeper:
         """What ``topics-changes.json`` has to say; ``None`` for deleted topics."""
         self.has_changes = False
         """Whether ``topics.json`` needs that file."""
+        self._offsets_lock = threading.Lock()
+        self._offsets_saved = 0
+        """How often they were saved by the loop itself."""
+        self._is_writing_offsets = False
         self._log_end = 0
         self.is_incomplete = False
         """True if :meth:`complete` failed and must be repeated."""
@@ -321,17 +326,8 @@ class Keeper:
         """
         whole = self._whole(topics)
 
-        def write() -> None:
-            self._topics.save(self.owner, _encoded(whole))
-
         self._loaded.pop(self._topics, None)
-        writing = asyncio.ensure_future(self._disk.run_soon(write))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            # The next owner of the file must find it whole.
-            await asyncio.gather(asyncio.shield(writing), return_exceptions=True)
-            raise
+        await self._in_thread(lambda: self._topics.save(self.owner, _encoded(whole)))
         table = topics.topic_config_table
         self._changed = {
             name: config for name, config in self._changed.items() if table.get(name) != config
@@ -345,9 +341,46 @@ class Keeper:
 
     def save_offsets(self, offsets: Offsets) -> None:
         """Save the offsets if they have changed."""
-        if offsets.unsaved:
-            self._save(self._offsets, offsets.saved())
+        if offsets.unsaved or self._is_writing_offsets:
+            with self._offsets_lock:
+                self._offsets_saved += 1
+                self._save(self._offsets, offsets.saved())
             offsets.unsaved = False
+
+    async def write_offsets(self, offsets: Offsets) -> None:
+        """Save the offsets if they have changed, in a thread: this comes every second.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if not offsets.unsaved:
+            return
+        self._loaded.pop(self._offsets, None)
+        text, saved = _pretty(offsets.saved()), self._offsets_saved
+
+        def write() -> None:
+            with self._offsets_lock:
+                if self._offsets_saved == saved:  # Else newer ones are on the disk.
+                    self._offsets.save(self.owner, text)
+
+        offsets.unsaved = False
+        self._is_writing_offsets = True
+        try:
+            await self._in_thread(write)
+        except BaseException:
+            offsets.unsaved = True
+            raise
+        finally:
+            self._is_writing_offsets = False
+
+    async def _in_thread(self, write: Callable[[], None]) -> None:
+        writing = asyncio.ensure_future(self._disk.run_soon(write))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The next owner of the file must find it whole.
+            await asyncio.gather(asyncio.shield(writing), return_exceptions=True)
+            raise
 
     def adopt(self, tables: CopiedTables, log_end: int) -> None:
         """Save those of a leader's tables that differ from what was adopted before.

@@ -233,6 +233,52 @@ def test_a_table_that_a_full_disk_refused_is_written_when_there_is_room():
     assert tables.offsets.unsaved
 
 
+def offsets_on(disk):
+    return Tables(disk.clone()).offsets.get("buyers", "Orders", 0)
+
+
+def test_offsets_that_a_thread_writes_never_replace_newer_ones():
+    async def scenario(world):
+        disk = world.machine("broker").disk
+        tables = Tables(disk)
+        tables.offsets.put("buyers", "Orders", 0, 1)
+        writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
+        await asyncio.sleep(0)
+        tables.keeper.save_offsets(tables.offsets)
+        assert offsets_on(disk) == 1, "a stop saves them although a thread does, too"
+        tables.offsets.put("buyers", "Orders", 0, 2)
+        tables.keeper.save_offsets(tables.offsets)
+        await writing
+        assert offsets_on(disk) == 2
+
+        tables.offsets.put("buyers", "Orders", 0, 3)
+        await tables.keeper.write_offsets(tables.offsets)
+        assert (offsets_on(disk), tables.offsets.unsaved) == (3, False)
+
+    simulate(scenario, 1)
+
+
+def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one():
+    async def scenario(world):
+        disk = world.machine("broker").disk
+        tables = Tables(disk)
+        tables.offsets.put("buyers", "Orders", 0, 1)
+        writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
+        await asyncio.sleep(0)
+        tables.offsets.put("buyers", "Orders", 0, 2)
+        await writing
+        assert tables.offsets.unsaved
+        disk.fail_writes(error=errno.ENOSPC)
+        with pytest.raises(OSError, match=r"config/offsets\.json"):
+            await tables.keeper.write_offsets(tables.offsets)
+        disk.repair()
+        assert tables.offsets.unsaved
+        await tables.keeper.write_offsets(tables.offsets)
+        assert offsets_on(disk) == 2
+
+    simulate(scenario, 1)
+
+
 # --- in a broker ---
 
 

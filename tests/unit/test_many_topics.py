@@ -241,6 +241,31 @@ def test_a_follower_merges_what_it_adopted_from_several_answers():
     simulate(scenario, 1)
 
 
+@pytest.mark.parametrize("counter", [3, 9])
+def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(counter):
+    def tables(counter, *names):
+        table = {name: TopicConfig(name, 1, 1) for name in names}
+        return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
+
+    async def scenario(_world):
+        disk = used_disk()
+        keeper = Keeper(disk)
+        newest = tables(20, "A", "B", "C", "D", "E", "F")
+        keeper.adopt(newest, 0)
+        await keeper.merge_changes(newest.topics)
+
+        keeper.adopt(tables(counter, "A", "B", "C", "G"), 0)
+
+        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCG", 1)
+        later = tables(counter + 1, "A", "B", "C", "H")
+        keeper.adopt(later, 0)
+        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCH", 1)
+        await keeper.merge_changes(later.topics)
+        assert TopicTable(disk).seen() == dict.fromkeys("ABCH", 1)
+
+    simulate(scenario, 1)
+
+
 def test_a_refused_merge_leaves_everything_as_it_was():
     async def scenario(world):
         disk = world.machine("broker").disk

@@ -421,7 +421,12 @@ class Keeper:
             if (other := before.get(name)) is not config and other != config
         }
         changed |= dict.fromkeys(before.keys() - table.keys())
-        if changed or known.data_version != topics.data_version:
+        if self.has_changes and topics.data_version.counter < known.data_version.counter:
+            # A new leader may be behind the one before. The changes of an older version than that
+            # of topics.json would be refused at the next start.
+            self._save(self._topics, SavedTopics(topics.data_version, table))
+            self._changed, self.has_changes = {}, False
+        elif changed or known.data_version != topics.data_version:
             self._save_topics(topics.data_version, changed, lambda: topics)
         self._adopted_topics = topics
 

@@ -39,12 +39,12 @@ def empty_topics():
 class TopicTable:
     """The topics of one life of a broker."""
 
-    def __init__(self, disk, *, accepts_loss=False):
+    def __init__(self, disk, *, accepts_loss=False, system=()):
         self.keeper = Keeper(disk)
         self.keeper.accepts_loss = accepts_loss
         floors = self.keeper.floors()
         self.topics = empty_topics()
-        self.topics.load(self.keeper.topics(), [])
+        self.topics.load(self.keeper.topics(), system)
         self.keeper.groups(), self.keeper.offsets()
         self.keeper.complete(self.topics, Groups(TopicDefaults()), Offsets(), floors.floors)
         self.topics.settle()
@@ -109,6 +109,15 @@ def test_a_start_merges_the_changes_and_the_next_one_writes_nothing():
     disk.on_write = lambda event: pytest.fail(f"{event}")
 
     assert TopicTable(disk).seen() == USED
+
+
+def test_a_start_that_restores_a_deleted_system_topic_corrects_the_changes():
+    disk = used_disk()
+    assert "B" not in Keeper(disk).topics().topic_config_table
+
+    table = TopicTable(disk, system=[TopicConfig("B", 1, 1)])
+
+    assert Keeper(disk).topics().topic_config_table == table.topics.saved().topic_config_table
 
 
 @pytest.mark.parametrize("suffix", ["", ".old"])

@@ -261,6 +261,9 @@ class Keeper:
             (self._floors, Floors(floors, self._log_end)),
         ]
         if self.has_changes:
+            # A start may have restored system topics that the file calls deleted or otherwise.
+            table = saved.topic_config_table
+            self._changed = {name: table.get(name) for name in self._changed}
             tables.insert(0, (self._topic_changes, _changes(saved.data_version, self._changed)))
         for file, body in tables:
             text = _pretty(body)

@@ -7,8 +7,8 @@ twice, as with RocketMQ.
 
 All four files exist after a directory's first start, so a missing file was deleted.
 
-Encoding and writing 100,000 topics takes 40 ms, in which nobody is served. So with many topics a
-change writes only ``topics-changes.json``, which has everything that changed since ``topics.json``
+Encoding and writing 100,000 topics holds up all clients for 40 ms. So with many topics a change
+writes only ``topics-changes.json``, which has everything that changed since ``topics.json``
 was written, and a thread writes ``topics.json`` anew from time to time. What the changes say always
 holds, so nothing depends on whether ``topics.json`` has them, too.
 """

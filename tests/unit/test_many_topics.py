@@ -341,6 +341,25 @@ def test_a_crash_loses_no_confirmed_change_and_invents_none(loss):
         assert TopicTable(disk).seen() in states[max(known - 2, 0) : known], event
 
 
+@pytest.mark.parametrize("counter", [3, 20])
+def test_changes_are_unknown_across_a_leader_with_an_older_version(counter):
+    def adopt(version, *names):
+        topics.adopt(TopicConfigs(version, {name: configs[name] for name in names}))
+        return version
+
+    configs = {name: TopicConfig(name, 1, 1) for name in NAMES}
+    topics = empty_topics()
+    known = adopt(DataVersion(1, 20), "A")
+    adopt(DataVersion(2, counter), "A", "B")
+    assert topics.changes_since(known) is None
+    later = adopt(DataVersion(3, 25), "A", "B", "C")
+    assert topics.changes_since(known) is None
+
+    adopt(DataVersion(4, 26), "A", "B", "C", "D")
+
+    assert {*topics.changes_since(later).changed} == {"D"}
+
+
 CHANGE = st.tuples(st.sampled_from(NAMES), st.integers(0, 3))
 
 

@@ -181,7 +181,7 @@ async def _open_and_take(
         select(*[literal(value, columns[name].type) for name, value in side.items()])
         for side in sides
     ]
-    booked = union_all(*[one.select_from(taken) for one in values])
+    booked = union_all(*[side.select_from(taken) for side in values])
     book = insert(Entry).from_select(list(sides[0]), booked).returning(Entry.id)
     return await session.scalar(book) is not None
 

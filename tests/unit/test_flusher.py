@@ -622,6 +622,26 @@ async def test_a_stop_during_a_sync_answers_nobody_and_loses_nothing_it_acknowle
 
 
 @in_virtual_time
+async def test_a_stop_when_a_sync_has_just_ended_answers_nobody_and_writes_nothing(disk):
+    async with Press(disk) as press:
+        synced = asyncio.get_running_loop().create_future()
+        disk.sync_soon = lambda files: synced
+        press.send(b"one")
+        await turns()
+        press.send(b"two")
+        await turns()
+        end = press.store.log.end
+
+        synced.set_result(None)
+        await press.flusher.stop()
+        await turns()
+
+        assert press.acknowledged == []
+        assert press.store.log.end == end
+        assert press.fatal == []
+
+
+@in_virtual_time
 async def test_a_drain_that_is_given_up_can_be_followed_by_a_stop(disk):
     async with Press(disk, Sizes(checkpoint_every=100)) as press:
         press.send(b"one")

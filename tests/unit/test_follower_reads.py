@@ -15,6 +15,7 @@ from txmq.protocol.headers import (
     TopicHeader,
     TopicSettings,
 )
+from txmq_broker.services.log_copy import LogCopy
 
 PULL = RequestCode.PULL_MESSAGE
 
@@ -217,5 +218,31 @@ def test_a_new_follower_has_the_offsets_of_groups_before_it_serves_them():
             while (found := await reader.committed("group", "T", zero=False)) == -14:
                 await asyncio.sleep(0.001)
         assert found == 7
+
+    in_set(main)
+
+
+def test_no_send_waits_while_a_follower_writes_the_file_of_all_topics(monkeypatch):
+    async def main(stage):
+        is_over = asyncio.Event()
+        begun = []
+
+        async def merge(_copy):
+            begun.append(stage.second.name)
+            await is_over.wait()
+
+        monkeypatch.setattr(LogCopy, "merge_topics", merge)
+        client = await led(stage, stage.second)
+        for name in ("A", "B"):
+            await client.topic(name)
+            await asyncio.sleep(2)
+        assert begun == [stage.second.name]
+
+        sent = client.asking(RequestCode.SEND_MESSAGE, sending("T"), body=b"meanwhile")
+        await asyncio.sleep(1)
+
+        assert (sent.done(), len(begun)) == (True, 1)
+        assert sent.result().code == 0
+        is_over.set()
 
     in_set(main)

@@ -39,12 +39,12 @@ def empty_topics():
 class TopicTable:
     """The topics of one life of a broker."""
 
-    def __init__(self, disk, *, accepts_loss=False):
+    def __init__(self, disk, *, accepts_loss=False, system=()):
         self.keeper = Keeper(disk)
         self.keeper.accepts_loss = accepts_loss
         floors = self.keeper.floors()
         self.topics = empty_topics()
-        self.topics.load(self.keeper.topics(), [])
+        self.topics.load(self.keeper.topics(), system)
         self.keeper.groups(), self.keeper.offsets()
         self.keeper.complete(self.topics, Groups(TopicDefaults()), Offsets(), floors.floors)
         self.topics.settle()
@@ -109,6 +109,15 @@ def test_a_start_merges_the_changes_and_the_next_one_writes_nothing():
     disk.on_write = lambda event: pytest.fail(f"{event}")
 
     assert TopicTable(disk).seen() == USED
+
+
+def test_a_start_that_restores_a_deleted_system_topic_corrects_the_changes():
+    disk = used_disk()
+    assert "B" not in Keeper(disk).topics().topic_config_table
+
+    table = TopicTable(disk, system=[TopicConfig("B", 1, 1)])
+
+    assert Keeper(disk).topics().topic_config_table == table.topics.saved().topic_config_table
 
 
 @pytest.mark.parametrize("suffix", ["", ".old"])
@@ -241,6 +250,31 @@ def test_a_follower_merges_what_it_adopted_from_several_answers():
     simulate(scenario, 1)
 
 
+@pytest.mark.parametrize("counter", [3, 9])
+def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(counter):
+    def tables(counter, *names):
+        table = {name: TopicConfig(name, 1, 1) for name in names}
+        return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
+
+    async def scenario(_world):
+        disk = used_disk()
+        keeper = Keeper(disk)
+        newest = tables(20, "A", "B", "C", "D", "E", "F")
+        keeper.adopt(newest, 0)
+        await keeper.merge_changes(newest.topics)
+
+        keeper.adopt(tables(counter, "A", "B", "C", "G"), 0)
+
+        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCG", 1)
+        later = tables(counter + 1, "A", "B", "C", "H")
+        keeper.adopt(later, 0)
+        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCH", 1)
+        await keeper.merge_changes(later.topics)
+        assert TopicTable(disk).seen() == dict.fromkeys("ABCH", 1)
+
+    simulate(scenario, 1)
+
+
 def test_a_refused_merge_leaves_everything_as_it_was():
     async def scenario(world):
         disk = world.machine("broker").disk
@@ -305,6 +339,25 @@ def test_a_crash_loses_no_confirmed_change_and_invents_none(loss):
         disk.crash(SeededEntropy(f"{number}"), loss)
 
         assert TopicTable(disk).seen() in states[max(known - 2, 0) : known], event
+
+
+@pytest.mark.parametrize("counter", [3, 20])
+def test_changes_are_unknown_across_a_leader_with_an_older_version(counter):
+    def adopt(version, *names):
+        topics.adopt(TopicConfigs(version, {name: configs[name] for name in names}))
+        return version
+
+    configs = {name: TopicConfig(name, 1, 1) for name in NAMES}
+    topics = empty_topics()
+    known = adopt(DataVersion(1, 20), "A")
+    adopt(DataVersion(2, counter), "A", "B")
+    assert topics.changes_since(known) is None
+    later = adopt(DataVersion(3, 25), "A", "B", "C")
+    assert topics.changes_since(known) is None
+
+    adopt(DataVersion(4, 26), "A", "B", "C", "D")
+
+    assert {*topics.changes_since(later).changed} == {"D"}
 
 
 CHANGE = st.tuples(st.sampled_from(NAMES), st.integers(0, 3))

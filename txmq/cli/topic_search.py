@@ -1,4 +1,4 @@
-"""Messages with a key or an id, sought in all topics of a cluster: topic by topic, in steps.
+"""A search of all topics of a cluster for messages with a key or an id: topic by topic, in steps.
 
 A step ends after some time, or when it has found enough. Its cursor is the last topic that it
 searched, so the next step neither repeats a topic nor leaves one out, also if topics come and go.

@@ -57,7 +57,7 @@ _ONE: Final = ctypes.c_long(1)
 
 
 class _SyncJob(NamedTuple):
-    """The files that are still to sync, and who waits for them."""
+    """The files that are still to sync, and the future that gets the result."""
 
     descriptors: Iterator[int]
     done: asyncio.Future[None]

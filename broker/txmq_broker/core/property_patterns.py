@@ -18,7 +18,9 @@ from txmq.protocol import java, properties
 __all__ = ["NO_PATTERNS", "PatternShelf", "PropertyPattern", "TopicPatterns", "read_pairs"]
 
 Special: TypeAlias = dict[str, str] | None
-"""The properties that request more than storing; nobody changes this map."""
+"""The properties that request more than storing; several messages share one map, so it is never
+changed.
+"""
 
 PropertyPattern: TypeAlias = tuple[
     str, str, str, bool, bool, tuple[str, str, str], int, Special

@@ -191,8 +191,12 @@ class Topics:
 
     def adopt(self, saved: TopicConfigs) -> None:
         """Have the topics of another copy of this broker, and no others."""
-        table = saved.topic_config_table
+        table, before = saved.topic_config_table, self.version
         self.version = saved.data_version
+        if self.version != before and self.version.counter <= before.counter:
+            # A new leader may be behind the one before, and then uses the same versions again.
+            self._changed_at.clear()
+            self._remembers_from = before.counter + 1
         for name in [name for name in self.by_name if name not in table]:
             self._drop(name)
             self._remember(name)
@@ -269,7 +273,8 @@ class Topics:
         self._changed_at.pop(name, None)
         self._changed_at[name] = self.version.counter
         if len(self._changed_at) > _CHANGES_REMEMBERED:
-            self._remembers_from = self._changed_at.pop(next(iter(self._changed_at)))
+            oldest = self._changed_at.pop(next(iter(self._changed_at)))
+            self._remembers_from = max(self._remembers_from, oldest)
 
     def remove(self, name: str, now_ms: int) -> bool:
         """Delete a topic; returns whether it existed."""

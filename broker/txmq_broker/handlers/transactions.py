@@ -164,9 +164,11 @@ class TransactionHandlers:
     def _recheck_note(
         self, connection: Connection, request: Command, operator: str = "", reason: str = ""
     ) -> RecheckNote:
-        if len(f"{operator}{reason}".encode()) > RECHECK_REASON_BYTES_MAX:
+        size = len(f"{operator}{reason}".encode())
+        if size > RECHECK_REASON_BYTES_MAX:
             raise InvalidParameter(
-                f"operator and reason have at most {RECHECK_REASON_BYTES_MAX} bytes"
+                f"operator and reason have at most {RECHECK_REASON_BYTES_MAX} bytes together, not "
+                f"{size}; shorten the reason"
             )
         account = account_of(connection, request.field_map())[:_ACCOUNT_CHARS_MAX]
         now_ms = self._clock.wall_ms()

@@ -361,8 +361,11 @@ class Flusher:
         syncing = self._syncing
         if syncing is None or done.cancelled():
             return
+        error = done.exception()
+        if self._is_stopped:
+            return
         try:
-            if not self._note_sync(syncing, done.exception()):
+            if not self._note_sync(syncing, error):
                 return
             self._syncing = None
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
@@ -374,8 +377,8 @@ class Flusher:
                 self._finish(span, tickets)
             if is_awaiting:
                 self._await_clients()
-        except Exception as error:  # noqa: BLE001 - the broker stops and says why
-            self._break_down(error)
+        except Exception as failure:  # noqa: BLE001 - the broker stops and says why
+            self._break_down(failure)
 
     def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
         now = self._clock.monotonic()

@@ -154,6 +154,8 @@ class Follower:
         self._copied = asyncio.Event()
         self._is_near = asyncio.Event()
         """Set when there is time to index what was copied."""
+        self._has_tables = asyncio.Event()
+        """Set when tables were taken whose changes may have become many."""
         self._leader = ""
         self._leaders_end = 0
         self._is_following = False
@@ -301,6 +303,7 @@ class Follower:
             asyncio.create_task(self._take_spans(connection), name="copy"),
             asyncio.create_task(self._sync_copies(connection), name="sync copies"),
             asyncio.create_task(self._index_copies(), name="index copies"),
+            asyncio.create_task(self._merge_topics(), name="merge topics"),
         ]
         if self._accounts is not None:
             guard = self._keep_accounts(self._accounts)
@@ -326,6 +329,7 @@ class Follower:
                     copy.note_accounts(self._accounts.take(tables.accounts, copy.accounts))
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
+                self._has_tables.set()
             if spans:
                 copy.take_spans(spans, answer.file_start, answer.epoch)
             self._note_acknowledged(answer.acknowledged)
@@ -338,7 +342,6 @@ class Follower:
             await self._copied.wait()
             self._copied.clear()
             await self._copy.sync()
-            await self._copy.merge_topics()
             self._look_near()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
@@ -365,6 +368,16 @@ class Follower:
                 await self._copy.index(min(_INDEXED_AT_ONCE, indexable))
                 self.on_indexed()
                 await asyncio.sleep(0)
+
+    async def _merge_topics(self) -> None:
+        # In a task of its own: the answers of the leader's clients wait for the notes of copies.
+        while True:
+            await self._has_tables.wait()
+            self._has_tables.clear()
+            try:
+                await self._copy.merge_topics()
+            except OSError as error:
+                log.warning("the file of all topics could not be written anew: %s", error)
 
     # Cutting back
 

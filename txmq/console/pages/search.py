@@ -87,7 +87,7 @@ async def show(visit: Visit) -> PageContent:
 
 
 def _url_of(hit: SearchHit) -> str:
-    """The page of a hit; empty if the console has none."""
+    """The page of a hit."""
     fields: Mapping[str, str] = hit.fields
     if hit.kind in _PATHS:
         return url_of(_PATHS[hit.kind], **fields)

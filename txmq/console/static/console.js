@@ -110,7 +110,7 @@ document.addEventListener("keydown", (event) => {
   field.select();
 });
 
-// A search that has found nothing goes on by itself, until somebody stops it.
+// A search that has found nothing goes on by itself, until the visitor stops it.
 (() => {
   const PAUSE_MS = 200;
   const further = document.querySelector("#further[data-followed]");

@@ -410,6 +410,8 @@ def encode(
     Raises:
         LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
+    if type(header) is EndTransaction and (code, kind, flag, remark) == _PLAIN_END:
+        return _encode_end(opaque, header, body)
     fields = header if isinstance(header, dict) else fields_of(header) if header else {}
     if kind == BINARY and -(2**15) <= code < 2**15:
         language = LANGUAGES.index(LANGUAGE)
@@ -431,6 +433,35 @@ def encode(
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"a header cannot hold this text: {error}") from error
     return frame(JSON, text, body)
+
+
+_PLAIN_END: Final = (_end[1], JSON, 0, None)
+_END_BEGIN: Final = (
+    b'{"code":37,"extFields":{"producerGroup":%b,"tranStateTableOffset":"%d",'
+    b'"commitLogOffset":"%d","commitOrRollback":"%d","fromTransactionCheck":"%b"'
+)
+_END_REST: Final = (
+    b'},"flag":0,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":409}'
+)
+
+
+def _encode_end(opaque: int, end: EndTransaction, body: bytes) -> bytes:
+    """The same for an END: every transaction sends one, and this takes a third of the time."""
+    text = msgspec.json.encode
+    try:
+        header = _END_BEGIN % (
+            text(end.producer_group), end.tran_state_table_offset, end.commit_log_offset,
+            end.commit_or_rollback, b"true" if end.from_transaction_check else b"false",
+        )  # fmt: skip
+        if end.msg_id is not None:
+            header += b',"msgId":' + text(end.msg_id)
+        if end.transaction_id is not None:
+            header += b',"transactionId":' + text(end.transaction_id)
+        if end.topic is not None:
+            header += b',"topic":' + text(end.topic)
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a header cannot hold this text: {error}") from error
+    return frame(JSON, header + _END_REST % opaque, body)
 
 
 def fields_of(header: Header) -> dict[str, str]:

@@ -164,7 +164,7 @@ class MessageTemplate:
 
 
 def _holds_messages(body: object) -> bool:
-    if isinstance(body, Mapping):
+    if type(body) is dict or isinstance(body, Mapping):
         for value in body.values():
             if not isinstance(value, _PLAIN) and _holds_messages(value):
                 return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
@@ -240,10 +240,12 @@ class TransactionProducer(Producer):
         sender = self._sender
         if sender is None:
             raise self._not_open()
-        send = sender.send_half
-        if self._hooks is not None:
-            send = partial(self._hooks.send, sender.send_half)
-        with self.stories.inside(xid) if self._hooks is not None else nullcontext():
+        if self._hooks is None:
+            if self._chain is not None:
+                return await self._chain.send(sender.send_half, message, None)
+            return await sender.send_half(message, None)
+        send = partial(self._hooks.send, sender.send_half)
+        with self.stories.inside(xid):
             if self._chain is not None:
                 return await self._chain.send(send, message, None)
             return await send(message, None)

@@ -303,7 +303,7 @@ class TransactionRun:
         """
         runs, xid, tally, problem = self.runs, self.xid, self.runs.tally, answer.problem
         known = OUTCOMES.get((answer.state, taken.reply))
-        if known is not None:
+        if known is not None and self.is_followed:
             by_broker = "confirmed" if known[1] else "not confirmed"
             self.tell(Step.CONFIRMED, f"{known[0].value}, {by_broker} by the broker")
         left = None

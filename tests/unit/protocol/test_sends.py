@@ -6,7 +6,7 @@ from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import command
 from txmq.protocol.command import FrameReader
-from txmq.protocol.headers import SendMessageV2
+from txmq.protocol.headers import EndTransaction, SendMessageV2
 from txmq.protocol.templates import SendHeaderTemplate, quoted
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -52,6 +52,40 @@ def test_a_form_says_what_the_codec_says(
     )  # fmt: skip
 
     assert head + b"body" == command.encode(code, opaque, header, body=b"body", flag=2 * is_oneway)
+
+
+@given(
+    group=names,
+    offset=st.integers(-(2**63), 2**63 - 1),
+    opaque=numbers,
+    decision=st.sampled_from([0, 8, 12]),
+    answers_check=st.booleans(),
+    msg_id=st.none() | names,
+    transaction_id=st.none() | names,
+    topic=st.none() | names,
+)
+def test_an_end_has_the_bytes_of_any_other_request(
+    group, offset, opaque, decision, answers_check, msg_id, transaction_id, topic
+):
+    end = EndTransaction(
+        producer_group=group,
+        tran_state_table_offset=offset,
+        commit_log_offset=-offset - 1,
+        commit_or_rollback=decision,
+        from_transaction_check=answers_check,
+        msg_id=msg_id,
+        transaction_id=transaction_id,
+        topic=topic,
+    )
+
+    written = command.encode(37, opaque, end)
+
+    assert written == command.encode(37, opaque, command.fields_of(end))
+
+
+def test_an_end_with_half_a_character_is_refused():
+    with pytest.raises(LocalProtocolError):
+        command.encode(37, 1, EndTransaction("g", 1, 2, 8, msg_id="\ud800"))
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])

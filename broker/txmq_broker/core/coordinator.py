@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from txmq.errors import (
     TransactionGroupWrong,
 )
 from txmq.protocol.headers import EndTransaction
-from txmq.protocol.record import Postmark, tail_of
+from txmq.protocol.record import Postmark
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.quantity import quantity
 from txmq_broker.config import CheckBackSettings
@@ -41,6 +42,8 @@ _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
 _COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
+
+_length: Final = Struct(">H").pack
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
@@ -120,7 +123,7 @@ class Coordinator:
             MessageIllegal: The id belongs to another message.
         """
         data, unique, tags_code, hashes, group, immunity_s = arrival
-        key = transaction_key(unique)
+        key = hash(unique) & KEY_MASK  # transaction_key inlined, as in end.
         halves = self.halves
         table, opening = halves.pending.table, halves.opening
         is_known = key in table or key in opening or key in halves.recent or key in halves.older
@@ -138,7 +141,7 @@ class Coordinator:
             postmark,
             flag,
             body,
-            tail_of(topic.name_field, data),
+            topic.name_field + _length(len(data)) + data,  # tail_of inlined.
             tags_code,
             hashes,
             group,

@@ -106,7 +106,8 @@ class TransactionHandlers:
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before any look-up: starting a turn may end another turn, whose write may fail.
-        self._admission.check_decisions()
+        if self._admission.reasons:
+            self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
         try:
             is_staged = self._coordinator.end(header, event, source, now_ms)

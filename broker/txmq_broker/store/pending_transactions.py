@@ -142,19 +142,21 @@ class PendingTransactions:
         is_parked: bool = False,
     ) -> bytes:
         """Return the packed form of a half message; the caller adds or drops it."""
-        shared = (queue, group, origin)
-        owner = self._owner_numbers.get(shared)
+        owner = self._owner_numbers.get((queue, group, origin))
         if owner is None:
-            owner = self._owner_numbers[shared] = self._next_owner
-            self._next_owner += 1
-            self._owners[owner] = shared
-            self._owner_uses[owner] = 1
-        else:
-            self._owner_uses[owner] += 1
+            owner = self._new_owner((queue, group, origin))
+        self._owner_uses[owner] += 1
         return _WHOLE[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked,
             *key_hashes,
         )  # fmt: skip
+
+    def _new_owner(self, shared: tuple[ConsumeQueue, str, str]) -> int:
+        owner = self._owner_numbers[shared] = self._next_owner
+        self._next_owner += 1
+        self._owners[owner] = shared
+        self._owner_uses[owner] = 0
+        return owner
 
     def unpack(self, data: bytes) -> Half:
         """The half message in a packed form."""

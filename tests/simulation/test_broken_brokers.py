@@ -101,7 +101,7 @@ def a_second_decision_is_honoured(patch):
 
 
 def closing_is_forgotten(patch):
-    patch(PendingTransactions, "close", lambda self, key: None)
+    patch(PendingTransactions, "close_all", lambda self, keys: None)
 
 
 def parking_is_forgotten(patch):
@@ -155,12 +155,12 @@ def the_group_is_not_looked_at(patch):
 
 
 def a_rollback_is_taken_for_a_commit(patch):
-    decide = Coordinator.decide
+    stage = Coordinator._stage
 
-    def deaf(self, found, event, *rest):
-        return decide(self, found, Event.COMMIT if found.half else event, *rest)
+    def deaf(self, key, half, event, *rest):
+        stage(self, key, half, Event.COMMIT, *rest)
 
-    patch(Coordinator, "decide", deaf)
+    patch(Coordinator, "_stage", deaf)
 
 
 def a_commit_is_not_shown(patch):

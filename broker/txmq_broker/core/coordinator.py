@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from txmq.errors import (
     TransactionGroupWrong,
 )
 from txmq.protocol.headers import EndTransaction
-from txmq.protocol.record import Postmark, tail_of
+from txmq.protocol.record import Postmark
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.quantity import quantity
 from txmq_broker.config import CheckBackSettings
@@ -31,15 +32,18 @@ from txmq_broker.core.arrival import HalfArrival
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import HalfStore, RecentDecision
-from txmq_broker.store.pending_transactions import Half, transaction_key
+from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 
 __all__ = ["Coordinator", "Tally", "TransactionStatus"]
 
 log = logging.getLogger(__name__)
 
 _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
+_COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
+
+_length: Final = Struct(">H").pack
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
@@ -47,7 +51,6 @@ _SOURCES: Final = {
     DecisionSource.OPERATOR: "an operator",
     DecisionSource.BROKER: "the broker",
 }
-_EVENTS: Final = {Event.COMMIT: DecisionKind.COMMITTED, Event.ROLL_BACK: DecisionKind.ROLLED_BACK}
 _STATES: Final = {
     DecisionKind.COMMITTED: State.COMMITTED,
     DecisionKind.ROLLED_BACK: State.ROLLED_BACK,
@@ -120,7 +123,7 @@ class Coordinator:
             MessageIllegal: The id belongs to another message.
         """
         data, unique, tags_code, hashes, group, immunity_s = arrival
-        key = transaction_key(unique)
+        key = hash(unique) & KEY_MASK  # transaction_key inlined, as in end.
         halves = self.halves
         table, opening = halves.pending.table, halves.opening
         is_known = key in table or key in opening or key in halves.recent or key in halves.older
@@ -138,7 +141,7 @@ class Coordinator:
             postmark,
             flag,
             body,
-            tail_of(topic.name_field, data),
+            topic.name_field + _length(len(data)) + data,  # tail_of inlined.
             tags_code,
             hashes,
             group,
@@ -174,6 +177,37 @@ class Coordinator:
 
     # Deciding
 
+    def end(
+        self, header: EndTransaction, event: Event, source: DecisionSource, now_ms: int
+    ) -> bool:
+        """Stage the decision of an END: :meth:`find` and :meth:`decide` in one.
+
+        Returns:
+            False if the same decision was made before.
+
+        Raises:
+            NotFound: As in :meth:`find`, like the next three.
+            IllegalOperation: See there.
+            TransactionFailed: See there.
+            TransactionGroupWrong: See there.
+            ShouldCommit: The transaction was committed before.
+            ShouldRollBack: The transaction was rolled back before.
+        """
+        halves = self.halves
+        key = hash(header.msg_id or header.transaction_id or "") & KEY_MASK
+        packed = halves.pending.table.get(key)
+        if packed is not None and key not in halves.closing:
+            half = halves.pending.unpack(packed)
+            if (
+                half.offset == header.tran_state_table_offset
+                and half.position == header.commit_log_offset
+                and half.group == header.producer_group
+            ):
+                # An open transaction, parked or not, follows every END: STEPS refuses none.
+                self._stage(key, half, event, source, now_ms)
+                return True
+        return self.decide(self.find(header), event, source, now_ms)
+
     def find(self, header: EndTransaction) -> TransactionStatus:
         """The transaction that an END names.
 
@@ -184,18 +218,11 @@ class Coordinator:
             TransactionGroupWrong: It belongs to another producer group.
         """
         offset, position = header.tran_state_table_offset, header.commit_log_offset
-        halves = self.halves
         key = transaction_key(header.msg_id or header.transaction_id or "")
-        packed = halves.pending.table.get(key)
-        half = None if packed is None else halves.pending.unpack(packed)
-        is_open = True
+        half, is_open = self.halves.pending.find(key), True
         if half is None or half.offset != offset or half.position != position:
             # Clients may change the id; offset and position always come from the broker.
             key, half, is_open = self._find_by_place(offset, position)
-        elif half.group == header.producer_group and key not in halves.closing:
-            # The usual case; the code below handles repeated and contradicting ENDs.
-            state = _PARKED if half.is_parked else _PREPARED
-            return TransactionStatus(key, state, half, half.group, offset)
         if half.group != header.producer_group:
             raise TransactionGroupWrong(
                 f"the transaction belongs to {half.group}, not to {header.producer_group}"
@@ -265,19 +292,30 @@ class Coordinator:
         if target is found.state or found.half is None:
             self.tally.repeated += 1
             return False
-        half = found.half
-        self.halves.decide(found.key, half, _EVENTS[event], source, now_ms, reason)
+        self._stage(found.key, found.half, event, source, now_ms, reason)
+        if source is _OPERATOR:
+            self.tally.forced += 1
+        return True
+
+    def _stage(
+        self,
+        key: int,
+        half: Half,
+        event: Event,
+        source: DecisionSource,
+        now_ms: int,
+        reason: str = "",
+    ) -> None:
         if event is _COMMIT:
+            self.halves.decide(key, half, _COMMITTED, source, now_ms, reason)
             self.tally.committed += 1
             topic = self._topics.by_name.get(half.queue.topic)
             if topic is not None:
                 topic.put_count += 1
                 topic.put_bytes += half.size
         else:
+            self.halves.decide(key, half, _ROLLED_BACK, source, now_ms, reason)
             self.tally.rolled_back += 1
-        if source is _OPERATOR:
-            self.tally.forced += 1
-        return True
 
     def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1

@@ -178,7 +178,8 @@ class SendHandlers:
             postmark = (sys_flag | _PREPARED, *postmark[1:])
         if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
-        self._admission.check_halves()
+        if self._admission.half_reasons:
+            self._admission.check_halves()
         group = header.producer_group
         half = as_half(arrival, group)
         producers = self._clients.producer_groups.get(group)

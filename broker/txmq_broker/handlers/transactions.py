@@ -51,7 +51,11 @@ __all__ = ["TransactionHandlers"]
 
 _EVENTS: Final = {int(SysFlag.COMMITTED): Event.COMMIT, int(SysFlag.ROLLED_BACK): Event.ROLL_BACK}
 _BY_HAND: Final = {"commit": Event.COMMIT, "rollback": Event.ROLL_BACK}
-_CHECK, _PRODUCER = DecisionSource.CHECK, DecisionSource.PRODUCER
+_CHECK, _PRODUCER, _OPERATOR = (
+    DecisionSource.CHECK,
+    DecisionSource.PRODUCER,
+    DecisionSource.OPERATOR,
+)
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 _ACCOUNT_CHARS_MAX: Final = 128
@@ -102,30 +106,22 @@ class TransactionHandlers:
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before any look-up: starting a turn may end another turn, whose write may fail.
-        self._admission.check_decisions()
+        if self._admission.reasons:
+            self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
-        found = self._coordinator.find(header)
-        self._decide(connection, request, found, event, source, now_ms)
-        return None
-
-    def _decide(
-        self,
-        connection: Connection,
-        request: Command,
-        found: TransactionStatus,
-        event: Event,
-        source: DecisionSource,
-        now_ms: int,
-        reason: str = "",
-    ) -> None:
         try:
-            is_staged = self._coordinator.decide(found, event, source, now_ms, reason)
+            is_staged = self._coordinator.end(header, event, source, now_ms)
         except (ShouldCommit, ShouldRollBack) as error:
-            is_staged = False
             # A refusal also waits until the decision it reports is durable.
-            reply = _refused(request, error)
+            is_staged, reply = False, _refused(request, error)
         else:
             reply = done(request)
+        self._reply(connection, request, reply, is_staged=is_staged)
+        return None
+
+    def _reply(
+        self, connection: Connection, request: Command, reply: bytes, *, is_staged: bool
+    ) -> None:
         if not request.flag & ONEWAY:
             give = self._flusher.staged if is_staged else self._flusher.follow
             give(connection, request, reply)
@@ -191,7 +187,13 @@ class TransactionHandlers:
         self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
         found = self._named(header.transaction_id)
-        self._decide(connection, request, found, event, DecisionSource.OPERATOR, now_ms, reason)
+        try:
+            is_staged = self._coordinator.decide(found, event, _OPERATOR, now_ms, reason)
+        except (ShouldCommit, ShouldRollBack) as error:
+            is_staged, reply = False, _refused(request, error)
+        else:
+            reply = done(request)
+        self._reply(connection, request, reply, is_staged=is_staged)
         return None
 
     def show(self, connection: Connection, request: Command) -> bytes:

@@ -227,8 +227,9 @@ class HalfStore(HalfReader):
             return
         if len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}
-        closing, recent, close = self.closing, self.recent, pending.close
+        closing, recent = self.closing, self.recent
         closings, closed = pending.closings, pending.closed
+        keys: list[int] = []
         for key, at, half, kind, _ in markers:
             if kind is _PARKED:
                 self.parking.discard(key)
@@ -236,10 +237,11 @@ class HalfStore(HalfReader):
                 pending.note_parked(at, half.position)
             else:
                 del closing[key]
-                close(key)
+                keys.append(key)
                 closings.append(at)
                 closed.append(half.position)
                 recent[key] = half.offset << 2 | kind
+        pending.close_all(keys)
         self.op_queue.publish(b"".join([marker[4] for marker in markers]))
 
     # Recovery

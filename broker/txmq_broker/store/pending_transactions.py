@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
@@ -18,13 +19,12 @@ import msgspec
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.queue_store import ConsumeQueue
 
-__all__ = ["Changes", "Half", "PendingTransactions", "transaction_key"]
+__all__ = ["KEY_MASK", "Changes", "Half", "PendingTransactions", "transaction_key"]
 
 _FIXED: Final = Struct("=qqIiIIIH?")
 _HASHES_AT: Final = _FIXED.size
 _WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
-_HASHES: Final = [Struct(f"={count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
-"""The layout of an entry by its number of keys, the unique key included; and of the keys alone."""
+"""The layout of an entry by its number of keys, the unique key included."""
 
 _CHECKS: Final = Struct("=H")
 _CHECKS_AT: Final = _HASHES_AT - 3
@@ -33,14 +33,15 @@ _LONG: Final = Struct("=q")
 _POSITION_AT: Final = 8
 _OWNER: Final = Struct("=I")
 _OWNER_AT: Final = 28
+_OWNER_END: Final = _OWNER_AT + _OWNER.size
 
-_KEY_MASK: Final = (1 << 60) - 1
+KEY_MASK: Final = (1 << 60) - 1
 """Numbers of up to 60 bits take the least memory."""
 
 
 def transaction_key(unique: str) -> int:
     """The key of a transaction in these tables; it differs from one process to the next."""
-    return hash(unique) & _KEY_MASK
+    return hash(unique) & KEY_MASK
 
 
 class Half(msgspec.Struct, frozen=True, gc=False):
@@ -141,27 +142,30 @@ class PendingTransactions:
         is_parked: bool = False,
     ) -> bytes:
         """Return the packed form of a half message; the caller adds or drops it."""
-        shared = (queue, group, origin)
-        owner = self._owner_numbers.get(shared)
+        owner = self._owner_numbers.get((queue, group, origin))
         if owner is None:
-            owner = self._owner_numbers[shared] = self._next_owner
-            self._next_owner += 1
-            self._owners[owner] = shared
-            self._owner_uses[owner] = 1
-        else:
-            self._owner_uses[owner] += 1
+            owner = self._new_owner((queue, group, origin))
+        self._owner_uses[owner] += 1
         return _WHOLE[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked,
             *key_hashes,
         )  # fmt: skip
 
+    def _new_owner(self, shared: tuple[ConsumeQueue, str, str]) -> int:
+        owner = self._owner_numbers[shared] = self._next_owner
+        self._next_owner += 1
+        self._owners[owner] = shared
+        self._owner_uses[owner] = 0
+        return owner
+
     def unpack(self, data: bytes) -> Half:
         """The half message in a packed form."""
-        offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
-            _FIXED.unpack_from(data)
-        )
+        fields = _WHOLE[(len(data) - _HASHES_AT) // 4].unpack(data)
+        offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = fields[
+            :9
+        ]
         queue, group, origin = self._owners[owner]
-        hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
+        hashes = fields[9:]
         return Half(
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
             checks, is_parked,
@@ -209,8 +213,11 @@ class PendingTransactions:
 
     def drop(self, data: bytes) -> None:
         """Drop a packed half message."""
-        (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
-        uses = self._owner_uses[owner] - 1
+        self._release(data[_OWNER_AT:_OWNER_END], 1)
+
+    def _release(self, packed: bytes, count: int) -> None:
+        (owner,) = _OWNER.unpack(packed)
+        uses = self._owner_uses[owner] - count
         if uses:
             self._owner_uses[owner] = uses
         else:
@@ -219,10 +226,17 @@ class PendingTransactions:
 
     def close(self, key: int) -> None:
         """Remove a decided transaction."""
-        data = self.table.pop(key)
-        self.drop(data)
-        if data[_PARKED_AT]:
-            del self._parked[key]
+        self.close_all((key,))
+
+    def close_all(self, keys: Collection[int]) -> None:
+        """Remove decided transactions."""
+        # What they share is counted at once: a span ends many transactions of few owners.
+        owners = Counter([data[_OWNER_AT:_OWNER_END] for data in map(self.table.pop, keys)])
+        for packed, count in owners.items():
+            self._release(packed, count)
+        if parked := self._parked:
+            for key in keys:
+                parked.pop(key, None)
 
     def offset_of(self, key: int) -> int:
         """An open transaction's place in the half queue, without reading the rest."""

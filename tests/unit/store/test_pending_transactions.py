@@ -64,8 +64,10 @@ def test_what_is_closed_is_forgotten_with_all_it_held():
     pending = opened(*[half(number, group=f"g{number % 3}", queue=U) for number in range(9)])
     pending.park(4)
 
-    for key in range(9):
-        pending.close(key)
+    pending.close(0)
+    pending.close_all(range(1, 6))
+    assert (len(pending), pending.parked, pending.count_of("g0")) == (3, 0, 1)
+    pending.close_all(range(6, 9))
 
     assert (len(pending), pending.parked, pending.pinned()) == (0, 0, None)
     assert list(pending) == list(pending.parked_keys()) == []

@@ -85,6 +85,8 @@ class Housekeeping:
                 await self._write_tables()
             except OSError as error:
                 log.warning("housekeeping could not write: %s", error)
+            except Exception:
+                log.exception("housekeeping failed")
             for _ in range(round(ROUND_S / SAVE_S) - 1):
                 await asyncio.sleep(SAVE_S)
                 with suppress(OSError):  # The next round of all chores reports it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tests.simulation.copy_history import HAND_OVER, MemberBack
 from tests.simulation.copy_mix import COPY_LOSSES
@@ -24,6 +24,8 @@ __all__ = ["CopyNemesis"]
 
 UNFAIR = ("kill ahead", "kill twice", "pause ahead", "store emptied")
 """Losses with something else beside them that keeps copies late."""
+
+_SLOW_BEFORE: Final = "slow disk before a power cut"
 
 
 class CopyNemesis(Nemesis):
@@ -60,6 +62,7 @@ class CopyNemesis(Nemesis):
             self._stage.disturb(fault, begins=False)
 
     def _lose(self, node: MemberNode, how: str) -> None:
+        self._stage.disturb(_SLOW_BEFORE, begins=False)
         self._stage.lose(node, how)
 
     def _node(self, draw: SeededEntropy) -> MemberNode:
@@ -74,6 +77,11 @@ class CopyNemesis(Nemesis):
         return (0.1, 1.0, 2.0, 8.0)[draw.below(4)] * draw.fraction()
 
     # Losses
+
+    def _slow_down(self, node: MemberNode) -> None:
+        super()._slow_down(node)
+        # A leader that comes back itself has the offsets that its slow disk took in time.
+        self._stage.disturb(_SLOW_BEFORE, begins=True)
 
     async def _come_back(self, node: MemberNode, draw: SeededEntropy) -> None:
         await asyncio.sleep((0.0, 0.5, 4.0, 8.0)[draw.below(4)] * draw.fraction())

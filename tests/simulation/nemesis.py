@@ -124,11 +124,14 @@ class Nemesis:
         node.start()
         await self._stage.served(node, within_s=5.0)
 
+    def _slow_down(self, node: BrokerNode) -> None:
+        node.disk.slow_sync(0.0, 0.5)
+
     async def _power_cut(self, draw: SeededEntropy) -> None:
         """The power goes, in half of all cases while much waits for a slow disk."""
         node = self._node(draw)
         if draw.chance(0.5):
-            node.disk.slow_sync(0.0, 0.5)
+            self._slow_down(node)
             await asyncio.sleep(draw.fraction())
         self._lose(node, "power cut")
         await node.crash(LOSSES[draw.below(len(LOSSES))])

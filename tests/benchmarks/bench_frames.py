@@ -211,21 +211,7 @@ def half_template(body_bytes):
 def timer_template(body_bytes):
     """A message for later; its gaps are the queue, the unique key and its time."""
     properties = "UNIQ_KEY\x01@ID\x02WAIT\x01true\x02TAGS\x01TagA\x02TIMER_DELIVER_MS\x01@DUE\x02"
-    fields = {
-        "a": GROUP,
-        "b": TOPIC,
-        "c": "TBW102",
-        "d": str(QUEUES),
-        "e": "@QUEUE",
-        "f": "0",
-        "g": str(int(time.time() * 1000)),
-        "h": "0",
-        "i": properties,
-        "j": "0",
-        "k": "false",
-        "m": "false",
-        "n": "broker-a",
-    }
+    fields = _send_fields("@QUEUE", properties) | {"n": "broker-a"}
     marks = (b"@QUEUE", b"@ID", b"@DUE")
     return Template(_header(SEND_MESSAGE_V2, fields), b"x" * body_bytes, *marks)
 

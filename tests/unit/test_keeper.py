@@ -237,13 +237,19 @@ def offsets_on(disk):
     return Tables(disk.clone()).offsets.get("buyers", "Orders", 0)
 
 
+async def begin_to_write(disk):
+    """Tables whose offset 1 a thread is about to write."""
+    tables = Tables(disk)
+    tables.offsets.put("buyers", "Orders", 0, 1)
+    writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
+    await asyncio.sleep(0)
+    return tables, writing
+
+
 def test_offsets_that_a_thread_writes_never_replace_newer_ones():
     async def scenario(world):
         disk = world.machine("broker").disk
-        tables = Tables(disk)
-        tables.offsets.put("buyers", "Orders", 0, 1)
-        writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
-        await asyncio.sleep(0)
+        tables, writing = await begin_to_write(disk)
         tables.keeper.save_offsets(tables.offsets)
         assert offsets_on(disk) == 1, "a stop saves them although a thread does, too"
         tables.offsets.put("buyers", "Orders", 0, 2)
@@ -261,10 +267,7 @@ def test_offsets_that_a_thread_writes_never_replace_newer_ones():
 def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one():
     async def scenario(world):
         disk = world.machine("broker").disk
-        tables = Tables(disk)
-        tables.offsets.put("buyers", "Orders", 0, 1)
-        writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
-        await asyncio.sleep(0)
+        tables, writing = await begin_to_write(disk)
         tables.offsets.put("buyers", "Orders", 0, 2)
         await writing
         assert tables.offsets.unsaved

@@ -86,6 +86,14 @@ def used_disk():
 USED = {"A": 2, "C": 1, "D": 1}
 
 
+def changed_table(disk):
+    """Six topics, half of them in the file of changes."""
+    table = TopicTable(disk)
+    for number in range(6):
+        table.put(f"T{number}")
+    return table
+
+
 def paths_written(disk, work):
     paths = set()
     disk.on_write = lambda event: paths.add(event.path)
@@ -193,9 +201,7 @@ def test_a_change_that_the_disk_refused_never_comes_back():
 def test_changes_during_a_merge_are_kept():
     async def scenario(world):
         disk = world.machine("broker").disk
-        table = TopicTable(disk)
-        for number in range(6):
-            table.put(f"T{number}")
+        table = changed_table(disk)
         assert table.keeper.has_many_changes
         merging = asyncio.ensure_future(table.merge())
         await asyncio.sleep(0)
@@ -215,9 +221,7 @@ def test_changes_during_a_merge_are_kept():
 def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_begins():
     async def scenario(world):
         disk = world.machine("broker").disk
-        table = TopicTable(disk)
-        for number in range(6):
-            table.put(f"T{number}")
+        table = changed_table(disk)
         merging = asyncio.ensure_future(table.merge())
         await asyncio.sleep(0)
         merging.cancel()
@@ -278,9 +282,7 @@ def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_ve
 def test_a_refused_merge_leaves_everything_as_it_was():
     async def scenario(world):
         disk = world.machine("broker").disk
-        table = TopicTable(disk)
-        for number in range(6):
-            table.put(f"T{number}")
+        table = changed_table(disk)
         disk.fail_writes(error=errno.ENOSPC)
         with pytest.raises(OSError, match="No space left"):
             await table.merge()

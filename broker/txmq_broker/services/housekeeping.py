@@ -96,13 +96,11 @@ class Housekeeping:
 
     async def _write_tables(self) -> None:
         """As :meth:`save_tables`, but offsets in a thread."""
-        if self._keeper.is_incomplete:
-            self.complete_tables()
-            return
-        try:
-            self._keeper.save_groups(self._groups)
-        finally:
-            await self._keeper.write_offsets(self._offsets)
+        if not self._complete_if_due():
+            try:
+                self._keeper.save_groups(self._groups)
+            finally:
+                await self._keeper.write_offsets(self._offsets)
 
     async def _merge_changes(self) -> None:
         if not self._keeper.has_many_changes or self._keeper.is_incomplete:
@@ -118,13 +116,18 @@ class Housekeeping:
         Raises:
             OSError: The disk refuses.
         """
-        if self._keeper.is_incomplete:
-            self.complete_tables()
-            return
-        try:
-            self._keeper.save_groups(self._groups)
-        finally:
-            self._keeper.save_offsets(self._offsets)
+        if not self._complete_if_due():
+            try:
+                self._keeper.save_groups(self._groups)
+            finally:
+                self._keeper.save_offsets(self._offsets)
+
+    def _complete_if_due(self) -> bool:
+        """Save what the start could not save; returns whether there was anything."""
+        if not self._keeper.is_incomplete:
+            return False
+        self.complete_tables()
+        return True
 
     def complete_tables(self) -> None:
         """Write every table whose file differs from memory.

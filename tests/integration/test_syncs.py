@@ -22,6 +22,12 @@ class _Refused:
         raise OSError("no")
 
 
+def _wakers():
+    gc.collect()
+    fds = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [os.readlink(link) for link in fds].count("anon_inode:[eventfd]")
+
+
 def _threads():
     return {thread for thread in threading.enumerate() if thread.name == "txmq-sync"}
 
@@ -96,6 +102,8 @@ def test_the_thread_syncs_where_the_kernel_refuses(tmp_path, monkeypatch, refuse
 
 
 def test_a_disk_that_two_loops_use_syncs_for_both_and_frees_what_it_opened(tmp_path):
+    before = _wakers()
+
     def use():
         disk = LocalDisk(tmp_path)
         file = disk.open("file", create=True)
@@ -108,9 +116,7 @@ def test_a_disk_that_two_loops_use_syncs_for_both_and_frees_what_it_opened(tmp_p
         file.close()
 
     use()
-    gc.collect()
-    wakers = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    assert "anon_inode:[eventfd]" not in wakers
+    assert _wakers() == before
 
 
 def test_the_thread_ends_with_its_disk(tmp_path):

@@ -38,6 +38,7 @@ from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.services.log_shipper import LogShipper
 from txmq_broker.store.record_restorer import RecordRestorer
@@ -71,9 +72,12 @@ TRANSACTIONS = MIX.but(
 BESIDE = MIX.but(faults=("pause", "pause ahead", "store apart", "members apart"))
 """Old leaders go on beside new ones."""
 
+ALONE = MIX.but(members=1, faults=("power cut",), pause_s=4.0, chaos_s=12.0)
+"""A leader comes back itself, with what its disk has."""
+
 
 def test_the_whole_replication_passes():
-    for mix in (MIX, MIX.but(reads=True), TRANSACTIONS, BESIDE):
+    for mix in (MIX, MIX.but(reads=True), TRANSACTIONS, BESIDE, ALONE):
         run_all(run_copy_seed, mix)
 
 
@@ -189,6 +193,16 @@ def offsets_are_not_copied(patch):
 
     patch(CopyHandlers, "_tables", without)
     return MIX.but(faults=("kill",))
+
+
+def offsets_are_never_saved(patch):
+    patch(Keeper, "save_offsets", lambda self, offsets: None)
+
+    async def write_offsets(self, offsets):
+        pass
+
+    patch(Keeper, "write_offsets", write_offsets)
+    return ALONE
 
 
 def a_follower_forgets_decisions(patch):
@@ -350,6 +364,7 @@ def the_epoch_is_not_looked_at_either(patch):
         (a_follower_that_is_gone_stays_in_the_set, (liveness,)),
         (a_new_leader_waits_for_the_one_that_is_gone, (leader_bound,)),
         (offsets_are_not_copied, (fresh_offsets,)),
+        (offsets_are_never_saved, (fresh_offsets,)),
         (a_follower_forgets_decisions, (kept,)),
         (a_follower_shows_all_that_it_has, (follower_reads,)),
         (a_follower_forgets_half_messages, (kept,)),

@@ -15,7 +15,7 @@ from tests.simulation.twin import Twin
 
 COUNT = int(os.environ.get("TXMQ_COPY_SEEDS") or (500 if IS_SOAK else 40))
 QUICK = 8
-SEEDS = Seeds("copies", "test_copy_seeds.py", "TXMQ_COPY_SEED", COUNT, QUICK, twins=COUNT)
+SEEDS = Seeds("copies", "test_copy_seeds.py", "TXMQ_COPY_SEED", COUNT, QUICK, twins=QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """After a fail-over the committed offsets are at most a second old.
 
 What a consumer committed a second before the leader was lost, a new leader knows, unless something
-else than the loss of the leader stood in the way of its copies.
+else than the loss of the leader stood in the way of its copies during that second.
 """
 
 from __future__ import annotations
@@ -98,12 +98,15 @@ class _Offsets:
     def _is_known(self, asked: float, at: float) -> bool:
         """Whether every leader after the one that took it has to know it."""
         later = [lost for lost in self._lost if asked <= lost]
-        return bool(later) and not any(
-            at > lost - AGE_S - SLACK_S or self._was_disturbed(at, lost) for lost in later
-        )
+        return bool(later) and all(self._had_time(at, lost) for lost in later)
 
-    def _was_disturbed(self, begin: float, end: float) -> bool:
-        return any(start < end and begin < stop for start, stop in self._spans())
+    def _had_time(self, begin: float, end: float) -> bool:
+        """Whether copies had the time they need before a disturbance began, or the leader was lost.
+
+        What stands in the way later comes too late: they know the offset already.
+        """
+        disturbed = [start for start, stop in self._spans() if start < end and begin < stop]
+        return min([end, *disturbed]) - begin >= AGE_S + SLACK_S
 
     def _spans(self) -> Iterator[tuple[float, float]]:
         yield from self._disturbances

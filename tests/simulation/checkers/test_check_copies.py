@@ -171,6 +171,13 @@ def test_copies_that_something_kept_late_may_be_older():
     assert fresh_offsets.broken([*events, shown(3)]) == []
 
 
+def test_what_stands_in_the_way_of_later_copies_excuses_no_older_commit():
+    slow = [Disturbed(3.5, "slow disk", begins=True), Disturbed(4.0, "slow disk", begins=False)]
+    events = [FIRST, *committed(2.0, 9), *slow, lost(4.0), OVER, SECOND]
+
+    assert len(fresh_offsets.broken([*events, shown(3)])) == 1
+
+
 def test_a_leader_that_only_stood_still_has_lost_nothing():
     paused = [lost(2.5, "pause"), MemberBack(2.6, "m1")]
     events = [FIRST, *committed(2.0, 9), *paused, lost(4.0), OVER, SECOND]

@@ -1,6 +1,7 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import msgspec
@@ -187,6 +188,15 @@ def test_a_missing_driver_is_told(spark, tmp_path):
         extract_day(rules, DAY, take_log=no_log, spark=spark)
     with pytest.raises(ReconcileRefused, match="Spark reads JDBC URLs, and no session was given"):
         extract_day(rules, DAY, take_log=no_log)
+
+
+def test_without_pandas_a_bank_over_jdbc_names_the_extra_before_anything_is_read(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ReconcileRefused, match=r"icbc: .*pip install 'txmq\[jdbc\]'"):
+        extract_day(rules_of(tmp_path, bank_of(Nowhere)), DAY, take_log=no_log, spark=object())
 
 
 def test_a_url_of_nothing_known_is_told(tmp_path):

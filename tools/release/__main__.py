@@ -81,7 +81,7 @@ def main(tools: Path, is_narrow: bool, is_rehearsal: bool) -> None:
 
     for python in pythons:
         for extras in environments.EXTRAS:
-            if is_narrow and {"spark", "all"} & {extras}:
+            if is_narrow and {"spark", "jdbc", "all"} & {extras}:
                 continue
             begin = time.monotonic()
             folder = SCRATCH / python.version / (extras or "none")

@@ -17,7 +17,19 @@ from tools.release.refusal import ReleaseRefused, checked
 HERE = Path(__file__).parent
 RULES = ROOT / "examples/bank_transfer/recon.toml"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("", "cli", "broker", "sql", "redis", "console", "telemetry", "broker,sql", "spark", "all")
+EXTRAS = (
+    "",
+    "cli",
+    "broker",
+    "sql",
+    "redis",
+    "console",
+    "telemetry",
+    "broker,sql",
+    "spark",
+    "jdbc",
+    "all",
+)
 """What strangers install; README.md needs `broker,sql`."""
 NEEDS_PYTEST = "txmq.testing.plugin"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
@@ -55,7 +67,8 @@ def installed_extras(chosen: str) -> set[str]:
     extras = set(filter(None, chosen.split(",")))
     if "all" in extras:
         return set(PROJECT["optional-dependencies"]) - {"dev"}
-    return extras | ({"cli"} if extras & {"broker", "console"} else set())
+    extras |= {"cli"} if extras & {"broker", "console"} else set()
+    return extras | ({"spark"} if "jdbc" in extras else set())
 
 
 def variables() -> dict[str, str]:

@@ -532,10 +532,12 @@ class Broker:
 
     def _forget_topic(self, name: str) -> None:
         try:
-            self._housekeeping.forget_topic(name)
+            self._housekeeping.forget_topic(name, self._save_topics)
         except OSError as error:
             self.topics.undo()
             raise ServiceUnavailable(f"the topic could not be deleted: {error}") from error
+        if self._registrar is not None:
+            self._registrar.changed()
 
     def _groups_changed(self) -> None:
         try:

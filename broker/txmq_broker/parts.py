@@ -103,6 +103,7 @@ class Parts(ReadParts):
     settings_changed: Callable[[BrokerSettings], None]
     """Puts new settings into force."""
     forget_topic: Callable[[str], None]
-    """Hides the messages of a deleted topic for good."""
+    """Hides the messages of a deleted topic for good, saves the topics without it, and registers
+    them with the name servers."""
     delete_old_files: Callable[[], None]
     """Deletes the old files of the log at once, whatever the hour."""

@@ -314,7 +314,7 @@ async def test_an_open_transaction_keeps_its_file_however_old_and_full_the_disk_
 async def test_a_deleted_topic_is_hidden_for_good(stage):
     stage.fill()
 
-    stage.house.forget_topic("T")
+    stage.house.forget_topic("T", lambda: None)
 
     assert stage.keeper.floors().floors == {"T": {0: 8}}
     assert stage.shelf.bodies() == {}

@@ -117,5 +117,4 @@ class TopicHandlers(TopicReads):
         if self._topics.remove(name, self._clock.wall_ms()):
             self._forget(name)
             self._offsets.forget_topic(name)
-            self._topics_changed()
         return answer(request)

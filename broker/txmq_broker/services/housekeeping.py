@@ -137,17 +137,34 @@ class Housekeeping:
         """
         self._keeper.complete(self._topics, self._groups, self._offsets, self.floors)
 
-    def forget_topic(self, name: str) -> None:
+    def forget_topic(self, name: str, save_topics: Callable[[], None]) -> None:
         """Hide a deleted topic's messages for good.
 
+        Args:
+            name: The topic.
+            save_topics: Saves the topics without it.
+
         Raises:
-            OSError: The disk refuses.
+            OSError: The disk refuses; the messages stay visible.
         """
         floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
-        # Saved first: if the disk refuses, the messages must stay visible.
+        # Saved first: a later topic of this name must never show the messages.
         self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
+        try:
+            save_topics()
+        except OSError:
+            self._restore_floors()
+            raise
         self.floors[name] = self._store.queues.forget_topic(name)
         self._statistics.forget_topic(name)
+
+    def _restore_floors(self) -> None:
+        """Save the floors as they were, or after a restart the topic would be empty."""
+        try:
+            self._keeper.save_floors(self.floors, self._store.log.durable)
+        except OSError:
+            # The next round of chores saves them.
+            self._keeper.is_incomplete = True
 
     def retain_now(self) -> None:
         """Delete the old files of the log at any hour.

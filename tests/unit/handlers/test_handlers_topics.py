@@ -1,14 +1,18 @@
 """17, 21, 215, 305, 351: topics are made, changed and deleted."""
 
+import asyncio
+import errno
+
 import pytest
 
 from tests.unit.handlers.handler_stage import in_world, with_topics
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings
+from txmq_broker.services.keeper import Keeper
 
 PUT, GET_ALL, DELETE, SYSTEM, GET = 17, 21, 215, 305, 351
-ERROR, NO_TOPIC = 1, 17
+ERROR, UNAVAILABLE, NO_TOPIC = 1, 14, 17
 
 
 async def config(client, name):
@@ -109,6 +113,34 @@ def test_a_topic_made_again_never_shows_what_was_deleted():
         await client.send("T", b"new")
 
         assert (await client.pull("T", 3)).bodies == [b"new"]
+
+    in_world(first, restarted=second)
+
+
+@pytest.mark.parametrize("is_refused_again", [False, True])
+def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
+    is_refused_again, monkeypatch
+):
+    async def first(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+        await client.commit("g", "T", 0, 1)
+
+        def refuse(keeper, topics):
+            if is_refused_again:
+                stage.disk.fail_writes(1)
+            raise OSError(errno.ENOSPC, "no room")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Keeper, "save_topics", refuse)
+            assert await client.code_of(DELETE, TopicHeader("T")) == UNAVAILABLE
+        assert len((await client.pull("T")).bodies) == 3
+        assert stage.broker.offsets.get("g", "T", 0) == 1
+        # What the disk refused as well is saved by the next round of chores.
+        await asyncio.sleep(10)
+
+    async def second(stage):
+        assert len((await (await stage.client()).pull("T")).bodies) == 3
 
     in_world(first, restarted=second)
 

@@ -29,6 +29,8 @@ def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
         await stage.caught_up(stage.second)
         tables = stage.second.follower.copy.tables
         assert "T" in tables.topics.topic_config_table
+        assert sum(one.topics is not None for one in shipped) == 1
+        assert sum(one.groups is not None for one in shipped) == 1
 
         shipped.clear()
         await client.commit("g", "T", 0, 1)

@@ -89,6 +89,8 @@ class FollowerLink:
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
+    first: tuple[DataVersion, DataVersion] | None = None
+    """The versions of the topics and groups in the answer that compared the histories."""
     versions: TableVersions | None = None
     """The versions of the tables that it was sent."""
     taken: TableVersions | None = None
@@ -295,6 +297,7 @@ class LogShipper:
         else:
             # Its copy may end before these offsets; the first answer at the end has them again.
             tables = self._tables().write()
+            link.first = self._table_versions() if wanted.takes_changes else None
         is_deflated = wanted.takes_deflated and len(tables) > _DEFLATED_FROM
         if is_deflated:
             tables = zlib.compress(tables, _LEVEL)
@@ -336,7 +339,7 @@ class LogShipper:
         has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
         if not has_offsets and not is_changed:
             return b""
-        known, link.versions = link.versions, versions
+        known, link.versions = link.versions or link.first, versions
         every = self._tables()
         # A large table that has not changed would cost both ends more than all else.
         tables = CopiedTables()

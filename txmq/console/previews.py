@@ -13,7 +13,7 @@ from txmq.console.visits import PageContent
 from txmq.errors import UsageError
 from txmq.limits import REASON_CHARS_MAX
 
-__all__ = ["ChangePreview", "check_repeated", "reason_in"]
+__all__ = ["ChangePreview", "check_bytes", "check_repeated", "reason_in"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,20 @@ def reason_in(fields: Mapping[str, str]) -> str:
     if len(reason) > REASON_CHARS_MAX:
         raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
     return reason
+
+
+def check_bytes(reason: str, bytes_max: int) -> None:
+    """Pass if a reason has no more bytes than a broker keeps beside the visitor's name.
+
+    Raises:
+        UsageError: It has more.
+    """
+    size = len(reason.encode())
+    if size > bytes_max:
+        raise UsageError(
+            f"the reason has {size} bytes, and beside your name the broker keeps {bytes_max}; a "
+            "Chinese character has 3, and one of ASCII 1: shorten the reason"
+        )
 
 
 def check_repeated(fields: Mapping[str, str], name: str, expected: str) -> None:

@@ -99,7 +99,11 @@ def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
 
         shown.get_by_role("link", name="Commit…").focus()
         shown.keyboard.press("Enter")
-        shown.get_by_label("Reason").focus()
+        reason = shown.get_by_label("Reason")
+        reason.fill("账" * 400)
+        expect(reason).to_have_js_property("validity.customError", True)
+        reason.fill("")
+        reason.focus()
         shown.keyboard.type("in the books")
         shown.keyboard.press("Tab")
         shown.keyboard.type("t-2")

@@ -66,6 +66,9 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
     without = visitor.post(to, reason="  ", repeated="t-1")
     assert "the reason is missing" in text_of(without)
 
+    long = text_of(visitor.post(to, reason="账" * 400, repeated="t-1"))
+    assert "the reason has 1200 bytes, and beside your name the broker keeps 10" in long
+
     done = text_of(visitor.post(to, reason="in the books", repeated="t-1"))
     assert f"transaction {ids['t-1']} is committed at broker-a by " in done
     back = to.replace(ids["t-1"], ids["t-2"]).replace("commit", "rollback")
@@ -92,8 +95,13 @@ def test_a_parked_transaction_is_checked_again(broker, visitor):
     assert f"broker-a asks the producers of {name} now" in done
     assert f"{getuser()} has the broker ask the producers again" in done
     assert "reason: <b>the bank</b> is back" in done
-    long = visitor.post(to, page, reason="é" * 200)
-    assert (long.status_code, "at most 256 bytes" in text_of(long)) == (409, True)
+    room = 256 - len(getuser())
+    long = visitor.post(to, page, reason="é" * (room // 2 + 1))
+    assert (long.status_code, f"beside your name the broker keeps {room}" in text_of(long)) == (
+        400,
+        True,
+    )
+    assert "the broker ask" in text_of(visitor.post(to, page, reason="x" * room))
     gone = visitor.post("/transaction/recheck?id=no-such&broker=broker-a", page)
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
 

@@ -11,11 +11,13 @@ from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
 from txmq.console.markup import link, url_of
-from txmq.console.previews import reason_in
+from txmq.console.previews import check_bytes, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.protocol.rechecks import RECHECK_REASON_BYTES_MAX
+from txmq.protocol.span import REASON_BYTES_MAX
 from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
@@ -24,9 +26,6 @@ SHOWN: Final = 100
 SHOWN_MORE: Final = 500
 _REPEATABLE_CHARS: Final = 100
 """A person can type a key of this length again."""
-
-_RECHECK_REASON_CHARS_MAX: Final = 100
-"""The broker takes 256 bytes, with the name of the person."""
 
 _AGES: Final = (
     ("under a minute", 60),
@@ -123,7 +122,7 @@ async def show_one(visit: Visit) -> PageContent:
         "steps": steps_of(report, message, traces),
         "has_traces": bool(traces),
         "statuses": _STATUS_WORDS,
-        "reason_max": _RECHECK_REASON_CHARS_MAX,
+        "reason_max": _recheck_bytes(visit),
         "body": body_view(message.body, visit.text("as")),
         "body_link": {
             form: link(
@@ -150,6 +149,7 @@ async def show_decision(visit: Visit) -> PageContent:
         "repeated": _repeated(transaction),
         "body": body_view(message.body),
         "reason_max": REASON_CHARS_MAX,
+        "reason_bytes": _decision_bytes(visit),
         "now_ms": visit.clock.wall_ms(),
     }
     return PageContent("decision.html", values)
@@ -161,6 +161,7 @@ async def decide(form: ChangeForm) -> ChangeDone:
     decision = _decision_of(visit)
     transaction, _ = await _find(visit)
     reason = reason_in(form.fields)
+    check_bytes(reason, _decision_bytes(visit))
     what, repeated = _repeated(transaction)
     if form.fields.get("repeated", "").strip() != repeated.strip():
         raise UsageError(f"the {what} is not the same; type it as it is shown, to decide this one")
@@ -180,10 +181,12 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     """Have the broker ask the producers of a transaction again."""
     visit = form.visit
     name, broker = visit.required("id"), visit.required("broker")
+    reason = form.fields.get("reason", "").strip()
+    check_bytes(reason, _recheck_bytes(visit))
     await visit.admin.recheck_transaction(
         name,
         operator=visit.session.person,
-        reason=form.fields.get("reason", "").strip(),
+        reason=reason,
         broker=broker,
     )
     notice = f"{broker} asks the producers of {name} now, or as soon as one of them connects"
@@ -202,6 +205,16 @@ async def recheck_all(form: ChangeForm) -> ChangeDone:
     )
     notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
     return ChangeDone(url_of("/transactions", state=state, group=group), notice)
+
+
+def _decision_bytes(visit: Visit) -> int:
+    """The bytes that the reason of a decision may have: the log keeps it behind the name."""
+    return REASON_BYTES_MAX - len(f"{visit.session.person}: ".encode())
+
+
+def _recheck_bytes(visit: Visit) -> int:
+    """The bytes that the reason of a recheck may have, beside the name."""
+    return RECHECK_REASON_BYTES_MAX - len(visit.session.person.encode())
 
 
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:

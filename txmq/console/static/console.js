@@ -100,6 +100,15 @@
   connect();
 })();
 
+// What the broker keeps is limited in bytes, and a Chinese character has three.
+document.addEventListener("input", (event) => {
+  const field = event.target;
+  const max = Number(field.dataset.bytesMax);
+  if (!max) return;
+  const size = new TextEncoder().encode(field.value).length;
+  field.setCustomValidity(size > max ? `This has ${size} bytes; shorten it to ${max}.` : "");
+});
+
 // The key "/" goes to the search, unless somebody types.
 document.addEventListener("keydown", (event) => {
   const field = document.getElementById("everywhere");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from typing import Annotated
 
@@ -56,11 +57,21 @@ def find(
     for line in found.notes:
         note(f"txmq: {line}")
     if found.next:
-        words = shlex.join(["txmq", "find", text, "--after", found.next])
         note(
             f"txmq: messages were searched in {found.searched:,} of {found.topics:,} topics; "
-            f"search on with: {words}"
+            f"search on with: {_further(text, found.next, cluster, names)}"
         )
+
+
+def _further(text: str, after: str, cluster: str | None, names: str) -> str:
+    """The command that searches the topics after one, in the same cluster."""
+    words = ["txmq", "find", "--after", after]
+    if cluster is not None:
+        words += ["--cluster", cluster]
+    if names != os.environ.get("TXMQ_NAMES", NAMES_DEFAULT):
+        words += ["--names", names]
+    # A text that begins with a dash would be an option.
+    return shlex.join([*words, *(["--"] if text.startswith("-") else []), text])
 
 
 async def _search_all(admin: Admin, text: str, after: str, cluster: str | None) -> ClusterHits:

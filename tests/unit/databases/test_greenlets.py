@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from contextvars import ContextVar
 
 import greenlet
 import pytest
@@ -76,6 +77,28 @@ def test_a_cancellation_reaches_the_function():
 
     assert asyncio.run(play()) == "usable"
     assert seen == ["undone"]
+
+
+def test_functions_and_their_caller_share_context_variables():
+    user = ContextVar("user", default="nobody")
+
+    async def look():
+        await asyncio.sleep(0)
+        return user.get()
+
+    def hand_over():
+        before, _ = await_only(look()), user.set("Wang")
+        return before, await_only(look())
+
+    async def play():
+        one = standing()
+        user.set("Li")
+        first = await one.run(lambda: await_only(look()))
+        user.set("Zhao")
+        second = await one.run(hand_over)
+        return first, second, user.get()
+
+    assert asyncio.run(play()) == ("Li", ("Zhao", "Wang"), "Wang")
 
 
 def test_an_abandoned_greenlet_ends():

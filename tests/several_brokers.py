@@ -40,7 +40,11 @@ class SeveralBrokers(BrokerProcess):
 
     def start(self):
         super().start()
-        self._seen.update(self.pids().values())
+        self._note_pids()
+
+    def _note_pids(self):
+        # A broker that is about to start again has no process.
+        self._seen.update(filter(None, self.pids().values()))
 
     def page(self, path):
         try:
@@ -60,9 +64,13 @@ class SeveralBrokers(BrokerProcess):
         lines = self.log.read_text(errors="replace").splitlines()
         return [line for line in lines if line.startswith("ready ")]
 
-    def until_healthy(self):
-        wait_for(lambda: self.page("/health/ready")[0] == 200, self.tail)
-        self._seen.update(self.pids().values())
+    def until_healthy(self, killed=None):
+        """Wait until all brokers serve, and none is the process that was killed a moment ago."""
+        wait_for(
+            lambda: killed not in self.pids().values() and self.page("/health/ready")[0] == 200,
+            self.tail,
+        )
+        self._note_pids()
 
     def refusal(self, *words):
         """The exit code of a command about this directory, and the last line that it prints."""

@@ -70,6 +70,7 @@ class Housekeeping:
         self.retention = retention
         self.floors: dict[str, dict[int, int]] = {}
         self._sample_at = 0.0
+        self._are_floors_wrong = False
 
     async def run(self, *more: Callable[[], None]) -> None:
         """Run the chores, and those in ``more``, until cancelled."""
@@ -98,6 +99,7 @@ class Housekeeping:
         """As :meth:`save_tables`, but offsets in a thread."""
         if not self._complete_if_due():
             try:
+                self._restore_floors()
                 self._keeper.save_groups(self._groups)
             finally:
                 await self._keeper.write_offsets(self._offsets)
@@ -118,6 +120,7 @@ class Housekeeping:
         """
         if not self._complete_if_due():
             try:
+                self._restore_floors()
                 self._keeper.save_groups(self._groups)
             finally:
                 self._keeper.save_offsets(self._offsets)
@@ -153,18 +156,21 @@ class Housekeeping:
         try:
             save_topics()
         except OSError:
-            self._restore_floors()
+            self._are_floors_wrong = True
+            with suppress(OSError):  # The chores try again every second.
+                self._restore_floors()
             raise
         self.floors[name] = self._store.queues.forget_topic(name)
         self._statistics.forget_topic(name)
 
     def _restore_floors(self) -> None:
-        """Save the floors as they were, or after a restart the topic would be empty."""
-        try:
+        """Save the floors again if a refused deletion left others on the disk.
+
+        Otherwise its topic would be empty after a restart.
+        """
+        if self._are_floors_wrong:
             self._keeper.save_floors(self.floors, self._store.log.durable)
-        except OSError:
-            # The next round of chores saves them.
-            self._keeper.is_incomplete = True
+            self._are_floors_wrong = False
 
     def retain_now(self) -> None:
         """Delete the old files of the log at any hour.

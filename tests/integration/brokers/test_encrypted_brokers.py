@@ -48,7 +48,7 @@ def test_clients_reach_each_broker_with_tls_alone_and_also_after_a_death(brokers
             killed = brokers.pids()["broker-b"]
             os.kill(killed, signal.SIGKILL)
             await asyncio.to_thread(wait_for, lambda: not is_running(killed), "its death")
-            await asyncio.to_thread(brokers.until_healthy)
+            await asyncio.to_thread(brokers.until_healthy, killed)
             receipts += [await send(name) for name in NAMES]
             pulled = await client.admin.pull(Queue("Orders", "broker-b", 0), 0)
         async with Client(brokers.names) as plain:

@@ -137,7 +137,7 @@ def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
         assert len((await client.pull("T")).bodies) == 3
         assert stage.broker.offsets.get("g", "T", 0) == 1
         # What the disk refused as well is saved by the next round of chores.
-        await asyncio.sleep(10)
+        await asyncio.sleep(2)
 
     async def second(stage):
         assert len((await (await stage.client()).pull("T")).bodies) == 3

@@ -29,7 +29,6 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import CheckState
-from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq_broker.core.check_history import DECIDED, LOST, SILENT, UNKNOWN, CheckHistory, CheckNote
@@ -426,14 +425,19 @@ class Checker:
             if is_next:
                 self._wake.set()
         if checks.asked or checks.current or checks.stranded or self._immune_until:
-            for key, _, half, kind, _ in span.markers:
-                if kind is not DecisionKind.PARKED:
-                    checks.forget(key)
-                    checks.unstrand(half.group, key)
-                    self._immune_until.pop(key, None)
-                    if checks.settle(key) is not None:
-                        self.history.note_answer(key, DECIDED, self._clock.wall_ms())
-                        self._has_time(half.group)
+            for markers in span.markers:
+                if not markers.is_parking:
+                    for key, group in zip(markers.keys, markers.groups, strict=True):
+                        self._forget(key, group)
+
+    def _forget(self, key: int, group: str) -> None:
+        checks = self.checks
+        checks.forget(key)
+        checks.unstrand(group, key)
+        self._immune_until.pop(key, None)
+        if checks.settle(key) is not None:
+            self.history.note_answer(key, DECIDED, self._clock.wall_ms())
+            self._has_time(group)
 
     def producers_seen(self, groups: Iterable[str]) -> None:
         """Check the transactions that wait for a producer of these groups: one has sent a

@@ -19,16 +19,24 @@ import msgspec
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.queue_store import ConsumeQueue
 
-__all__ = ["KEY_MASK", "Changes", "Half", "PendingTransactions", "transaction_key"]
+__all__ = [
+    "HASHES_AT",
+    "KEY_MASK",
+    "LAYOUTS",
+    "Changes",
+    "Half",
+    "PendingTransactions",
+    "transaction_key",
+]
 
 _FIXED: Final = Struct("=qqIiIIIH?")
-_HASHES_AT: Final = _FIXED.size
-_WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+HASHES_AT: Final = _FIXED.size
+LAYOUTS: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 """The layout of an entry by its number of keys, the unique key included."""
 
 _CHECKS: Final = Struct("=H")
-_CHECKS_AT: Final = _HASHES_AT - 3
-_PARKED_AT: Final = _HASHES_AT - 1
+_CHECKS_AT: Final = HASHES_AT - 3
+_PARKED_AT: Final = HASHES_AT - 1
 _LONG: Final = Struct("=q")
 _POSITION_AT: Final = 8
 _OWNER: Final = Struct("=I")
@@ -94,7 +102,7 @@ class PendingTransactions:
         self.closings = array("q")
         self.closed = array("q")
         self._parked: dict[int, None] = {}
-        self._owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
+        self.owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
         """The queues, producer groups and clients that many transactions share, by number."""
         self._owner_numbers: dict[tuple[ConsumeQueue, str, str], int] = {}
         self._owner_uses: dict[int, int] = {}
@@ -146,7 +154,7 @@ class PendingTransactions:
         if owner is None:
             owner = self._new_owner((queue, group, origin))
         self._owner_uses[owner] += 1
-        return _WHOLE[len(key_hashes)].pack(
+        return LAYOUTS[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked,
             *key_hashes,
         )  # fmt: skip
@@ -154,17 +162,17 @@ class PendingTransactions:
     def _new_owner(self, shared: tuple[ConsumeQueue, str, str]) -> int:
         owner = self._owner_numbers[shared] = self._next_owner
         self._next_owner += 1
-        self._owners[owner] = shared
+        self.owners[owner] = shared
         self._owner_uses[owner] = 0
         return owner
 
     def unpack(self, data: bytes) -> Half:
         """The half message in a packed form."""
-        fields = _WHOLE[(len(data) - _HASHES_AT) // 4].unpack(data)
+        fields = LAYOUTS[(len(data) - HASHES_AT) // 4].unpack(data)
         offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = fields[
             :9
         ]
-        queue, group, origin = self._owners[owner]
+        queue, group, origin = self.owners[owner]
         hashes = fields[9:]
         return Half(
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
@@ -207,7 +215,7 @@ class PendingTransactions:
         """Return the number of transactions of each owner of a group, by the owner's number."""
         return {
             number: self._owner_uses[number]
-            for number, (_, name, _) in self._owners.items()
+            for number, (_, name, _) in self.owners.items()
             if name == group
         }
 
@@ -222,7 +230,7 @@ class PendingTransactions:
             self._owner_uses[owner] = uses
         else:
             del self._owner_uses[owner]
-            del self._owner_numbers[self._owners.pop(owner)]
+            del self._owner_numbers[self.owners.pop(owner)]
 
     def close(self, key: int) -> None:
         """Remove a decided transaction."""

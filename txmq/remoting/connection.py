@@ -462,17 +462,43 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The stream broke before the answer came.
             RequestTimeout: No answer came in time.
         """
-        opaque = self.number()
-        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        deadline = self._clock.monotonic() + timeout_s
+        opaque = self.start(
+            code, header, PendingResponse(future), deadline, body=body, is_urgent=is_urgent
+        )
         try:
-            self.post(
-                opaque, PendingResponse(future), self._clock.monotonic() + timeout_s, frame,
-                is_urgent=is_urgent,
-            )  # fmt: skip
             return await future
         finally:
             self._exchange.waiting.pop(opaque, None)
+
+    def start(
+        self,
+        code: int,
+        header: Fields,
+        waiter: Waiter,
+        deadline: float,
+        *,
+        body: bytes = b"",
+        is_urgent: bool = False,
+    ) -> int:
+        """Send a request, and return its number for :meth:`break_off`.
+
+        Args:
+            code: The request code.
+            header: The fields.
+            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
+            deadline: The latest time for an answer, in the clock's monotonic time.
+            body: The body.
+            is_urgent: Whether to write it now, not together with the turn's other requests.
+
+        Raises:
+            ConnectionLost: The connection is closed; nothing was sent.
+        """
+        opaque = self.number()
+        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
+        self.post(opaque, waiter, deadline, frame, is_urgent=is_urgent)
+        return opaque
 
     def post(
         self,

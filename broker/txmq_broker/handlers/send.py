@@ -18,7 +18,7 @@ from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import SMALLEST, Postmark
+from txmq.protocol.record import SMALLEST, Postmark, head_size
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
@@ -269,7 +269,7 @@ class SendHandlers:
         elif (uniform := self._shapes.read(body, shared, topic.key_seed)) is None:
             items = batch.unpack(body)
         if uniform is not None:
-            count, unique = len(uniform.bodies), uniform.unique
+            count, unique = len(uniform.columns[0]), uniform.unique
             positions = self._stage_uniform(uniform, queue, topic, postmark)
         else:
             rules = self._cluster, topic.key_seed, self._new_key, topic.patterns
@@ -283,13 +283,13 @@ class SendHandlers:
     def _stage_uniform(
         self, uniform: UniformBatch, queue: ConsumeQueue, topic: Topic, postmark: Postmark
     ) -> bytes:
-        shape, bodies, values, key_hashes, _ = uniform
+        shape, columns, key_hashes, _ = uniform
         _refuse_alone(shape.special)
-        before = topic.name_field + _length(shape.size)
-        _check_stored(len(bodies) * (SMALLEST + len(bodies[0]) + len(before) + shape.size))
-        fixed = [before + shape.fixed[0], *shape.fixed[1:]]
+        # The addresses are those in the head of every record.
+        equal = shape.packer(topic.name_field, head_size(postmark))
+        _check_stored(equal.count * equal.size)
         return self._append_equal(
-            queue, postmark, shape.flag, bodies, fixed, values, shape.tags_code, key_hashes
+            queue, postmark, shape.flag, equal, columns, shape.tags_code, key_hashes
         )
 
     def _stage_items(

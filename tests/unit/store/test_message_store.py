@@ -16,6 +16,7 @@ from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.handlers.offsets import offset_by_time
+from txmq_broker.store.equal_records import EqualRecords
 from txmq_broker.store.queue_store import ENTRY
 
 BIG = b"x" * 1500
@@ -114,8 +115,12 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
         own = tuple(hashes[2 * number : 2 * number + 2])
         alone.store.append(queue, postmark, -5, bodies[number], tail, -77, own)
 
+    # Each message has two hashes of keys.
+    fixed = [fixed[0], b"", fixed[1]]
+    columns = [bodies, uniques, [b""] * count]
+    equal = EqualRecords(count, records.head_size(postmark), 4, fixed, [4, 0], ENTRY)
     given = shelf.store.append_equal(
-        shelf.store.queue("T", 0), postmark, -5, bodies, fixed, [uniques], -77, hashes
+        shelf.store.queue("T", 0), postmark, -5, equal, columns, -77, hashes
     )
 
     assert [number for (number,) in struct.iter_unpack(">q", given)] == [

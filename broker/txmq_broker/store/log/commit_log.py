@@ -235,7 +235,7 @@ class CommitLog:
         self._last_span = 0, b""
         """The position and the head of the newest span."""
         self._marked = 0
-        self.staged: list[bytes] = []
+        self.staged: list[bytes | bytearray] = []
         self.unsynced: list[File] = []
         self.read = self.segments.read
         self.resume()
@@ -271,7 +271,7 @@ class CommitLog:
         """The number of staged bytes."""
         return self.next_position - self.segments.end - HEAD_BYTES
 
-    def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
+    def stage(self, pieces: tuple[bytes | bytearray, ...], size: int) -> None:
         """Stage a record; its bytes must name :attr:`next_position` as its position."""
         self.staged += pieces
         self.next_position += size

@@ -55,6 +55,8 @@ LONGEST = (
     *WITH_SPARK,
     "interop",
     "integration/test_bank_tour.py",
+    "integration/test_broker_sets.py",
+    "integration/console/test_console_browser.py",
     "reconcile/test_spark_start.py",
     "benchmarks/test_bench.py",
     "reconcile/test_extract_books.py",

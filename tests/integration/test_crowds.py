@@ -83,8 +83,11 @@ class Watch:
             self._wire.ask(351, topic="BenchmarkTest")
             self._longest_s = max(self._longest_s, time.perf_counter() - began)
 
-    def best(self, work, times=TIMES):
-        """The shortest time of some work, and the shortest of its longest holds."""
+    def best(self, work, times=TIMES, took_max_s=float("inf")):
+        """The shortest time of some work, and the shortest of its longest holds.
+
+        Once both are short enough it is not repeated.
+        """
         took, held = [], []
         for _ in range(times):
             self._longest_s = 0.0
@@ -93,6 +96,8 @@ class Watch:
             took.append(time.perf_counter() - began)
             self._is_over.wait(5 * PAUSE_S)
             held.append(self._longest_s)
+            if min(took) < took_max_s and min(held) < HOLD_S:
+                break
         return min(took), min(held)
 
     def close(self):
@@ -232,8 +237,9 @@ def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, 
 
     with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
         walks = []
-        took_s, held_s = watch.best(lambda: walks.append(walk(visitor)), times=1)
-    (steps,) = walks
+        took_s, held_s = watch.best(lambda: walks.append(walk(visitor)))
+    steps = walks[0]
+    assert {*walks} == {steps}
     assert 1 < steps < CROWD.topics / 100
     assert took_s / steps < 3 * STEP_S
     assert held_s < HOLD_S
@@ -263,7 +269,7 @@ def test_pages_of_the_console_stay_quick(broker, wire, watch):
     with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
         for path in pages:
             assert visitor.get(path).status_code == 200, path
-            took_s, held_s = watch.best(lambda path=path: visitor.get(path), times=3)
+            took_s, held_s = watch.best(lambda path=path: visitor.get(path), 2 * TIMES, PAGE_S)
             if took_s > PAGE_S or held_s > HOLD_S:
                 slow[path] = took_s, held_s
     assert slow == {}

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 from functools import wraps
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.services.housekeeping import ROUND_S, Housekeeping
+from txmq_broker.services.housekeeping import ROUND_S, SAVE_S, Housekeeping
 from txmq_broker.services.keeper import Keeper
 
 BIG = b"x" * 1500
@@ -366,3 +367,23 @@ async def test_a_disk_above_the_force_mark_wins_room_from_what_is_young(stage):
     assert len(stage.files()) < count
     assert stage.is_admitting
     assert sorted(stage.shelf.bodies())[-2:] == [6, 7]
+
+
+@in_world
+async def test_a_slow_disk_makes_committed_offsets_no_older_than_it_must(stage):
+    """The next save begins a second after the last one began, not after it ended."""
+    began = []
+    stage.disk.slow_sync(0.3, 0.3)
+    stage.disk.on_write = lambda event: (
+        began.append(stage.clock.monotonic())
+        if event.kind == "create" and event.path.startswith("config/offsets.json")
+        else None
+    )
+    stage.start()
+    for number in range(200):
+        stage.offsets.put("g", "T", 0, number)
+        await asyncio.sleep(0.1)
+
+    gaps = [after - before for before, after in pairwise(began)]
+    assert len(gaps) > 15
+    assert max(gaps) < SAVE_S + 0.1

@@ -82,6 +82,7 @@ class Housekeeping:
                     log.warning("housekeeping could not write: %s", error)
                 except Exception:
                     log.exception("housekeeping failed")
+            began = self._clock.monotonic()
             try:
                 await self._write_tables()
             except OSError as error:
@@ -89,11 +90,19 @@ class Housekeeping:
             except Exception:
                 log.exception("housekeeping failed")
             for _ in range(round(ROUND_S / SAVE_S) - 1):
-                await asyncio.sleep(SAVE_S)
+                began = await self._next_save(began)
                 with suppress(OSError):  # The next round of all chores reports it.
                     await self._write_tables()
                 await self._merge_changes()
-            await asyncio.sleep(SAVE_S)
+            await self._next_save(began)
+
+    async def _next_save(self, began: float) -> float:
+        """Wait until a second after the last save began, and return the time.
+
+        If it counted from its end, a slow disk would make the committed offsets older.
+        """
+        await asyncio.sleep(max(0.0, began + SAVE_S - self._clock.monotonic()))
+        return self._clock.monotonic()
 
     async def _write_tables(self) -> None:
         """As :meth:`save_tables`, but offsets in a thread."""

@@ -246,7 +246,7 @@ class HalfStore(HalfReader):
         position, oldest = first, self.oldest_shown()
         visible = EntryGroup()
         shown = visible.packed
-        sizes: defaultdict[ConsumeQueue, int] = defaultdict(int)
+        sizes: defaultdict[ConsumeQueue, list[int]] = defaultdict(list)
         key_hashes, key_positions = visible.key_hashes, visible.key_positions
         keys: list[int] = []
         half_positions: list[int] = []
@@ -255,46 +255,50 @@ class HalfStore(HalfReader):
         groups: dict[int, str] = {}
         markers: list[bytes] = []
         entries: list[bytes] = []
-        for end in ends:
-            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
-            packed, kind = find(key), kinds.get(end.commit_or_rollback)
-            if packed is None or kind is None or key in closing:
-                break
-            (
-                half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
-            ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
-            if owner != last_owner:
-                queue, group, _ = pending.owners[owner]
-                groups[owner], show, last_owner = group, shown[queue].append, owner
-            if (
-                half_offset != end.tran_state_table_offset
-                or half_position != end.commit_log_offset
-                or group != end.producer_group
-            ):
-                break
-            offset = -1
-            if kind is _COMMITTED:
-                if half_position < oldest:
+        try:
+            for end in ends:
+                key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+                packed, kind = find(key), kinds.get(end.commit_or_rollback)
+                if packed is None or kind is None or key in closing:
                     break
-                offset = queue.next_offset
-                queue.next_offset = offset + 1
-                show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
-                sizes[queue] += size
-                key_hashes += hashes
-                key_positions += (position,) * len(hashes)
-            marker = pack_marker(
-                MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms, kind,
-                _SOURCES[end.from_transaction_check], 0,
-            )  # fmt: skip
-            markers.append(marker)
-            entries.append(pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN))
-            closing[key] = kind
-            keys.append(key)
-            half_positions.append(half_position)
-            decisions.append(half_offset << 2 | kind)
-            owners.append(owner)
-            position += MARKER_BYTES
-            op_offset += 1
+                (
+                    half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
+                ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
+                if owner != last_owner:
+                    queue, group, _ = pending.owners[owner]
+                    last_owner, groups[owner] = owner, group
+                    show, note_size = shown[queue].append, sizes[queue].append
+                if (
+                    half_offset != end.tran_state_table_offset
+                    or half_position != end.commit_log_offset
+                    or group != end.producer_group
+                    or (kind is _COMMITTED and half_position < oldest)
+                ):
+                    break
+                offset = queue.next_offset if kind is _COMMITTED else -1
+                marker = pack_marker(
+                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms, kind,
+                    _SOURCES[end.from_transaction_check], 0,
+                )  # fmt: skip
+                entries.append(
+                    pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN)
+                )
+                if kind is _COMMITTED:
+                    show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
+                    note_size(size)
+                    key_hashes += hashes
+                    key_positions += (position,) * len(hashes)
+                    queue.next_offset = offset + 1
+                markers.append(marker)
+                closing[key] = kind
+                keys.append(key)
+                half_positions.append(half_position)
+                decisions.append(half_offset << 2 | kind)
+                owners.append(owner)
+                position += MARKER_BYTES
+                op_offset += 1
+        except Exception:  # noqa: BLE001, S110 - this END is served alone next, and refused
+            pass
         if not keys:
             return 0, []
         log.last_ms = now_ms
@@ -306,11 +310,13 @@ class HalfStore(HalfReader):
         self.markers.append(
             Closing(keys, positions, half_positions, decisions, owners, groups, joined)
         )
-        if sizes:
+        if key_positions:  # Every message has a unique key.
             self.must_stay = True
             visible.stage(self.queues, first)
         committed = [
-            CommittedMessages(queue.topic, len(shown[queue]), size) for queue, size in sizes.items()
+            CommittedMessages(queue.topic, len(of_queue), sum(of_queue))
+            for queue, of_queue in sizes.items()
+            if of_queue
         ]
         return len(keys), committed
 

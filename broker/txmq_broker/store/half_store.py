@@ -277,8 +277,8 @@ class HalfStore(HalfReader):
                     break
                 offset = queue.next_offset if kind is _COMMITTED else -1
                 marker = pack_marker(
-                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms, kind,
-                    _SOURCES[end.from_transaction_check], 0,
+                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms,
+                    kind, _SOURCES[end.from_transaction_check], 0,
                 )  # fmt: skip
                 entries.append(
                     pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN)

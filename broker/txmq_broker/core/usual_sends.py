@@ -107,7 +107,7 @@ class UsualSends:
             halves.log,
         )
         table, recent, older, uses = pending.table, halves.recent, halves.older, pending.owner_uses
-        pack_entry, layouts = ENTRY.pack, LAYOUTS
+        pack_entry, layouts, pack_two = ENTRY.pack, LAYOUTS, LAYOUTS[2].pack
         sent_one, read_properties = templates.sent_one, examine
         room = coordinator.settings.pending_max - len(table) - len(opening)
         host_bits = (_BORN_V6 if len(born_host) > 8 else 0) | (
@@ -213,9 +213,16 @@ class UsualSends:
                     if owner is None:
                         owner = owners[queue] = pending.owner_of(queue, group, origin)
                     uses[owner] += 1
-                    packed = layouts[len(hashes)].pack(
-                        offset, position, size, tags_code, checksum, owner, 0, 0, False, *hashes
-                    )
+                    if len(hashes) == 2:  # A call without a star takes half the time.
+                        one, other = hashes
+                        packed = pack_two(
+                            offset, position, size, tags_code, checksum, owner, 0, 0, False,
+                            one, other,
+                        )  # fmt: skip
+                    else:
+                        packed = layouts[len(hashes)].pack(
+                            offset, position, size, tags_code, checksum, owner, 0, 0, False, *hashes
+                        )
                     opening[key] = packed
                     keys.append(key)
                     positions.append(position)

@@ -172,7 +172,7 @@ def _kept(broker):
         "queues": {name: (queue.read(0, 1000), queue.next_offset)
                    for name, queue in queues.items()},
         "open": [pending.unpack(data).position for data in pending.table.values()],
-        "owners": sorted(pending._owner_uses.values()),
+        "owners": sorted(pending.owner_uses.values()),
         "decided": sorted((halves.recent | halves.older).values()),
         "unfinished": [halves.opening, halves.closing, halves.parking],
         "changes": [pending.opened, pending.closings, pending.closed],

@@ -23,8 +23,8 @@ from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
 from txmq_broker.store.entry_group import EntryGroup
 from txmq_broker.store.half_reader import HIDDEN
-from txmq_broker.store.pending_transactions import KEY_MASK
-from txmq_broker.store.queue_store import ENTRY
+from txmq_broker.store.pending_transactions import KEY_MASK, LAYOUTS
+from txmq_broker.store.queue_store import ENTRY, ConsumeQueue
 
 __all__ = ["UsualSends"]
 
@@ -106,8 +106,9 @@ class UsualSends:
             halves.half_queue,
             halves.log,
         )
-        table, recent, older, pack_half = pending.table, halves.recent, halves.older, pending.pack
-        pack_entry, sent_one, usual_read = ENTRY.pack, templates.sent_one, examine
+        table, recent, older, uses = pending.table, halves.recent, halves.older, pending.owner_uses
+        pack_entry, layouts, pack_two = ENTRY.pack, LAYOUTS, LAYOUTS[2].pack
+        sent_one, read_properties = templates.sent_one, examine
         room = coordinator.settings.pending_max - len(table) - len(opening)
         host_bits = (_BORN_V6 if len(born_host) > 8 else 0) | (
             _STORE_V6 if len(store_host) > 8 else 0
@@ -118,10 +119,13 @@ class UsualSends:
         key_hashes, key_positions = visible.key_hashes, visible.key_positions
         pieces: list[bytes] = []
         answers: list[bytes] = []
-        opened = halves.staged
-        before = len(opened)
+        keys: list[int] = []
+        positions: list[int] = []
+        opened: list[bytes] = []
+        entries: list[bytes] = []
         topic_name = group_name = origin = ""
-        topic = None
+        topic = usual_special = None
+        owners: dict[ConsumeQueue, int] = {}
         try:
             for request in requests:
                 header: SendMessage = request.ext  # type: ignore[assignment]  # A cast costs a call.
@@ -133,11 +137,12 @@ class UsualSends:
                         break
                     topic_name, queues, patterns = topic.name, topic.queues, topic.patterns
                     name_field, key_seed = topic.name_field, topic.key_seed
+                    is_for_returns = topic_name[0] == "%"
                 group = header.producer_group
                 if group != group_name:
                     if len(group) > GROUP_CHARS_MAX or not group.isprintable():
                         break
-                    group_name = group
+                    group_name, usual_special, owners = group, None, {}
                     producers = self._clients.producer_groups.get(group)
                     producer = producers.get(connection) if producers else None
                     origin = producer.client_id if producer else ""
@@ -150,7 +155,7 @@ class UsualSends:
                 ):
                     break
                 queue = queues[number]
-                data, unique, tags_code, hashes, special = usual_read(
+                data, unique, tags_code, hashes, special = read_properties(
                     header.properties or "", cluster, key_seed, new_key, patterns
                 )
                 sys_flag = header.sys_flag & _CLIENTS_BITS | host_bits
@@ -174,15 +179,21 @@ class UsualSends:
                     topic.put_bytes += len(body)
                 else:
                     key = hash(unique) & KEY_MASK
+                    if special is None:
+                        break
+                    if special is not usual_special:  # Messages of one pattern share theirs.
+                        if (
+                            len(special) != 2
+                            or not special.get("TRAN_MSG")
+                            or not group
+                            or special.get("PGROUP") != group
+                        ):
+                            break
+                        usual_special = special
                     if (
-                        special is None
-                        or len(special) != 2
-                        or not special.get("TRAN_MSG")
-                        or special.get("PGROUP") != group
-                        or sys_flag & _TRANSACTION_BITS != _PREPARED
-                        or not group
+                        sys_flag & _TRANSACTION_BITS != _PREPARED
                         or not has_room_for_halves
-                        or topic_name[0] == "%"
+                        or is_for_returns
                         or len(data) > PROPERTIES_OF_HALF_MAX
                         or key in table
                         or key in opening
@@ -197,12 +208,25 @@ class UsualSends:
                     )
                     checksum = crc32(tail, crc32(body, crc32(head)))
                     answer = sent_one(request, host_hex, position, number, offset, unique)
-                    entry = pack_entry(position, size, tags_code, checksum ^ HIDDEN)
-                    packed = pack_half(
-                        offset, position, size, tags_code, checksum, queue, group, origin, hashes
-                    )
+                    entries.append(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
+                    owner = owners.get(queue)
+                    if owner is None:
+                        owner = owners[queue] = pending.owner_of(queue, group, origin)
+                    uses[owner] += 1
+                    if len(hashes) == 2:  # A call without a star takes half the time.
+                        one, other = hashes
+                        packed = pack_two(
+                            offset, position, size, tags_code, checksum, owner, 0, 0, False,
+                            one, other,
+                        )  # fmt: skip
+                    else:
+                        packed = layouts[len(hashes)].pack(
+                            offset, position, size, tags_code, checksum, owner, 0, 0, False, *hashes
+                        )
                     opening[key] = packed
-                    opened.append((key, position, 0, packed, entry))
+                    keys.append(key)
+                    positions.append(position)
+                    opened.append(packed)
                     half_queue.next_offset = offset + 1
                     room -= 1
                 pieces += head, body, tail
@@ -214,7 +238,9 @@ class UsualSends:
             log.last_ms = now_ms
             log.staged += pieces
             log.next_position = position
-            coordinator.tally.prepared += len(opened) - before
+            if keys:
+                coordinator.tally.prepared += len(keys)
+                halves.staged.append((keys, positions, opened, b"".join(entries), 0))
             if shown:
                 visible.stage(halves.queues, first)
         return answers

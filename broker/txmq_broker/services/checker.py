@@ -416,19 +416,20 @@ class Checker:
         checks, timeout = self.checks, self._coordinator.settings.timeout
         if span.halves:
             now = self._clock.monotonic()
-            usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
-            is_next = checks.arm_all(usual, now + timeout)
-            if len(usual) < len(span.halves):
-                for key, _, immunity_s, _, _ in span.halves:
-                    if immunity_s:
+            is_next = False
+            for keys, _, _, _, immunity_s in span.halves:
+                if immunity_s:
+                    for key in keys:
                         is_next |= self._arm_immune(key, immunity_s, now)
+                else:
+                    is_next |= checks.arm_all(keys, now + timeout)
             if is_next:
                 self._wake.set()
         if checks.asked or checks.current or checks.stranded or self._immune_until:
             for markers in span.markers:
                 if not markers.is_parking:
-                    for key, group in zip(markers.keys, markers.groups, strict=True):
-                        self._forget(key, group)
+                    for key, owner in zip(markers.keys, markers.owners, strict=True):
+                        self._forget(key, markers.groups[owner])
 
     def _forget(self, key: int, group: str) -> None:
         checks = self.checks

@@ -355,7 +355,7 @@ class Flusher:
         for connection, (_, given) in tickets.items():
             connection.send(*given)
         waited = self._clock.monotonic() - self._arrivals.popleft()
-        self.send_times.note(waited, span.messages + len(span.halves))
+        self.send_times.note(waited, span.messages + span.half_messages)
         self._on_published(span)
         if (
             self._checkpoint is None

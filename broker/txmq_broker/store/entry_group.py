@@ -29,6 +29,8 @@ class EntryGroup:
         """Stage the entries; ``first`` is the position of the first record."""
         hashes, positions = self.key_hashes, self.key_positions
         for queue, packed in self.packed.items():
+            if not packed:
+                continue
             queues.staged.append((queue, first, b"".join(packed), hashes, positions))
             queues.staged_in_batches += len(packed) - 1
             hashes, positions = [], []  # They are in the order of the log, not of the queues.

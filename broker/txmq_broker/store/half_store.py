@@ -71,9 +71,9 @@ class RecentDecision(NamedTuple):
     kind: DecisionKind
 
 
-Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
-"""A half message that is not durable yet: its transaction's key, its position, the seconds without
-checks, its packed form, and its entry in the half queue.
+Opening: TypeAlias = tuple[list[int], list[int], list[bytes], bytes, int]
+"""Half messages that are not durable yet: their transactions' keys, their positions, their packed
+forms, their entries in the half queue, and the seconds without checks that all of them want.
 """
 
 
@@ -85,7 +85,9 @@ class Closing(NamedTuple):
     half_positions: list[int]
     decisions: list[int]
     """The half message's offset and the kind of decision, as one number."""
-    groups: list[str]
+    owners: list[int]
+    groups: dict[int, str]
+    """The producer groups of these owners."""
     entries: bytes
     """Their entries in the op queue."""
     is_parking: bool = False
@@ -159,7 +161,7 @@ class HalfStore(HalfReader):
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
-        self.staged.append((key, position, immunity_s, data, entry))
+        self.staged.append(([key], [position], [data], entry, immunity_s))
         return offset, position
 
     def decide(
@@ -207,10 +209,17 @@ class HalfStore(HalfReader):
             self.parking.add(key)
         else:
             self.closing[key] = kind
-        decision = half.offset << 2 | kind
+        owner = self.pending.owner_at(key)
         self.markers.append(
             Closing(
-                [key], [position], [half.position], [decision], [half.group], entry, kind is _PARKED
+                [key],
+                [position],
+                [half.position],
+                [half.offset << 2 | kind],
+                [owner],
+                {owner: half.group},
+                entry,
+                kind is _PARKED,
             )
         )
 
@@ -231,58 +240,65 @@ class HalfStore(HalfReader):
             How many ENDs were usual, and what they make visible.
         """
         pending, closing, op_queue, log = self.pending, self.closing, self.op_queue, self.log
-        find, owners, layouts = pending.table.get, pending.owners, LAYOUTS
+        find, layouts, last_owner = pending.table.get, LAYOUTS, -1
         pack_marker, pack_entry, magic = MARKER_FIELDS.pack, ENTRY.pack, MARKER_MAGIC
         first, op_offset = log.next_position, op_queue.next_offset
         position, oldest = first, self.oldest_shown()
         visible = EntryGroup()
         shown = visible.packed
-        sizes: defaultdict[ConsumeQueue, int] = defaultdict(int)
+        sizes: defaultdict[ConsumeQueue, list[int]] = defaultdict(list)
         key_hashes, key_positions = visible.key_hashes, visible.key_positions
         keys: list[int] = []
         half_positions: list[int] = []
         decisions: list[int] = []
-        groups: list[str] = []
+        owners: list[int] = []
+        groups: dict[int, str] = {}
         markers: list[bytes] = []
         entries: list[bytes] = []
-        for end in ends:
-            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
-            packed, kind = find(key), kinds.get(end.commit_or_rollback)
-            if packed is None or kind is None or key in closing:
-                break
-            (
-                half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
-            ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
-            queue, group, _ = owners[owner]
-            if (
-                half_offset != end.tran_state_table_offset
-                or half_position != end.commit_log_offset
-                or group != end.producer_group
-            ):
-                break
-            offset = -1
-            if kind is _COMMITTED:
-                if half_position < oldest:
+        try:
+            for end in ends:
+                key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+                packed, kind = find(key), kinds.get(end.commit_or_rollback)
+                if packed is None or kind is None or key in closing:
                     break
-                offset = queue.next_offset
-                queue.next_offset = offset + 1
-                shown[queue].append(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
-                sizes[queue] += size
-                key_hashes += hashes
-                key_positions += (position,) * len(hashes)
-            marker = pack_marker(
-                MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms, kind,
-                _SOURCES[end.from_transaction_check], 0,
-            )  # fmt: skip
-            markers.append(marker)
-            entries.append(pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN))
-            closing[key] = kind
-            keys.append(key)
-            half_positions.append(half_position)
-            decisions.append(half_offset << 2 | kind)
-            groups.append(group)
-            position += MARKER_BYTES
-            op_offset += 1
+                (
+                    half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
+                ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
+                if owner != last_owner:
+                    queue, group, _ = pending.owners[owner]
+                    last_owner, groups[owner] = owner, group
+                    show, note_size = shown[queue].append, sizes[queue].append
+                if (
+                    half_offset != end.tran_state_table_offset
+                    or half_position != end.commit_log_offset
+                    or group != end.producer_group
+                    or (kind is _COMMITTED and half_position < oldest)
+                ):
+                    break
+                offset = queue.next_offset if kind is _COMMITTED else -1
+                marker = pack_marker(
+                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms,
+                    kind, _SOURCES[end.from_transaction_check], 0,
+                )  # fmt: skip
+                entries.append(
+                    pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN)
+                )
+                if kind is _COMMITTED:
+                    show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
+                    note_size(size)
+                    key_hashes += hashes
+                    key_positions += (position,) * len(hashes)
+                    queue.next_offset = offset + 1
+                markers.append(marker)
+                closing[key] = kind
+                keys.append(key)
+                half_positions.append(half_position)
+                decisions.append(half_offset << 2 | kind)
+                owners.append(owner)
+                position += MARKER_BYTES
+                op_offset += 1
+        except Exception:  # noqa: BLE001, S110 - this END is served alone next, and refused
+            pass
         if not keys:
             return 0, []
         log.last_ms = now_ms
@@ -291,13 +307,16 @@ class HalfStore(HalfReader):
         op_queue.next_offset = op_offset
         positions = range(first, position, MARKER_BYTES)
         joined = b"".join(entries)
-        self.markers.append(Closing(keys, positions, half_positions, decisions, groups, joined))
-        if shown:
+        self.markers.append(
+            Closing(keys, positions, half_positions, decisions, owners, groups, joined)
+        )
+        if key_positions:  # Every message has a unique key.
             self.must_stay = True
             visible.stage(self.queues, first)
         committed = [
-            CommittedMessages(queue.topic, len(messages), sizes[queue])
-            for queue, messages in shown.items()
+            CommittedMessages(queue.topic, len(of_queue), sum(of_queue))
+            for queue, of_queue in sizes.items()
+            if of_queue
         ]
         return len(keys), committed
 
@@ -327,11 +346,12 @@ class HalfStore(HalfReader):
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Undo the staged changes, because the write failed."""
-        for key, _, _, data, _ in halves:
-            del self.opening[key]
-            self.pending.drop(data)
-            self.half_queue.next_offset -= 1
-        for keys, _, _, _, _, _, is_parking in markers:
+        for keys, _, packed, _, _ in halves:
+            self.half_queue.next_offset -= len(keys)
+            for key, data in zip(keys, packed, strict=True):
+                del self.opening[key]
+                self.pending.drop(data)
+        for keys, *_, is_parking in markers:
             self.op_queue.next_offset -= len(keys)
             for key in keys:
                 if is_parking:
@@ -342,19 +362,19 @@ class HalfStore(HalfReader):
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Apply the half messages and decisions of a durable span."""
         pending = self.pending
-        if halves:
-            opening, table = self.opening, pending.table
-            for key, _, _, data, _ in halves:
+        opening, table = self.opening, pending.table
+        for keys, half_positions, packed, entries, _ in halves:
+            for key in keys:
                 del opening[key]
-                table[key] = data  # A new one is never parked.
-            self.half_queue.publish(b"".join([half[4] for half in halves]))
-            pending.opened.extend([half[1] for half in halves])
+            table.update(zip(keys, packed, strict=True))  # New ones are never parked.
+            self.half_queue.publish(entries)
+            pending.opened.extend(half_positions)
         if not markers:
             return
         if len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}
         closing, recent = self.closing, self.recent
-        for keys, positions, half_positions, decisions, _, entries, is_parking in markers:
+        for keys, positions, half_positions, decisions, owners, _, entries, is_parking in markers:
             self.op_queue.publish(entries)
             if is_parking:
                 for key, at, half in zip(keys, positions, half_positions, strict=True):
@@ -367,7 +387,7 @@ class HalfStore(HalfReader):
             pending.closings.extend(positions)
             pending.closed.extend(half_positions)
             recent.update(zip(keys, decisions, strict=True))
-            pending.close_all(keys)
+            pending.close_all(keys, owners)
 
     # Recovery
 

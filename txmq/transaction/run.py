@@ -99,6 +99,11 @@ class TransactionRun:
             )  # fmt: skip
         return self.known_half
 
+    @property
+    def _is_safe(self) -> bool:
+        """Whether its half message, if it has one, is stored safely."""
+        return self.sent is None or self.sent.status is SendStatus.OK
+
     def tell(self, step: Step, detail: object = "") -> None:
         """Report a step to whatever follows this transaction."""
         if self.is_followed:
@@ -131,7 +136,10 @@ class TransactionRun:
                 # A thread cannot be cancelled, so a task of its own waits for it.
                 return await runs.shield(self._work_and_finish(arg, runner), self.xid)
             try:
-                answer = await self.work(arg, None)
+                if self.is_followed or runs.shows_half or not self._is_safe:
+                    answer = await self.work(arg, None)
+                else:
+                    answer = await runs.execute.ask(self.xid, None, arg)
             except asyncio.CancelledError:
                 self.finish_behind(LocalAnswer(self.left))
                 raise

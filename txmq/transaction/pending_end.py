@@ -7,6 +7,8 @@ settled within this call. Otherwise a task repeats the END, or settles what the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from txmq.client.values import SendResult
@@ -61,7 +63,7 @@ class PendingEnd:
         pending: Holds it until an answer comes.
     """
 
-    __slots__ = ("_is_left", "_pending", "_run", "_started", "_task", "answer", "future", "sent")
+    __slots__ = ("_at_end", "_pending", "_run", "_started", "_task", "answer", "future", "sent")
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class PendingEnd:
         self._pending = pending
         self._started: StartedEnd | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_left = False
+        self._at_end: Callable[[], object] | None = None
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[TransactionOutcome] = loop.create_future()
         """Resolves with the outcome, or with the error of the transaction."""
@@ -123,9 +125,9 @@ class PendingEnd:
         self._end_count()
 
     def _end_count(self) -> None:
-        if self._is_left:
-            self._is_left = False
-            self._run.leave()
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
 
     def abandon(self) -> None:
         """Settle without an answer, because the producer stops."""
@@ -145,4 +147,10 @@ class PendingEnd:
             raise OutcomeUnknown(CLOSED) from None
         if self in self._pending if task is None else not task.done():
             self._run.enter()
-            self._is_left = True
+            self._at_end = self._run.leave
+
+    def detach(self, count: AbstractContextManager[None]) -> None:
+        """Count it until it has ended: no caller waits for it."""
+        self.future.cancel()
+        count.__enter__()
+        self._at_end = lambda: count.__exit__(None, None, None)

@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from txmq.runtime import file_room
 from txmq.runtime.kernel_sync import KernelSyncs
 from txmq.runtime.tasks import resolve
 
@@ -338,11 +339,15 @@ class ReadOnlyDisk(LocalDisk):
 class _LocalFile:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._room = 0
+        """The position up to which the file has room in advance, or until which it gets none."""
 
     def read(self, position: int, size: int) -> bytes:
         return os.pread(self.descriptor, size, position)
 
     def write(self, position: int, data: bytes) -> None:
+        if position > self._room:
+            self._room = position + file_room.add_room(self.descriptor, position)
         done = os.pwrite(self.descriptor, data, position)
         while done < len(data):
             # A short write is how a disk that fills up announces itself; the next write raises.
@@ -377,10 +382,13 @@ class _LocalFile:
         return os.fstat(self.descriptor).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self.descriptor, size)
+        os.ftruncate(self.descriptor, size)  # This also returns the room behind it.
+        self._room = 0
 
     def close(self) -> None:
         if self.descriptor >= 0:
+            if self._room:
+                file_room.return_room(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
 

@@ -191,7 +191,7 @@ def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatch):
 
 
 def test_room_behind_a_file_is_no_part_of_it_and_is_returned(tmp_path):
-    disk = LocalDisk(tmp_path)
+    disk = LocalDisk(tmp_path, adds_room=True)
     file = disk.open("grows", create=True)
     size = 16 * 1024 * 1024
     file.write(0, bytes(size))
@@ -219,7 +219,7 @@ def test_a_file_without_room_behind_it_grows_as_usual(tmp_path, monkeypatch):
         return -1
 
     monkeypatch.setattr(file_room, "_allocator", lambda: refuse)
-    file = LocalDisk(tmp_path).open("grows", create=True)
+    file = LocalDisk(tmp_path, adds_room=True).open("grows", create=True)
     size = 16 * 1024 * 1024
     file.write(size, b"one")
     file.write(size + 3, b"two")

@@ -7,7 +7,8 @@ import bench_frames
 from bench_drain import pulls
 from bench_sends import BODY_BYTES, COMPARED_AT, TURN_WARM_UP_S, spread
 
-BATCHES_IN_FLIGHT = 8
+BATCHES_IN_FLIGHT = 16
+"""As many messages as `sends per second, 512 in flight`."""
 
 
 def batched_sends(server, frames, seconds, shape=bench_driver.bursts):

@@ -2,7 +2,9 @@
 
 Without it the file system looks for room with each write, which takes a third of the write's time.
 With it a sync of few bytes takes some 10 % longer, because the file system notes which part of the
-room has been written. The room is no part of the file: its length and its bytes stay as they are. It belongs to the file
+room has been written.
+
+The room is no part of the file: its length and its bytes stay as they are. It belongs to the file
 until the file is truncated or closed; after a crash it stays until the file is deleted.
 """
 

@@ -182,6 +182,25 @@ def _check_properties(text: str) -> None:
 
 def _marks(message: Message) -> str:
     """Tags and keys as text, for the many messages that have no other properties."""
+    keys, tags = message.keys, message.tags
+    if (
+        type(keys) is tuple
+        and len(keys) == 1
+        and type(key := keys[0]) is str
+        and key
+        and key.isprintable()
+        and " " not in key
+        and type(tags) is str
+        and tags.isprintable()
+    ):
+        # As most messages. Printable text holds no control character, and no white space but
+        # blanks.
+        text = f"KEYS\x01{key}\x02"
+        return f"TAGS\x01{tags}\x02{text}" if tags else text
+    return _checked_marks(message)
+
+
+def _checked_marks(message: Message) -> str:
     keys = _joined(message.keys)
     if message.tags and not isinstance(message.tags, str):
         raise _no_tag(message.tags)

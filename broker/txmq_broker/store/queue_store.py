@@ -477,8 +477,10 @@ class QueueStore:
         position = log.next_position
         pack, fixed, magic = records.HEAD_WITH_SHARED.pack, records.HEAD_BYTES, records.MAGIC
         pieces: list[bytes] = []
-        staged: list[Staged] = []
+        entries: list[bytes] = []
         positions: list[int] = []
+        keys: list[int] = []
+        places: list[int] = []
         for flag, body, tail, tags_code, key_hashes in messages:
             body_size = len(body)
             size = fixed + body_size + len(tail)
@@ -486,8 +488,10 @@ class QueueStore:
             head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
             entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
             pieces += head, body, tail
-            staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
+            entries.append(entry)
             positions.append(position)
+            keys += key_hashes
+            places += (position,) * len(key_hashes)
             offset += 1
             position += size
         # Assigned last: a record that cannot be packed must not leave a gap.
@@ -495,7 +499,8 @@ class QueueStore:
         log.last_ms = postmark[3]
         log.staged += pieces
         log.next_position = position
-        self.staged += staged
+        self.staged.append((queue, positions[0], b"".join(entries), keys, places))
+        self.staged_in_batches += len(positions) - 1
         return positions
 
     def append_equal(

@@ -87,9 +87,13 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
     assert shelf.store.append_all(shelf.store.queue("T", 0), postmark, BATCH) == positions
     assert shelf.store.queue("T", 0).next_offset == queue.next_offset == 4
     assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
-    assert [entry[1:] for entry in shelf.store.queues.staged] == [
-        entry[1:] for entry in alone.store.queues.staged
-    ]
+    for part in (2, 3, 4):
+        ours, theirs = (
+            [value for entry in store.queues.staged for value in entry[part]]
+            for store in (shelf.store, alone.store)
+        )
+        assert ours == theirs
+    assert shelf.store.queues.take_staged()[1] == len(BATCH) + 1
     assert shelf.store.log.next_position == alone.store.log.next_position
     alone.close()
 

@@ -192,7 +192,14 @@ class Sender:
         common_topic(messages)
         _check_queue(messages[0], queue)
         most = self.settings.body_bytes_max
-        parts = split([self._sealed(message, compress=False) for message in messages], most)
+        packing, fresh_ids = self._packing, self._ids.several(len(messages))
+        parts = split(
+            [
+                sealed(message, fresh_id, packing, compress=False)
+                for message, fresh_id in zip(messages, fresh_ids, strict=True)
+            ],
+            most,
+        )
         for part in parts:
             if len(part) == 1 and (packed := packed_size(part[0])) > most:
                 raise LimitExceeded("the size of a message in a batch", most, packed)

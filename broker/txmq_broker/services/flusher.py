@@ -116,6 +116,8 @@ class Flusher:
         """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = LatencyHistogram()
         self._syncing: RunningSync | None = None
+        self._unmarked: SyncPoint | None = None
+        """The newest durable point, until the high-water mark has it."""
         self._returning: ReturningClients[Connection] = ReturningClients()
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
@@ -169,10 +171,12 @@ class Flusher:
             await self._checkpoint
         while not self._failed and await self._make_checkpoint():
             continue
+        self._mark()
 
     async def stop(self) -> None:
         """Stop syncing. Answers that still wait are never sent."""
         self._is_stopped = True
+        self._mark()
         if self._syncing is not None:
             self._syncing.done.cancel()
         for task in (self._task, self._checkpoint):
@@ -385,6 +389,10 @@ class Flusher:
             if not self._note_sync(syncing, error):
                 return
             self._syncing = None
+            # The answers need not wait for the mark, which costs as much as several of them. The
+            # loop writes it before it takes the next request.
+            self._unmarked = syncing.point
+            asyncio.get_running_loop().call_soon(self._mark)
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
             is_awaiting = self._copies is None and self._expect(syncing, durable)
             if not is_awaiting:
@@ -396,6 +404,11 @@ class Flusher:
                 self._await_clients()
         except Exception as failure:  # noqa: BLE001 - the broker stops and says why
             self._break_down(failure)
+
+    def _mark(self) -> None:
+        point, self._unmarked = self._unmarked, None
+        if point is not None:
+            self._store.log.mark(point)
 
     def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
         now = self._clock.monotonic()
@@ -431,7 +444,10 @@ class Flusher:
             await syncing.done
         except OSError as error:
             return self._note_sync(syncing, error)
-        return self._note_sync(syncing, None)
+        if not self._note_sync(syncing, None):
+            return False
+        self._store.log.mark(syncing.point)
+        return True
 
     def _note_sync(self, syncing: RunningSync, error: BaseException | None) -> bool:
         """Record the end of a sync; return false if it did not make the log durable."""
@@ -445,7 +461,7 @@ class Flusher:
             # nothing.
             return False
         self.sync_times.note(self._clock.monotonic() - syncing.since)
-        self._store.log.synced(syncing.point)
+        self._store.log.confirm(syncing.point)
         return True
 
     async def _save_indexes(self) -> None:

@@ -35,7 +35,7 @@ _KEEP_SIZE: Final = 1
 def add_room(descriptor: int, position: int) -> int:
     """Add room at the end of a file and return its size.
 
-    If there is none, the size says how far the file may grow before the next attempt. It never
+    Without room the size says how far the file may grow before the next attempt. It never
     fails: a file without room grows as usual.
 
     Args:

@@ -285,9 +285,9 @@ class SendHandlers:
     ) -> bytes:
         shape, columns, key_hashes, _ = uniform
         _refuse_alone(shape.special)
-        # The addresses are those in the head of every record.
-        equal = shape.packer(topic.name_field, head_size(postmark))
-        _check_stored(equal.count * equal.size)
+        head_bytes = head_size(postmark)
+        equal = shape.packer(topic.name_field, head_bytes)
+        _check_stored(equal.count * (SMALLEST + equal.size - head_bytes))
         return self._append_equal(
             queue, postmark, shape.flag, equal, columns, shape.tags_code, key_hashes
         )

@@ -77,14 +77,19 @@ _blocks = st.builds(_block, _kinds, st.lists(_ops, min_size=3, max_size=12))
 _rounds = st.lists(_blocks, min_size=3, max_size=8).map(lambda blocks: [*chain(*blocks)])
 
 
+def _unique_of(op, opaque):
+    """A new id, or seldom one that others may have, too."""
+    return f"V{opaque}" if op.number % 8 != 7 else op.unique
+
+
 def _header(op, opaque, places):
     """The code, the header and the body of a request."""
     if op.what == "query":
         return QUERY, {"topic": "T", "queueId": "0"}, b""
     if op.what == "end":
         # Most ENDs name the newest half messages, one after the other.
-        newest = places[-12:] or [(0, 0, op.unique)]
-        chosen, index = (newest, opaque) if op.number % 4 else (places or newest, op.number)
+        newest = places[-40:] or [(0, 0, op.unique)]
+        chosen, index = (newest, opaque) if op.number % 4 != 3 else (places or newest, op.number)
         offset, position, unique = chosen[index % len(chosen)]
         group = "Q" if op.twist == "group" else GROUP
         if op.twist in ("id", "no id"):
@@ -94,7 +99,7 @@ def _header(op, opaque, places):
         is_check = op.twist == "check"
         place = (offset, position)
         return END, EndTransaction(group, *place, op.decision, is_check, unique, "t", op.topic), b""
-    named = {"UNIQ_KEY": op.unique, "KEYS": "k", "TAGS": "red"}
+    named = {"UNIQ_KEY": _unique_of(op, opaque), "KEYS": "k", "TAGS": "red"}
     if op.what in ("half", "marked", "other group", "immune"):
         named |= {"TRAN_MSG": "true", "PGROUP": "Q" if op.what == "other group" else GROUP}
     if op.what == "immune":
@@ -169,7 +174,7 @@ def _serve(rounds, pending_max, segment_size):
                 fields = answer.field_map() if answer.code == 0 else {}
                 if op.what == "half" and "msgId" in fields:
                     place = int(fields["queueOffset"]), position_in(fields["msgId"])
-                    places.append((*place, op.unique))
+                    places.append((*place, _unique_of(op, answer.opaque)))
             await stage.passes(1.0)
         outcome.kept = _kept(stage.broker)
 
@@ -190,6 +195,7 @@ def _seen(done):
 
 
 def _kept(broker):
+    """Copies: a stop changes these in place."""
     store, halves = broker.store, broker.store.halves
     log, pending, keys = store.log, halves.pending, store.queues.keys
     queues = {(queue.topic, queue.number): queue for queue in store.queues.all_queues()}
@@ -202,9 +208,9 @@ def _kept(broker):
         "open": [pending.unpack(data).position for data in pending.table.values()],
         "owners": sorted(pending.owner_uses.values()),
         "decided": sorted((halves.recent | halves.older).values()),
-        "unfinished": [halves.opening, halves.closing, halves.parking],
-        "changes": [pending.opened, pending.closings, pending.closed],
-        "keys": [keys._hashes, keys._positions],
+        "unfinished": [{*halves.opening}, {*halves.closing}, {*halves.parking}],
+        "changes": [[*pending.opened], [*pending.closings], [*pending.closed]],
+        "keys": [[*keys._hashes], [*keys._positions]],
         "puts": puts,
         "tally": asdict(broker.coordinator.tally),
         "figures": broker._flusher.figures(),
@@ -218,7 +224,7 @@ _SMALL = 2 * SPAN_BYTES_MAX
 @settings(max_examples=40, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     rounds=st.lists(_rounds, min_size=3, max_size=4),
-    pending_max=st.sampled_from([1000, 15]),
+    pending_max=st.sampled_from([1000, 1000, 30]),
     segment_size=st.sampled_from([_SMALL, 64 * _SMALL]),
 )
 def test_requests_end_alike_together_and_one_by_one(rounds, pending_max, segment_size):

@@ -450,7 +450,7 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
     with pytest.raises(OutcomeUnknown):
         await running
     may_end.set()
-    await asyncio.to_thread(ended.wait, PATIENCE_S)
+    assert await asyncio.to_thread(ended.wait, PATIENCE_S)
     await nothing_remains(stage)
 
 

@@ -70,14 +70,16 @@ class Seam(NamedTuple):
 
 SEAMS: Final = (
     Seam("stage the half message", HalfStore, "prepare", (PREPARE,)),
-    Seam("stage the decision", HalfStore, "decide", (COMMIT, COPY, ROLL_BACK, PARK)),
+    Seam("stage the decision", HalfStore, "decide_usual", (COMMIT, ROLL_BACK)),
+    Seam("stage the decision", HalfStore, "decide", (COPY, PARK)),
     Seam("stage the body again", HalfStore, "_stage_copy", (COPY, PARK)),
     Seam("stage the message that waits", DelayStore, "join", (WAIT,)),
     Seam("stage the message that is due", DelayStore, "leave", (DELIVER,)),
     Seam("stage the recall", DelayStore, "recall", (RECALL,)),
     Seam("write the span", CommitLog, "write", _WRITES),
     Seam("begin the sync", Flusher, "_begin_sync", _WRITES),
-    Seam("note the sync", CommitLog, "synced", _WRITES),
+    Seam("note the sync", CommitLog, "confirm", _WRITES),
+    Seam("mark the sync", CommitLog, "mark", (PREPARE, COMMIT, DELIVER)),
     Seam("release the span", Flusher, "release", _WRITES),
     Seam("extend a queue", ConsumeQueue, "publish", _WRITES),
     Seam("extend the keys", KeyIndex, "extend", _WRITES),
@@ -160,8 +162,11 @@ class _Walk:
             # Of all that is written to peers, only the answers for which somebody waited.
             connection, *frames = given
             return self._phase if self._is_releasing and (connection._out or frames) else ""
-        if seam.owner is HalfStore and seam.method == "decide":
-            self._phase = _phase_of_decision(*given)
+        if seam.owner is HalfStore and seam.method == "decide_usual":
+            halves, (end,), kinds, _ = given
+            self._phase = _phase_of_decision(halves, kinds[end.commit_or_rollback])
+        elif seam.owner is HalfStore and seam.method == "decide":
+            self._phase = _phase_of_decision(given[0], given[3])
         elif seam.owner is HalfStore and seam.method == "prepare":
             self._phase = PREPARE
         elif seam.owner is DelayStore and seam.method != "publish":
@@ -169,11 +174,8 @@ class _Walk:
         return seam.phases[0] if len(seam.phases) == 1 else self._phase
 
 
-def _phase_of_decision(
-    halves: HalfStore, key: int, half: Any, kind: DecisionKind, *more: Any
-) -> str:
-    del key, half, more
+def _phase_of_decision(halves: HalfStore, kind: DecisionKind) -> str:
     if kind is DecisionKind.COMMITTED:
         # Where a file is no larger than the longest span, no body is safe to be left in it.
-        return COMMIT if halves._log.segment_size > 2 * SPAN_BYTES_MAX else COPY
+        return COMMIT if halves.log.segment_size > 2 * SPAN_BYTES_MAX else COPY
     return ROLL_BACK if kind is DecisionKind.ROLLED_BACK else PARK

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 
 from txmq.protocol.codes import RequestCode
+from txmq.remoting.dispatch import RunHandler
 from txmq_broker.app import Broker
 from txmq_broker.testing import embedded
 
@@ -33,6 +34,8 @@ TO_CLIENTS = {
 
 def first_line(handler: object) -> str:
     """What a handler's docstring says behind its codes."""
+    if isinstance(handler, RunHandler):
+        handler = handler.serve
     text = (inspect.getdoc(handler) or "").split("\n", 1)[0]
     return text.partition(": ")[2] or text
 

@@ -98,7 +98,8 @@ class Broker:
         self._gate = None if leadership is None else LeaderGate(leadership)
         self.clock: Clock = clock or SystemClock()
         self.network: Network = network or SystemNetwork()
-        self.disk: Disk = disk or LocalDisk(settings.data)
+        is_async = settings.store.flush == "async"
+        self.disk: Disk = disk or LocalDisk(settings.data, adds_room=is_async)
         self.entropy: Entropy = entropy or SystemEntropy()
         self.store = MessageStore(self.disk, settings.store)
         self.topics = Topics(self.store, settings.topics)

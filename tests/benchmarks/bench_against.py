@@ -20,6 +20,7 @@ import bench_frames
 import bench_process
 import bench_transactions
 from bench_batches import BATCHES_IN_FLIGHT, batched_sends
+from bench_producer import told_by_producer
 from bench_sends import BODY_BYTES, TURN_WARM_UP_S
 
 CONFIDENCE = 0.95
@@ -50,13 +51,19 @@ def _sends(figure, in_flight, shape=bench_driver.bursts):
     return measure
 
 
-def _batches(figure):
+def _batches(figure, shape=bench_driver.bursts):
     frames = bench_frames.batches(BATCHES_IN_FLIGHT, BODY_BYTES)
 
     def measure(server, plan):
-        return batched_sends(server, frames, plan.turn_s)[figure]
+        return batched_sends(server, frames, plan.turn_s, shape)[figure]
 
     return measure
+
+
+def _produced(server, plan):
+    """CPU per message of a producer process of the same revision."""
+    told = told_by_producer(server, "send_batch_32", max(plan.turn_s, 0.3), server.checkout)
+    return told["busy"] * told["elapsed_s"] / told["messages"] * 1e6
 
 
 def _transactions(server, plan):
@@ -91,13 +98,20 @@ ROWS = (
     Row("sends per second, 512 in flight", "async", False, _sends("messages_per_s", 512)),
     Row("pulls per second of CPU", "async", False, _drained(_sends("messages_per_s", 64))),
     Row("CPU of a message in batches of 32", "async", True, _batches("cpu_us_per_message")),
-    Row("messages per second in batches of 32", "async", False, _batches("messages_per_s")),
     Row(
         "pulls per second of CPU, of batches",
         "async",
         False,
         _drained(_batches("messages_per_s")),
     ),
+    # After the pulls, because a stream leaves the queues at different offsets.
+    Row(
+        "messages per second in batches of 32",
+        "async",
+        False,
+        _batches("messages_per_s", bench_driver.stream),
+    ),
+    Row("CPU of a producer's message in batches of 32", "async", True, _produced),
     Row("CPU of a synced send, 64 in flight", "sync", True, _sends("cpu_us_per_message", 64)),
     Row(
         "synced sends per second, 64 in flight",
@@ -174,6 +188,8 @@ def _compared(row, servers, plan):
         # Which of the two is first changes with each turn.
         for which in (0, 1) if turn % 2 else (1, 0):
             os.sync()
+            for server in servers:
+                server.drop_cached_pages()
             figure = row.measure(servers[which], plan)
             if turn:  # The first turn warms up.
                 figures[which].append(figure)

@@ -91,7 +91,7 @@ CHECKS = {
     ),
     "batch_cost": Check(
         "broker CPU per 1 KB message that is sent alone, 64 in flight, over that of one in a batch"
-        " of 32, 8 in flight, flush=async",
+        " of 32, 16 in flight, flush=async",
         "batches",
         "single_over_batched",
         2.5,

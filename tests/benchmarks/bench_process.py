@@ -189,6 +189,18 @@ class Broker(Server):
         folders = [self.data / "log", self.data / "index"]
         return sum(each.stat().st_size for folder in folders for each in folder.iterdir())
 
+    def drop_cached_pages(self):
+        """Free the memory that caches its log; :func:`os.sync` comes first.
+
+        Then a turn gets the memory of the turn before it. Memory that a virtual machine has not
+        used yet costs several times as much as the write into it, and depends on the machine's
+        past.
+        """
+        for path in (self.data / "log").glob("*"):
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
     def command(self):
         serve = [sys.executable, "-m", "txmq", "serve", "--data", str(self.data)]
         anywhere = ["--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"]

@@ -53,13 +53,23 @@ def producer(bench, plan):
 
 
 def _rate(broker, row, seconds):
-    shape = [str(BODY_BYTES), str(WARM_UP_S), str(seconds)]
     if row == "cpp":
+        shape = [str(BODY_BYTES), str(WARM_UP_S), str(seconds)]
         command = [_cpp_python(), "bench_cpp_sends.py", broker.names, "T", str(COMPARED_AT), *shape]
+        told = _told(command, row, broker, bench_process.CHECKOUT)
     else:
-        in_flight = COMPARED_AT if row == "single" else BATCHED_IN_FLIGHT
-        alone = [sys.executable, "bench_producer_alone.py", row, broker.names, "T"]
-        command = [*alone, str(in_flight), *shape]
+        told = told_by_producer(broker, row, seconds, bench_process.CHECKOUT)
+    return told["messages"] / told["elapsed_s"]
+
+
+def told_by_producer(broker, row, seconds, checkout):
+    """What a producer process of a checkout says about its sends."""
+    in_flight = COMPARED_AT if row == "single" else BATCHED_IN_FLIGHT
+    alone = [sys.executable, "bench_producer_alone.py", row, broker.names, "T", in_flight]
+    return _told([*alone, BODY_BYTES, WARM_UP_S, seconds], row, broker, checkout)
+
+
+def _told(command, row, broker, checkout):
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
@@ -68,16 +78,11 @@ def _rate(broker, row, seconds):
         check=False,
         cwd=Path(__file__).parent,
         # A home of its own: the C++ client logs there.
-        env={
-            **os.environ,
-            "HOME": str(broker.folder),
-            "PYTHONPATH": str(bench_process.CHECKOUT),
-        },
+        env={**os.environ, "HOME": str(broker.folder), "PYTHONPATH": str(checkout)},
     )
     if done.returncode:
         raise bench_process.CannotStart(f"{row} ended with {done.returncode}:\n{done.stderr}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    return told["messages"] / told["elapsed_s"]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _cpp_python():

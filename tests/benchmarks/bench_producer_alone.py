@@ -3,7 +3,8 @@
 single: as many coroutines as are in flight each await one `send` after the other, which is the
 common way. linger: `send_nowait` is used, and each answer lets the next message go, so the
 program's own part is as small in this row as its messages are many. send_batch: a few coroutines
-each await one list of messages after the other.
+each await one list of messages after the other. send_batch_32: the lists are short, and each
+message has a tag and a key.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from txmq.message import Message
 
 LINGER_S = 0.002
 LIST_MESSAGES = 256
+SHORT_LIST_MESSAGES = 32
 
 
 class Count:
@@ -64,17 +66,34 @@ async def following(producer, message, in_flight, count):
     await ended
 
 
-async def listing(producer, message, in_flight, count):
+async def listing(producer, messages, in_flight, count):
     async def work():
         while True:
-            await producer.send_batch([message] * LIST_MESSAGES)
-            if not count.goes_on(LIST_MESSAGES):
+            await producer.send_batch(messages)
+            if not count.goes_on(len(messages)):
                 return
 
-    await asyncio.gather(*[work() for _ in range(in_flight // LIST_MESSAGES)])
+    await asyncio.gather(*[work() for _ in range(in_flight // len(messages))])
 
 
-DRIVES = {"single": awaiting, "linger": following, "send_batch": listing}
+async def long_lists(producer, message, in_flight, count):
+    await listing(producer, [message] * LIST_MESSAGES, in_flight, count)
+
+
+async def short_lists(producer, message, in_flight, count):
+    messages = [
+        Message(topic=message.topic, body=message.body, tags="TagA", keys=(f"order-{number:06}",))
+        for number in range(SHORT_LIST_MESSAGES)
+    ]
+    await listing(producer, messages, in_flight, count)
+
+
+DRIVES = {
+    "single": awaiting,
+    "linger": following,
+    "send_batch": long_lists,
+    "send_batch_32": short_lists,
+}
 
 
 async def main():

@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.loopback_stage import on_sockets
 from txmq.cli.stop_signals import stop_at_signals
+from txmq.runtime import file_room
 from txmq.runtime.disk import LocalDisk
 from txmq_broker import running
 from txmq_broker.config import BrokerSettings
@@ -187,3 +188,42 @@ def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatch):
             assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
     asyncio.run(main())
+
+
+def test_room_behind_a_file_is_no_part_of_it_and_is_returned(tmp_path):
+    disk = LocalDisk(tmp_path, adds_room=True)
+    file = disk.open("grows", create=True)
+    size = 16 * 1024 * 1024
+    file.write(0, bytes(size))
+    file.write(size, b"end")  # The file is long enough for room behind it now.
+
+    grown = (tmp_path / "grows").stat()
+    reader = disk.open("grows")
+    assert grown.st_size == size + 3
+    assert reader.read(size, 100) == b"end"
+    reader.close()
+    file.close()
+
+    closed = (tmp_path / "grows").stat()
+    assert closed.st_size == size + 3
+    # Not every file system can do it; where it can, the close returns it.
+    assert closed.st_blocks * 512 < size + 128 * 1024
+    assert grown.st_blocks >= closed.st_blocks
+
+
+def test_a_file_without_room_behind_it_grows_as_usual(tmp_path, monkeypatch):
+    attempts = []
+
+    def refuse(*given):
+        attempts.append(given)
+        return -1
+
+    monkeypatch.setattr(file_room, "_allocator", lambda: refuse)
+    file = LocalDisk(tmp_path, adds_room=True).open("grows", create=True)
+    size = 16 * 1024 * 1024
+    file.write(size, b"one")
+    file.write(size + 3, b"two")
+    file.close()
+
+    assert (tmp_path / "grows").read_bytes()[size:] == b"onetwo"
+    assert len(attempts) == 1

@@ -87,7 +87,7 @@ def nearly_uniform(draw):
 def each_stored(found):
     """The stored properties of each message of a uniform batch."""
     shape = found.shape
-    for values in zip(*found.values, strict=True):
+    for values in zip(*found.columns[1:], strict=True):
         parts = zip(shape.fixed, [*values, b""], strict=True)
         yield b"".join([fixed + value for fixed, value in parts])
 
@@ -112,7 +112,7 @@ def test_a_uniform_batch_is_examined_as_its_messages_one_by_one(batches, shared)
         assert [(shape.tags_code, shape.special)] * len(items) == [
             (arrival[2], arrival[4]) for arrival in alone
         ]
-        assert list(zip(found.bodies, [shape.flag] * len(items), strict=True)) == [
+        assert list(zip(found.columns[0], [shape.flag] * len(items), strict=True)) == [
             (body, flag) for flag, body, _ in items
         ]
         assert shape.size == len(alone[0][0])
@@ -127,7 +127,7 @@ def test_messages_that_differ_in_bodies_and_keys_are_uniform(bodies, has_keys):
     found = BatchShapes(CLUSTER, lambda: "NEW").read(batch.pack(items), "", SEED)
 
     assert found is not None
-    assert list(found.bodies) == bodies
+    assert list(found.columns[0]) == bodies
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_broken_bytes_are_no_uniform_batch(garbage, at):
     for data in (garbage, whole[:at], whole[:at] + garbage + whole[at + len(garbage) :]):
         found = shapes.read(data, "", SEED)
         if found is not None:
-            assert [item[1] for item in batch.unpack(data)] == list(found.bodies)
+            assert [item[1] for item in batch.unpack(data)] == list(found.columns[0])

@@ -138,7 +138,7 @@ class Store(RuleBasedStateMachine):
 
         self.shelf.decide(half.unique, kind)
 
-        _, position, *_ = halves.markers[-1]
+        position = halves.markers[-1].positions[-1]
         messages = store.queues.staged[before:]
         assert len(messages) == (kind is not DecisionKind.ROLLED_BACK)
         self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)

@@ -13,6 +13,7 @@ from tests.soak import only_in_soak
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
+from txmq_broker.core import coordinator
 from txmq_broker.core.coordinator import Coordinator, TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.handlers.transactions import TransactionHandlers
@@ -161,6 +162,7 @@ def a_rollback_is_taken_for_a_commit(patch):
         stage(self, key, half, Event.COMMIT, *rest)
 
     patch(Coordinator, "_stage", deaf)
+    patch(coordinator, "_KINDS", dict.fromkeys(coordinator._KINDS, DecisionKind.COMMITTED))
 
 
 def a_commit_is_not_shown(patch):

@@ -642,6 +642,35 @@ async def test_a_stop_when_a_sync_has_just_ended_answers_nobody_and_writes_nothi
 
 
 @in_virtual_time
+async def test_the_mark_follows_the_answers_and_a_stop_writes_it_first(disk):
+    async with Press(disk) as press:
+        marks, high_water = [], press.store.log.high_water
+        press.on_published = lambda span: marks.append(high_water.mark)
+        press.send(b"one")
+        await asyncio.sleep(1)
+        assert marks[0].end < high_water.mark.end == press.store.log.end
+
+        def stop(_):
+            # Between the answers and the mark, as another callback of the loop might.
+            with pytest.raises(StopIteration):
+                press.flusher.stop().send(None)
+            marks.append(high_water.mark)
+
+        synced = asyncio.get_running_loop().create_future()
+        disk.sync_soon = lambda files: synced
+        press.send(b"two")
+        await turns()
+        synced.add_done_callback(stop)
+        first = high_water.mark
+        synced.set_result(None)
+        await turns()
+
+        assert marks[1:] == [first, high_water.mark]
+        assert high_water.mark.end == press.store.log.end
+        assert press.bodies_acknowledged() == [b"one", b"two"]
+
+
+@in_virtual_time
 async def test_a_drain_that_is_given_up_can_be_followed_by_a_stop(disk):
     async with Press(disk, Sizes(checkpoint_every=100)) as press:
         press.send(b"one")

@@ -12,6 +12,8 @@ from txmq.runtime.entropy import Entropy
 __all__ = ["UniqueIds"]
 
 _TIME_AND_COUNT_CHARS: Final = 12
+_COUNT_CHARS: Final = 4
+_OF_ONE_MOMENT: Final = 1024
 
 
 class UniqueIds:
@@ -39,6 +41,17 @@ class UniqueIds:
         if not begins <= now_ms < ends:
             begins, _ = self._month = _month_of(now_ms)
         return f"{self._begin}{now_ms - begins & 0x7FFFFFFF:08X}{count & 0xFFFF:04X}"
+
+    def several(self, count: int) -> list[str]:
+        """So many new ids, for messages that are sent together."""
+        found: list[str] = []
+        while len(found) < count:
+            begin = self.next()[:-_COUNT_CHARS]
+            first = self._count - 1
+            # The count of an id has 16 bits, so the time must go on before they are used up.
+            self._count = end = first + min(count - len(found), _OF_ONE_MOMENT)
+            found += [f"{begin}{number & 0xFFFF:04X}" for number in range(first, end)]
+        return found
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import msgspec
 
 from txmq.client.names import check_name
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import LimitExceeded, LocalProtocolError, refusal
+from txmq.errors import LimitExceeded, LocalProtocolError, TxmqError, refusal
 from txmq.limits import (
     BATCH_MESSAGES_MAX,
     MESSAGE_BODY_BYTES_MAX,
@@ -91,11 +91,25 @@ def _check_topic(name: str) -> None:
 
 
 def sealed(
-    message: Message, fresh_id: str, packing: Packing = STOCK, *, compress: bool = True
+    message: Message,
+    fresh_id: str,
+    packing: Packing = STOCK,
+    *,
+    compress: bool = True,
+    sys_flag: int = 0,
+    marks: str = "",
 ) -> Envelope:
     """Encode a message.
 
     A message with a unique key in its properties keeps it, so that it can be sent a second time.
+
+    Args:
+        message: The message.
+        fresh_id: Its id, unless it has one.
+        packing: Options for encoding.
+        compress: Whether a large body is compressed.
+        sys_flag: The kind of message.
+        marks: Further properties as text, for a message that has none and waits until it is stored.
 
     Raises:
         LocalProtocolError: The protocol cannot carry it.
@@ -109,10 +123,8 @@ def sealed(
     flag = message.flag
     if flag and not -(2**31) <= flag < 2**31:
         raise LocalProtocolError(f"a flag is a number of 32 bits, not {flag}")
-    if not body:
-        raise LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
-    if len(body) > packing.body_bytes_max:
-        raise LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
+    if not 0 < len(body) <= packing.body_bytes_max:
+        raise _wrong_size(body, packing)
     if (
         message.properties
         or not message.wait_stored
@@ -123,16 +135,26 @@ def sealed(
         named = _properties(message)
         fresh_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
         text = properties.render(named)
+    elif marks:
+        text = f"UNIQ_KEY\x01{fresh_id}\x02{marks}"
+        if message.tags or message.keys:
+            text += _marks(message)
     else:
         text = f"UNIQ_KEY\x01{fresh_id}\x02"
         if message.tags or message.keys:
             text = _marks(message) + text
     if len(text) > PROPERTIES_BYTES_MAX or not text.isascii():
         _check_properties(text)
-    envelope = Envelope(message.topic, fresh_id, flag, 0, body, text)
+    envelope = Envelope(message.topic, fresh_id, flag, sys_flag, body, text)
     if compress and len(body) >= packing.compress_from:
         return compressed(envelope, packing)
     return envelope
+
+
+def _wrong_size(body: bytes, packing: Packing) -> TxmqError:
+    if not body:
+        return LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
+    return LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
 
 
 def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
@@ -160,6 +182,25 @@ def _check_properties(text: str) -> None:
 
 def _marks(message: Message) -> str:
     """Tags and keys as text, for the many messages that have no other properties."""
+    keys, tags = message.keys, message.tags
+    if (
+        type(keys) is tuple
+        and len(keys) == 1
+        and type(key := keys[0]) is str
+        and key
+        and key.isprintable()
+        and " " not in key
+        and type(tags) is str
+        and tags.isprintable()
+    ):
+        # As most messages. Printable text holds no control character, and no white space but
+        # blanks.
+        text = f"KEYS\x01{key}\x02"
+        return f"TAGS\x01{tags}\x02{text}" if tags else text
+    return _checked_marks(message)
+
+
+def _checked_marks(message: Message) -> str:
     keys = _joined(message.keys)
     if message.tags and not isinstance(message.tags, str):
         raise _no_tag(message.tags)

@@ -261,12 +261,14 @@ class _AsyncAlchemySession:
     def status(self) -> SessionStatus:
         return self._inner.status()
 
-    async def execute(self, statement: Any, **values: object) -> StatementResult:
+    def execute(self, statement: Any, **values: object) -> Coroutine[Any, Any, StatementResult]:
         inner = self._inner
-        return await execute_async(inner.connection, inner.forms, statement, values, self._launcher)
+        return execute_async(inner.connection, inner.forms, statement, values, self._launcher)
 
-    async def _drive(self, work: Coroutine[Any, Any, T], *, is_last: bool = False) -> T:
-        return await self._greenlet.run(lambda: drive(work), is_last=is_last)
+    def _drive(
+        self, work: Coroutine[Any, Any, T], *, is_last: bool = False
+    ) -> Coroutine[Any, Any, T]:
+        return self._greenlet.run(lambda: drive(work), is_last=is_last)
 
     async def flush(self) -> None:
         session = self._inner.session
@@ -280,13 +282,12 @@ class _AsyncAlchemySession:
         else:
             await self._drive(self._inner.flush())
 
-    async def commit(self, *, is_last: bool = False) -> None:
+    def commit(self, *, is_last: bool = False) -> Coroutine[Any, Any, None]:
         if type(self.session).commit is not AsyncSession.commit:
-            await self._commit_by_its_own()
-        elif is_last:
-            await self._drive(self._commit_and_close(), is_last=True)
-        else:
-            await self._drive(self._inner.commit())
+            return self._commit_by_its_own()
+        if is_last:
+            return self._drive(self._commit_and_close(), is_last=True)
+        return self._drive(self._inner.commit())
 
     async def _commit_by_its_own(self) -> None:
         connection = self._inner.connection

@@ -80,20 +80,22 @@ class DualContext(ABC, Generic[T]):
         """
         drive(self.end(problem))
 
-    async def __aenter__(self) -> T:
+    # Not `async def`: every await inside would pass through one coroutine more.
+
+    def __aenter__(self) -> Coroutine[Any, Any, T]:
         """See :meth:`__enter__`."""
         if self.is_blocking:
             raise UsageError("this source blocks: its sessions are for `with`, in a thread")
-        return await self.begin()
+        return self.begin()
 
-    async def __aexit__(
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         problem: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """See :meth:`__exit__`."""
-        await self.end(problem)
+        return self.end(problem)
 
 
 class CommitState(Enum):

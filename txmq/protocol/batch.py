@@ -124,6 +124,9 @@ class BatchColumns:
         equal: The message, and the number of messages.
         ends: The ends of the parts of its properties, from 0 on. Every second part may differ,
             from the second part on; the last one may not.
+
+    Attributes:
+        equal: The message, and the number of messages.
     """
 
     def __init__(self, equal: EqualMessages, ends: Sequence[int]) -> None:
@@ -134,11 +137,17 @@ class BatchColumns:
         last = "".join([f"{size}s" for size in sizes])
         sizes[-1] += HEAD_BYTES
         others = "".join([f"{size}s" for size in sizes])
-        self._messages = equal.messages
-        self._step = len(sizes)
+        self.equal = equal
+        step = len(sizes)
         self._head = equal.head
-        self._middle = list(enumerate(parts[:-1], 1))[::2]
+        self._middle = [
+            (slice(number + 1, None, step), part)
+            for number, part in list(enumerate(parts[:-1], 1))[::2]
+        ]
+        self._ends = slice(step, -1, step)
         self._end = parts[-1]
+        self._end_and_head = parts[-1] + equal.head
+        self._columns = [slice(number, None, step) for number in range(1, step, 2)]
         self._unpack = Struct(f"{HEAD_BYTES}s" + others * (equal.messages - 1) + last).unpack
 
     def cut(self, data: bytes) -> list[tuple[bytes, ...]] | None:
@@ -148,13 +157,12 @@ class BatchColumns:
         Raises:
             struct.error: The batch has another size.
         """
-        values, step, messages = self._unpack(data), self._step, self._messages
-        for number, part in self._middle:
-            if values[number + 1 :: step].count(part) != messages:
+        values, messages = self._unpack(data), self.equal.messages
+        if values[0] != self._head or values[-1] != self._end:
+            return None
+        for places, part in self._middle:
+            if values[places].count(part) != messages:
                 return None
-        ends, end = values[step::step], self._end
-        if values[0] != self._head or values[-1] != end:
+        if values[self._ends].count(self._end_and_head) != messages - 1:
             return None
-        if ends.count(end + self._head) != messages - 1:
-            return None
-        return [values[number::step] for number in range(1, step, 2)]
+        return [values[places] for places in self._columns]

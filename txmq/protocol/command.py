@@ -12,7 +12,7 @@ decodes them straight into typed attributes.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -36,6 +36,7 @@ __all__ = [
     "FrameReader",
     "answer",
     "decode",
+    "decode_run",
     "decode_whole",
     "encode",
     "fields_of",
@@ -313,6 +314,40 @@ def decode(part: Frame) -> Command:
     command.kind = JSON
     command.body = body
     return command
+
+
+def decode_run(parts: Sequence[Frame], at: int, most: int, codes: Collection[int]) -> list[Command]:
+    """Decode a frame, with those that follow it and are requests of the same kind.
+
+    Args:
+        parts: The frames of one read.
+        at: The index of the first one.
+        most: The largest number of frames.
+        codes: The requests that may follow each other; others are decoded alone.
+
+    Raises:
+        RemoteProtocolError: The header of the first one is invalid in its declared form.
+    """
+    first = parts[at]
+    beginning = first[1][:_BEGINNING]
+    known = _by_beginning.get(beginning)
+    if known is None or known[1] not in codes or first[0] != JSON:
+        return [decode(first)]
+    decode_typed, code = known
+    run: list[Command] = []
+    try:
+        for kind, header, body in parts[at : at + most]:
+            if header[:_BEGINNING] != beginning or kind != JSON:
+                break
+            command = decode_typed(header)
+            if command.code != code or command.flag & RESPONSE:
+                break
+            if body:
+                command.body = body
+            run.append(command)
+    except fastjson.NOT_STRICT:
+        pass  # If it is the first, it takes the slow way; otherwise its turn comes later.
+    return run or [decode(first)]
 
 
 def _decode_binary(header: bytes, body: bytes) -> Command:

@@ -34,6 +34,7 @@ __all__ = [
     "Record",
     "committed",
     "head_of",
+    "head_size",
     "host_bytes",
     "host_text",
     "offset_id",
@@ -255,6 +256,13 @@ def head_of(
         + _AFTER_HOSTS.pack(attempts, prepared, body_size)
     )
     return head, size
+
+
+def head_size(postmark: Postmark) -> int:
+    """The size of the bytes before the body, by the addresses in them."""
+    if not postmark[0] & _V6:
+        return HEAD_BYTES
+    return HEAD_BYTES - 16 + len(postmark[2]) + len(postmark[4])
 
 
 def shared_field(postmark: Postmark) -> bytes | None:

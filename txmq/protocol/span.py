@@ -56,14 +56,14 @@ __all__ = [
     "start_in",
 ]
 
-_MARKER_MAGIC: Final = 0x7478_6D6B
+MARKER_MAGIC: Final = 0x7478_6D6B
 """``txmk``; no record of RocketMQ's starts like this."""
 
-MARKER: Final = _MARKER_MAGIC.to_bytes(4, "big")
+MARKER: Final = MARKER_MAGIC.to_bytes(4, "big")
 """The bytes after the size in every marker."""
 
-_MARKER_FIELDS: Final = Struct(">IIqqqqqBBH")
-MARKER_BYTES: Final = _MARKER_FIELDS.size
+MARKER_FIELDS: Final = Struct(">IIqqqqqBBH")
+MARKER_BYTES: Final = MARKER_FIELDS.size
 _DECIDED_AT: Final = 40
 REASON_BYTES_MAX: Final = 1024
 """The operator's name and reason; callers refuse longer texts."""
@@ -129,9 +129,9 @@ class Decision(NamedTuple):
             kind,
             source,
             length,
-        ) = _MARKER_FIELDS.unpack_from(data)
+        ) = MARKER_FIELDS.unpack_from(data)
         text = data[MARKER_BYTES : MARKER_BYTES + length]
-        if magic != _MARKER_MAGIC or size != MARKER_BYTES + length or len(text) != length:
+        if magic != MARKER_MAGIC or size != MARKER_BYTES + length or len(text) != length:
             raise CorruptRecord(position, "a marker's length or magic number is wrong")
         try:
             return cls(
@@ -159,8 +159,8 @@ def marker_of(
     reason: bytes,
 ) -> bytes:
     """Encode the fields of a :class:`Decision`; a plain function, as every END needs it."""
-    fields = _MARKER_FIELDS.pack(
-        MARKER_BYTES + len(reason), _MARKER_MAGIC, offset, half_position, half_offset, queue_offset,
+    fields = MARKER_FIELDS.pack(
+        MARKER_BYTES + len(reason), MARKER_MAGIC, offset, half_position, half_offset, queue_offset,
         decided_ms, kind, source, len(reason),
     )  # fmt: skip
     return fields + reason

@@ -6,6 +6,7 @@ Their bytes equal those of :mod:`txmq.protocol.command`; tests compare them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
@@ -17,7 +18,16 @@ from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer, encode
 from txmq.protocol.headers import PullAnswer
 from txmq.protocol.signature import Credentials
 
-__all__ = ["SendHeaderTemplate", "done", "pulled", "quoted", "sent", "sent_delayed", "sent_one"]
+__all__ = [
+    "SendHeaderTemplate",
+    "done",
+    "done_all",
+    "pulled",
+    "quoted",
+    "sent",
+    "sent_delayed",
+    "sent_one",
+]
 
 _WORDS: Final = Struct(">II")
 _SINGLE: Final = 310
@@ -231,6 +241,19 @@ def done(to: Command) -> bytes:
         header = _DONE % to.opaque
         return _LENGTHS[len(header)] + header
     return answer(to)
+
+
+def done_all(requests: Sequence[Command]) -> list[bytes]:
+    """:func:`done` for each of these requests, without those that are one-way."""
+    lengths, form = _LENGTHS, _DONE
+    answers: list[bytes] = []
+    for to in requests:
+        if to.kind != JSON:
+            answers.append(done(to))
+        else:
+            header = form % to.opaque
+            answers.append(lengths[len(header)] + header)
+    return answers
 
 
 def pulled(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Final, Protocol, TypeAlias, cast
 
@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 Fields: TypeAlias = Header | dict[str, str] | None
 
+_RUN_MAX: Final = 64
+"""Requests of one code that a service takes at once; other work waits meanwhile."""
+
 _FULL_READ_BYTES: Final = 250_000
 """A read as long as the loop's buffer, which has 256,000 bytes, or 256 KiB."""
 
@@ -64,6 +67,32 @@ class Service(Protocol):
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or ``None`` if it comes later or never."""
+        ...
+
+
+class RunService(Protocol):
+    """A service that also takes several requests at once."""
+
+    @property
+    def run_codes(self) -> Collection[int]:
+        """The requests that :meth:`serve_run` takes; they may change."""
+        ...
+
+    def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
+        """As that of any :class:`Service`."""
+        ...
+
+    def serve_run(
+        self, connection: Connection, requests: list[Command], answers: list[bytes], /
+    ) -> None:
+        """Serve requests of one code that followed each other, in their order.
+
+        Args:
+            connection: Their connection.
+            requests: The requests.
+            answers: Gets each answer, except those that come later. It is what the connection
+                writes next, so another call of the connection may write and clear it.
+        """
         ...
 
 
@@ -103,6 +132,15 @@ def _bound(service: Service) -> Service:
     return service if isinstance(service, FunctionType | MethodType) else service.__call__
 
 
+ServeRun: TypeAlias = Callable[["Connection", list[Command], list[bytes]], None]
+"""See :meth:`RunService.serve_run`."""
+
+
+def _no_runs(connection: Connection, requests: list[Command], answers: list[bytes]) -> None:
+    del answers
+    raise AssertionError(f"{connection.address}: the service takes no {len(requests)} requests")
+
+
 def no_service(connection: Connection, request: Command) -> bytes | None:
     """Answer every request with "not supported"."""
     del connection
@@ -128,7 +166,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self._server = server
         self._clock = clock
-        self._service = _bound(service)
+        self._take(service)
         self._service_for = service_for
         self._on_lost = on_lost
         self._decode = decode
@@ -171,8 +209,13 @@ class Connection(asyncio.Protocol):
             self.address = f"{peer[0]}:{peer[1]}"
             self.born_host = host_bytes(peer[0], peer[1])
         if self._service_for is not None:
-            self._service = _bound(self._service_for(self.host))
+            self._take(self._service_for(self.host))
         self.subject = subject_of(transport.get_extra_info("peercert"))
+
+    def _take(self, service: Service) -> None:
+        self._service = _bound(service)
+        self._run_codes: Collection[int] = getattr(service, "run_codes", ())
+        self._serve_run: ServeRun = getattr(service, "serve_run", _no_runs)
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""
@@ -219,30 +262,42 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and self.is_open and not (self._unread or self._unserved):
             self._transport.resume_reading()
 
-    def _serve(self, parts: list[Frame], until: float) -> None:
+    def _serve(  # noqa: C901  the hot path
+        self, parts: list[Frame], until: float
+    ) -> None:
         out, collected = self._out, 0
         decode, serve, now = self._decode, self._service, self._clock.monotonic
+        codes, at, count = self._run_codes, 0, len(parts)
         # Up to which part the time counts: after the last one nothing is left that could wait.
-        last = 0 if self._server is None else len(parts) + (self._turn_end is not None)
+        last = 0 if self._server is None else count + (self._turn_end is not None)
         try:
-            for at, part in enumerate(parts, 1):
-                command = decode(part)
+            while at < count:
+                if codes:
+                    requests = commands.decode_run(parts, at, _RUN_MAX, codes)
+                    command = requests[0]
+                    at += len(requests)
+                else:
+                    command = decode(parts[at])
+                    at += 1
                 if command.flag & 1:
                     waiter = self._exchange.waiting.pop(command.opaque, None)
                     if waiter is not None:
                         waiter.answered(command)
                     continue
-                answer = serve(self, command)
-                if answer is not None:
+                if codes and len(requests) > 1:
+                    before = len(out)
+                    self._serve_run(self, requests, out)
+                    collected += sum(map(len, out[before:]))
+                elif (answer := serve(self, command)) is not None:
                     out.append(answer)
                     collected += len(answer)
-                    if collected > CONNECTION_BACKLOG_BYTES:
-                        # One read may hold requests for more answers than a peer takes in at once.
-                        self.send()
-                        collected = 0
-                        if self._unread:
-                            self._unserved = parts[at:]
-                            return
+                if collected > CONNECTION_BACKLOG_BYTES:
+                    # One read may hold requests for more answers than a peer takes in at once.
+                    self.send()
+                    collected = 0
+                    if self._unread:
+                        self._unserved = parts[at:]
+                        return
                 if at < last and now() > until:
                     self._wait(parts[at:])
                     break
@@ -407,17 +462,43 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The stream broke before the answer came.
             RequestTimeout: No answer came in time.
         """
-        opaque = self.number()
-        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        deadline = self._clock.monotonic() + timeout_s
+        opaque = self.start(
+            code, header, PendingResponse(future), deadline, body=body, is_urgent=is_urgent
+        )
         try:
-            self.post(
-                opaque, PendingResponse(future), self._clock.monotonic() + timeout_s, frame,
-                is_urgent=is_urgent,
-            )  # fmt: skip
             return await future
         finally:
             self._exchange.waiting.pop(opaque, None)
+
+    def start(
+        self,
+        code: int,
+        header: Fields,
+        waiter: Waiter,
+        deadline: float,
+        *,
+        body: bytes = b"",
+        is_urgent: bool = False,
+    ) -> int:
+        """Send a request, and return its number for :meth:`break_off`.
+
+        Args:
+            code: The request code.
+            header: The fields.
+            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
+            deadline: The latest time for an answer, in the clock's monotonic time.
+            body: The body.
+            is_urgent: Whether to write it now, not together with the turn's other requests.
+
+        Raises:
+            ConnectionLost: The connection is closed; nothing was sent.
+        """
+        opaque = self.number()
+        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
+        self.post(opaque, waiter, deadline, frame, is_urgent=is_urgent)
+        return opaque
 
     def post(
         self,

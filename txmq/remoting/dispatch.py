@@ -10,7 +10,8 @@ text, as in a stock server.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from txmq.errors import BrokerRefused, TxmqError, UnknownRefusal
@@ -19,12 +20,36 @@ from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
 from txmq.repeated_lines import RepeatedLines
 
-__all__ = ["Authorize", "Dispatcher", "Handler", "Postponed"]
+__all__ = ["Authorize", "Dispatcher", "Handler", "Postponed", "RunHandler", "ServeUsual"]
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Connection, Command], bytes | None]
 """Serves one request: returns the answer as a frame, or ``None`` if it comes later or never."""
+
+ServeUsual: TypeAlias = Callable[[Connection, list[Command]], int]
+"""Serves the usual requests at the beginning of a run, and returns how many these are.
+
+It sends their answers later. It raises nothing: a request with any other fate is not usual.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunHandler:
+    """The handler of a request of which many may follow each other.
+
+    Attributes:
+        serve: Serves one request; it takes the usual ones, too.
+        serve_usual: Serves several at once.
+    """
+
+    serve: Handler
+    serve_usual: ServeUsual
+
+    def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
+        """Serve one request."""
+        return self.serve(connection, request)
+
 
 Authorize: TypeAlias = Callable[[Connection, Command], None]
 """Looks at one request before its handler; refuses it by raising."""
@@ -48,10 +73,12 @@ class Postponed(Exception):
 class Dispatcher:
     """The service of a server's connections: a table of handlers by request code."""
 
-    __slots__ = ("_authorize", "_faults", "_handlers")
+    __slots__ = ("_authorize", "_faults", "_handlers", "_serve_one", "_serve_usual")
 
     def __init__(self, handlers: Mapping[int, Handler], authorize: Authorize | None = None) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._serve_one: dict[int, Handler] = {}
+        self._serve_usual: dict[int, ServeUsual] = {}
         self._authorize = authorize
         self._faults = RepeatedLines()
         self.serve(handlers)
@@ -68,11 +95,24 @@ class Dispatcher:
 
     def serve(self, handlers: Mapping[int, Handler]) -> None:
         """Add handlers."""
-        self._handlers |= {int(code): handler for code, handler in handlers.items()}
+        for code, handler in handlers.items():
+            number = int(code)
+            self._handlers[number] = self._serve_one[number] = handler
+            self._serve_usual.pop(number, None)
+            if isinstance(handler, RunHandler):
+                self._serve_one[number] = handler.serve
+                # An authorizer looks at each request, and may know it by all of its fields.
+                if self._authorize is None:
+                    self._serve_usual[number] = handler.serve_usual
+
+    @property
+    def run_codes(self) -> Collection[int]:
+        """The requests that :meth:`serve_run` takes."""
+        return self._serve_usual
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or ``None`` if it comes later or the request is one-way."""
-        handler = self._handlers.get(request.code)
+        handler = self._serve_one.get(request.code)
         if handler is None:
             # A stock server's text, with its leading blank, because clients may compare it.
             remark = f" request type {request.code} not supported"
@@ -100,6 +140,28 @@ class Dispatcher:
             log.exception("request %d of %s failed", request.code, connection.address)
             return _refuse(request, _SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         return None if found is None or request.flag & ONEWAY else found
+
+    def serve_run(
+        self, connection: Connection, requests: list[Command], answers: list[bytes], /
+    ) -> None:
+        """Serve requests of one code; see :class:`~txmq.remoting.connection.RunService`."""
+        serve_usual = self._serve_usual[requests[0].code]
+        while requests:
+            try:
+                count = serve_usual(connection, requests)
+            except Exception as error:
+                code, many = requests[0].code, len(requests)
+                log.exception("%d requests %d of %s failed", many, code, connection.address)
+                remark = f"{type(error).__name__}: {error}"
+                refusals = [_refuse(request, _SYSTEM_ERROR, remark) for request in requests]
+                answers += [refusal for refusal in refusals if refusal is not None]
+                return
+            if count == len(requests):
+                return
+            answer = self(connection, requests[count])
+            if answer is not None:
+                answers.append(answer)
+            requests = requests[count + 1 :]
 
 
 def _refuse(request: Command, code: int, remark: str) -> bytes | None:

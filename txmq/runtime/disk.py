@@ -18,6 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from txmq.runtime import file_room
 from txmq.runtime.kernel_sync import KernelSyncs
 from txmq.runtime.tasks import resolve
 
@@ -131,10 +132,16 @@ class LocalDisk:
 
     The kernel syncs files, if it can. One thread, started when first needed, runs everything
     else that blocks.
+
+    Args:
+        root: The directory.
+        adds_room: Whether files that grow get room in advance. Writes are then cheaper, and syncs
+            of few bytes take longer.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, adds_room: bool = False) -> None:
         self.root = Path(root)
+        self._adds_room = adds_room
         self._jobs: SimpleQueue[_Job | None] | None = None
         self._syncs: KernelSyncs | None = None
         self._can_kernel_sync = True
@@ -143,7 +150,7 @@ class LocalDisk:
         """See :meth:`Disk.open`."""
         full = self.root / path
         if not create:
-            return _LocalFile(os.open(full, os.O_RDWR | os.O_CLOEXEC))
+            return self._file(os.open(full, os.O_RDWR | os.O_CLOEXEC))
         self._make_folders(full.parent)
         descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
@@ -152,7 +159,10 @@ class LocalDisk:
         except OSError:
             os.close(descriptor)
             raise
-        return _LocalFile(descriptor)
+        return self._file(descriptor)
+
+    def _file(self, descriptor: int) -> File:
+        return _GrowingFile(descriptor) if self._adds_room else _LocalFile(descriptor)
 
     def names(self, folder: str) -> list[str]:
         """See :meth:`Disk.names`."""
@@ -383,6 +393,29 @@ class _LocalFile:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+class _GrowingFile(_LocalFile):
+    """A file with room for the next writes."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self._room = 0
+        """The position up to which the file has room, or until which it gets none."""
+
+    def write(self, position: int, data: bytes) -> None:
+        if position > self._room:
+            self._room = position + file_room.add_room(self.descriptor, position)
+        super().write(position, data)
+
+    def truncate(self, size: int) -> None:
+        super().truncate(size)  # This also returns the room behind it.
+        self._room = 0
+
+    def close(self) -> None:
+        if self._room and self.descriptor >= 0:
+            file_room.return_room(self.descriptor)
+        super().close()
 
 
 class _LocalLock:

@@ -24,7 +24,8 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks, Threads
 from txmq.transaction.end import EndAnswer, EndSender
 from txmq.transaction.listener import LocalAnswer, TransactionListener
-from txmq.transaction.run import ActiveCount, ListenerMethod
+from txmq.transaction.listener_method import ListenerMethod
+from txmq.transaction.run import ActiveCount
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,

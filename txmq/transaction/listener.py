@@ -24,6 +24,7 @@ __all__ = [
     "LocalState",
     "TransactionListener",
     "check_listener",
+    "doubt_of",
 ]
 
 
@@ -43,10 +44,15 @@ class HalfMessage(Message):
 
     def doubt(self) -> UsageError | None:
         """Why its local transaction must not commit; ``None`` if the message is stored safely."""
-        # As stock producers do: a message that the broker may lose with its memory is given up.
-        if self.sent.status is SendStatus.OK:
-            return None
-        return UsageError(f"the half message is stored, but not safely: {self.sent.status.name}")
+        return doubt_of(self.sent)
+
+
+def doubt_of(sent: SendResult) -> UsageError | None:
+    """See :meth:`HalfMessage.doubt`."""
+    # As stock producers do: a message that the broker may lose with its memory is given up.
+    if sent.status is SendStatus.OK:
+        return None
+    return UsageError(f"the half message is stored, but not safely: {sent.status.name}")
 
 
 LocalState: TypeAlias = LocalTransactionState | Awaitable[LocalTransactionState]

@@ -136,7 +136,8 @@ class ResourceProducer(TransactionProducer):
         Raises:
             TxmqError: As for :meth:`prepare`; that transaction must not commit.
         """
-        await run.begin(self.half_of(message, run.xid), is_late=True)
+        self.check_half(message)
+        await run.begin(message, is_late=True)
 
 
 @dataclass(slots=True)

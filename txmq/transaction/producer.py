@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Final, Self
 
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
-from txmq.client.send.sender import check_kind
+from txmq.client.send.sender import Sender, check_kind
 from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
@@ -98,6 +99,7 @@ class TransactionProducer(Producer):
         self.stories = story.Stories(lambda: self._hooks)
         self._resource: Resource[Any] | None = None
         self._runs: ActiveTransactions | None = None
+        self._marked: tuple[str | None, str] | None = None
         self._checks: CheckAnswerer | None = None
 
     async def __aenter__(self) -> Self:
@@ -106,7 +108,7 @@ class TransactionProducer(Producer):
         # Before the first broker knows this producer: it may send checks at once.
         runs = ActiveTransactions(
             self.client, self.group, self.listener, self.settings, self.tally, self.stories,
-            self._send_half, self._resource,
+            self._send_half, self.half_of, self._resource,
         )  # fmt: skip
         checks = CheckAnswerer(
             self.group, self.listener, runs.ends, self.settings, self.tally, self.stories.look,
@@ -223,8 +225,10 @@ class TransactionProducer(Producer):
         is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
         if message is None:
             return TransactionRun(runs, self.client.session.ids.next(), is_followed)
-        half = self.half_of(message)
-        return TransactionRun(runs, half.properties[properties.UNIQUE_KEY], is_followed, half)
+        xid = self.check_half(message)
+        if xid is None:
+            xid = self.client.session.ids.next()
+        return TransactionRun(runs, xid, is_followed, message)
 
     async def prepare(self, message: Message) -> HalfMessage:
         """Send a half message, the first part of :meth:`send_in_transaction`.
@@ -236,52 +240,72 @@ class TransactionProducer(Producer):
         """
         return await self.new_run(message).prepare()
 
-    async def _send_half(self, message: Message, xid: str) -> SendResult:
+    def _send_half(self, message: Message, xid: str) -> Awaitable[SendResult]:
         sender = self._sender
         if sender is None:
             raise self._not_open()
-        if self._hooks is None:
-            if self._chain is not None:
-                return await self._chain.send(sender.send_half, message, None)
-            return await sender.send_half(message, None)
-        send = partial(self._hooks.send, sender.send_half)
-        with self.stories.inside(xid):
-            if self._chain is not None:
-                return await self._chain.send(send, message, None)
-            return await send(message, None)
+        is_watched = self._hooks is not None or self._chain is not None
+        if not (is_watched or message.properties) and message.wait_stored:
+            return sender.send_half(message, None, xid, self._marks())
+        half = self.half_of(message, xid)
+        return self._send_watched(sender, half, xid) if is_watched else sender.send_half(half, None)
 
-    def half_of(self, message: Message, xid: str = "") -> Message:
-        """The encoded half message.
+    async def _send_watched(self, sender: Sender, half: Message, xid: str) -> SendResult:
+        send = sender.send_half
+        with self.stories.inside(xid):
+            if self._hooks is not None:
+                send = partial(self._hooks.send, send)
+            if self._chain is not None:
+                return await self._chain.send(send, half, None)
+            return await send(half, None)
+
+    def _marks(self) -> str:
+        """The properties that make a message a half message, as text."""
+        identity = None if self._resource is None else self._resource.identity
+        if identity == "":
+            raise LocalProtocolError("the resource has no identity that checks could name")
+        if self._marked is None or self._marked[0] != identity:
+            named = self._marks_of(identity)
+            self._marked = identity, properties.render(named)
+        return self._marked[1]
+
+    def _marks_of(self, identity: str | None) -> dict[str, str]:
+        fence = {} if identity is None else {properties.FENCE: identity}  # Checks need that.
+        return {
+            **fence, properties.TRANSACTION: "true", properties.PRODUCER_GROUP: self.group
+        }  # fmt: skip
+
+    def check_half(self, message: Message) -> str | None:
+        """Check a message that is sent in a transaction, and return the id that it brings, if any.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.
         """
-        if not isinstance(message, Message):
-            raise LocalProtocolError(
-                f"a Message is sent, not a {type(message).__name__}; a transaction has one, and "
-                "others belong into an outbox, a table that the local transaction writes"
-            )
         if type(message) is not Message:
+            if not isinstance(message, Message):
+                raise LocalProtocolError(
+                    f"a Message is sent, not a {type(message).__name__}; a transaction has one, "
+                    "and others belong into an outbox, a table that the local transaction writes"
+                )
             check_kind(message)
+        named = message.properties
         if (
             message.delay_level
             or message.deliver_at_ms is not None
             or message.deliver_after_s is not None
-            or not _DELAYS.isdisjoint(message.properties)
+            or (named and not _DELAYS.isdisjoint(named))
         ):
             raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")
-        marks = {}
+        if not named or properties.UNIQUE_KEY not in named:
+            return None
         if self._resource is not None:
-            if properties.UNIQUE_KEY in message.properties:
-                raise LocalProtocolError("a message of a manager is given its id, and brings none")
-            marks[properties.FENCE] = self._resource.identity  # Checks need that of this fence.
-        named = {
-            properties.UNIQUE_KEY: xid or self.client.session.ids.next(),
-            **message.properties,
-            **marks,
-            properties.TRANSACTION: "true",
-            properties.PRODUCER_GROUP: self.group,
-        }
+            raise LocalProtocolError("a message of a manager is given its id, and brings none")
+        return named[properties.UNIQUE_KEY]
+
+    def half_of(self, message: Message, xid: str) -> Message:
+        """The encoded half message of a message."""
+        marks = self._marks_of(None if self._resource is None else self._resource.identity)
+        named = {properties.UNIQUE_KEY: xid, **message.properties, **marks}
         # Not replace(), which costs as much as the rest of this method.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
@@ -308,7 +332,7 @@ class TransactionProducer(Producer):
         if runs is None:
             raise self._not_open()
         is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
-        run = TransactionRun(runs, half.id, is_followed, half=half)
+        run = TransactionRun(runs, half.id, is_followed, sent=half.sent, known_half=half)
         outcome = await run.finish_apart(LocalAnswer(state, problem))
         assert outcome is not None, "its half message was sent"
         return outcome

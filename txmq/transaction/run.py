@@ -8,14 +8,11 @@ broker's reply. A decision reaches the broker even if the caller no longer waits
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.observe.hooks import TransactionEnd
@@ -37,9 +34,11 @@ from txmq.transaction.end import EndAnswer, EndSender
 from txmq.transaction.listener import (
     HalfMessage,
     LocalAnswer,
-    LocalState,
     TransactionListener,
+    doubt_of,
 )
+from txmq.transaction.listener_method import ListenerMethod
+from txmq.transaction.pending_end import CLOSED, PendingEnd
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
@@ -53,7 +52,7 @@ from txmq.transaction.state import (
 )
 from txmq.transaction.story import Step, Stories, note
 
-__all__ = ["ActiveCount", "ActiveTransactions", "ListenerMethod", "TransactionRun"]
+__all__ = ["ActiveCount", "ActiveTransactions", "TransactionRun"]
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +60,8 @@ T = TypeVar("T")
 
 _ROLLBACK: Final = LocalTransactionState.ROLLBACK
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
+_USUAL: Final = OUTCOMES[LocalTransactionState.COMMIT, EndReply.TAKEN]
 _UNFOLLOWED: Final = nullcontext()
-_CLOSED: Final = "this producer was closed meanwhile"
 _IF_STORED: Final = "if it is stored, the broker will ask;"
 _NOT_CONFIRMED: Final = (
     "transaction %s is %s, but its broker has not confirmed that, and may ask: %s"
@@ -78,13 +77,32 @@ class TransactionRun:
     is_followed: bool
     """Whether a watch or the log receives its steps."""
     message: Message | None = None
-    """Its half message, unless the local transaction makes that."""
-    half: HalfMessage | None = None
-    """Its half message once that is stored."""
+    """Its message, unless the local transaction makes that."""
+    sent: SendResult | None = None
+    """The broker's answer to its half message once that is stored."""
+    known_half: HalfMessage | None = None
+    """Its half message, if it was needed before."""
     answer: LocalAnswer | None = None
     """The end of its local transaction; from then on no half message is sent."""
     left: LocalTransactionState = _UNKNOWN
     """The state of its local transaction if the caller is cancelled now."""
+
+    @property
+    def half(self) -> HalfMessage | None:
+        """Its half message once that is stored."""
+        # Made when needed: most functions of managers never look at it.
+        if self.known_half is None and self.sent is not None and self.message is not None:
+            half = self.runs.half_of(self.message, self.xid)
+            self.known_half = HalfMessage(
+                topic=half.topic, body=half.body, tags=half.tags, keys=half.keys,
+                properties=half.properties, flag=half.flag, id=self.xid, sent=self.sent,
+            )  # fmt: skip
+        return self.known_half
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether its half message, if it has one, is stored safely."""
+        return self.sent is None or self.sent.status is SendStatus.OK
 
     def tell(self, step: Step, detail: object = "") -> None:
         """Report a step to whatever follows this transaction."""
@@ -118,11 +136,24 @@ class TransactionRun:
                 # A thread cannot be cancelled, so a task of its own waits for it.
                 return await runs.shield(self._work_and_finish(arg, runner), self.xid)
             try:
-                answer = await self.work(arg, None)
+                if self.is_followed or runs.shows_half or not self._is_safe:
+                    answer = await self.work(arg, None)
+                else:
+                    answer = await runs.execute.ask(self.xid, None, arg)
             except asyncio.CancelledError:
                 self.finish_behind(LocalAnswer(self.left))
                 raise
-            return self.finish_soon(answer) or await runs.shield(self.finish(answer), self.xid)
+            soon = self.finish_soon(answer)
+            if soon is not None:
+                return soon
+            ending = self.start_end(answer)
+            if ending is None:
+                return await runs.shield(self.finish(answer), self.xid)
+            try:
+                return await ending.future
+            except asyncio.CancelledError:
+                ending.leave()
+                raise
         finally:
             runs.leave(self.xid)
 
@@ -132,13 +163,25 @@ class TransactionRun:
         try:
             answer = await self.work(arg, runner)
         except asyncio.CancelledError:
-            answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
+            answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(CLOSED))
             self.tell(Step.RECEIVED, _UNKNOWN)
-        return self.finish_soon(answer) or await self.finish(answer)
+        soon = self.finish_soon(answer)
+        if soon is not None:
+            return soon
+        ending = self.start_end(answer)
+        if ending is None:
+            return await self.finish(answer)
+        try:
+            return await ending.future
+        except asyncio.CancelledError:
+            ending.abandon()  # Only a stop cancels this task.
+            if not ending.future.done():
+                raise
+            return ending.future.result()
 
     # Begin
 
-    async def begin(self, message: Message, *, is_late: bool = False) -> HalfMessage:
+    async def begin(self, message: Message, *, is_late: bool = False) -> SendResult:
         """Send the half message.
 
         Args:
@@ -172,13 +215,10 @@ class TransactionRun:
         self.tell(Step.REPORTED, sent.status)
         if self.answer is not None:
             raise UsageError(f"transaction {xid} was left meanwhile")
-        self.half = half = HalfMessage(
-            topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
-            properties=message.properties, flag=message.flag, id=xid, sent=sent,
-        )  # fmt: skip
-        if is_late and (doubt := half.doubt()) is not None:
+        self.message, self.sent = message, sent
+        if is_late and (doubt := doubt_of(sent)) is not None:
             raise doubt
-        return half
+        return sent
 
     async def prepare(self) -> HalfMessage:
         """Send the half message of a transaction whose local part runs elsewhere, or later.
@@ -190,20 +230,24 @@ class TransactionRun:
         # A check may come before the answer to the half message, if this process was asleep.
         self.runs.hold(self.xid)
         try:
-            return await self.begin(self.message)
+            await self.begin(self.message)
         finally:
             self.runs.release(self.xid)
+        half = self.half
+        assert half is not None, "it is stored"
+        return half
 
     # Work
 
     async def work(self, arg: object, runner: Runner | None) -> LocalAnswer:
         """Run the local transaction, unless the half message is not stored safely."""
-        half, xid = self.half, self.xid
-        if half is not None and half.sent.status is not SendStatus.OK:
-            answer = LocalAnswer(_ROLLBACK, half.doubt())
+        sent, xid = self.sent, self.xid
+        if sent is not None and sent.status is not SendStatus.OK:
+            answer = LocalAnswer(_ROLLBACK, doubt_of(sent))
         else:
             self.tell(Step.CALLED)
             with self.inside():
+                half = self.half if self.runs.shows_half else None
                 answer = await self.runs.execute.ask(xid, half, arg, runner=runner)
                 if answer.problem is not None:
                     note(xid, "the local transaction ends with %r", answer.problem)
@@ -226,8 +270,14 @@ class TransactionRun:
 
     def finish_behind(self, answer: LocalAnswer) -> None:
         """Decide and settle without a caller that waits; the producer's stop does wait."""
-        if not self.runs.is_stopped:
-            self.runs.start_behind(self.finish(answer), self.xid)
+        runs = self.runs
+        if runs.is_stopped:
+            return
+        ending = self.start_end(answer)
+        if ending is None:
+            runs.start_behind(self.finish(answer), self.xid)
+        else:
+            ending.detach(runs)
 
     def finish_soon(self, answer: LocalAnswer) -> TransactionOutcome | None:
         """Decide and settle in the background, and return the outcome that is certain by now.
@@ -235,15 +285,15 @@ class TransactionRun:
         Returns ``None`` if the caller must wait: its settings say so, nothing is decided, or the
         decision has a second phase.
         """
-        runs, half = self.runs, self.half
-        if runs.awaits_end or runs.is_stopped or half is None or answer.state is _UNKNOWN:
+        runs, sent = self.runs, self.sent
+        if runs.awaits_end or runs.is_stopped or sent is None or answer.state is _UNKNOWN:
             return None
         self.finish_behind(answer)
         state, _ = OUTCOMES[answer.state, EndReply.NONE]
         return TransactionOutcome(
             state=state,
             xid=self.xid,
-            sent=half.sent,
+            sent=sent,
             is_acknowledged=False,
             problem=answer.problem,
         )
@@ -255,7 +305,7 @@ class TransactionRun:
             TransactionConflict: The transaction had been decided otherwise before.
         """
         self.answer = answer
-        if self.half is None:
+        if self.sent is None:
             with self.inside():
                 note(
                     self.xid,
@@ -264,44 +314,87 @@ class TransactionRun:
             state, _ = OUTCOMES[answer.state, EndReply.NONE]
             self.runs.stories.end(self.xid, state.name, error=answer.problem)
             return None
-        taken = await self.decide(self.half, answer.state)
-        return await self.settle(self.half, answer, taken)
+        taken = await self.decide(self.sent, answer.state)
+        return await self.settle(self.sent, answer, taken)
 
-    async def decide(self, half: HalfMessage, state: LocalTransactionState) -> EndAnswer:
+    async def decide(self, sent: SendResult, state: LocalTransactionState) -> EndAnswer:
         """Send the END. The decision stands whatever the broker replies."""
-        runs, xid, sent = self.runs, self.xid, half.sent
+        runs, xid = self.runs, self.xid
         if state is _UNKNOWN:
             self.tell(Step.DECIDED, "no decision, and will ask")
             return EndAnswer(EndReply.NONE)
         self.tell(Step.DECIDED, state)
         ended, watches = None, runs.stories.look() if self.is_followed else None
-        if watches is not None:
+        half = None if watches is None else self.half
+        if watches is not None and half is not None:
             ending = TransactionEnd(
                 half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False
             )
             with self.inside():
                 ended = watches.before_end(ending)
-        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
+        taken = EndAnswer(EndReply.NONE, UsageError(CLOSED))
         try:
             taken = await runs.ends.send(sent, state)
         except asyncio.CancelledError:
             # Only a stop cancels this task. The outcome of the local transaction is known all the
             # same.
-            log.info("it is not known whether the broker received the END of %s", xid)
+            self.note_unanswered()
         finally:
             if ended is not None:
                 ended(taken.reply.value)
         return taken
 
+    def enter(self) -> None:
+        """See :meth:`ActiveTransactions.enter`."""
+        self.runs.enter(self.xid)
+
+    def leave(self) -> None:
+        """See :meth:`ActiveTransactions.leave`."""
+        self.runs.leave(self.xid)
+
+    def start_end(self, answer: LocalAnswer) -> PendingEnd | None:
+        """Decide, and settle once the broker answers, without a task.
+
+        Returns ``None`` if that needs more steps: nothing is decided, no connection is open, a
+        watch or the log follows the transaction, or the decision has a second phase.
+        """
+        runs, sent = self.runs, self.sent
+        if sent is None or answer.state is _UNKNOWN or self.is_followed:
+            return None
+        if runs.has_second_phase or runs.is_stopped:
+            return None
+        self.answer = answer
+        ending = PendingEnd(self, sent, answer, runs.pending_ends)
+        return ending if ending.start(runs.ends) else None
+
+    def go_on(self, ending: PendingEnd, error: TxmqError, deadline: float) -> asyncio.Task[None]:
+        """Repeat an END that failed, if that is possible, and settle; in a task."""
+        work = self._repeat_end(ending.sent, ending.answer, error, deadline)
+        return self.runs.start(ending.future, work, self.xid)
+
+    async def _repeat_end(
+        self, sent: SendResult, answer: LocalAnswer, error: TxmqError, deadline: float
+    ) -> TransactionOutcome:
+        taken = EndAnswer(EndReply.NONE, UsageError(CLOSED))
+        try:
+            taken = await self.runs.ends.send(sent, answer.state, failed=error, deadline=deadline)
+        except asyncio.CancelledError:
+            self.note_unanswered()  # Only a stop cancels this task.
+        return self.outcome_of(sent, answer, taken)
+
+    def note_unanswered(self) -> None:
+        """Log that the producer stops before the broker has answered the END."""
+        log.info("it is not known whether the broker received the END of %s", self.xid)
+
     async def settle(
-        self, half: HalfMessage, answer: LocalAnswer, taken: EndAnswer
+        self, sent: SendResult, answer: LocalAnswer, taken: EndAnswer
     ) -> TransactionOutcome:
         """Let the resource carry out the decision, and derive the outcome.
 
         Raises:
             TransactionConflict: The broker's reply contradicts the local transaction.
         """
-        runs, xid, tally, problem = self.runs, self.xid, self.runs.tally, answer.problem
+        runs, xid = self.runs, self.xid
         known = OUTCOMES.get((answer.state, taken.reply))
         if known is not None and self.is_followed:
             by_broker = "confirmed" if known[1] else "not confirmed"
@@ -314,6 +407,26 @@ class TransactionRun:
                 except ResourceError as error:
                     log.warning("%s", error)
                     left = error
+        return self.outcome_of(sent, answer, taken, left)
+
+    def outcome_of(
+        self,
+        sent: SendResult,
+        answer: LocalAnswer,
+        taken: EndAnswer,
+        left: ResourceError | None = None,
+    ) -> TransactionOutcome:
+        """Derive the outcome from the broker's reply, and count it.
+
+        Raises:
+            TransactionConflict: The broker's reply contradicts the local transaction.
+        """
+        runs, xid, tally, problem = self.runs, self.xid, self.runs.tally, answer.problem
+        known: tuple[TransactionState, bool] | None
+        if answer.state is LocalTransactionState.COMMIT and taken.reply is EndReply.TAKEN:
+            known = _USUAL  # Hashing two members of enums takes a microsecond.
+        else:
+            known = OUTCOMES.get((answer.state, taken.reply))
         if known is None:
             tally.conflicts += 1
             conflict = TransactionConflict(xid, answer.state.name, taken.reply.value)
@@ -327,7 +440,7 @@ class TransactionRun:
         outcome = TransactionOutcome(
             state=state,
             xid=xid,
-            sent=half.sent,
+            sent=sent,
             is_acknowledged=is_confirmed,
             problem=problem or unconfirmed or left,
         )
@@ -385,7 +498,8 @@ class ActiveTransactions(ActiveCount):
         settings: The settings of the producer.
         tally: The producer's counters.
         stories: Reports the steps of transactions.
-        send_half: Sends a half message with the producer.
+        send_half: Sends the half message of a message with the producer.
+        half_of: Makes the half message of a message.
         resource: Carries out decisions, if that is a separate step.
     """
 
@@ -398,6 +512,7 @@ class ActiveTransactions(ActiveCount):
         tally: TransactionTally,
         stories: Stories,
         send_half: Callable[[Message, str], Awaitable[SendResult]],
+        half_of: Callable[[Message, str], Message],
         resource: Resource[Any] | None,
     ) -> None:
         super().__init__()
@@ -405,17 +520,24 @@ class ActiveTransactions(ActiveCount):
         self.tally = tally
         self.stories = stories
         self.send_half = send_half
+        self.half_of = half_of
         self.resource = resource
-        has_second_phase = resource is not None and getattr(resource, "has_second_phase", True)
-        self.awaits_end = settings.awaits_end or has_second_phase
+        self.has_second_phase = resource is not None and bool(
+            getattr(resource, "has_second_phase", True)
+        )
+        self.awaits_end = settings.awaits_end or self.has_second_phase
         self.ends = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
         """Transactions whose local part runs here or is about to, by the number of holders. Checks
         of them are answered with "unknown"."""
+        self.pending_ends: dict[PendingEnd, None] = {}
+        """The ENDs that a broker has not answered and for which no task waits."""
         self.is_closing = self.is_stopped = False
         self._tasks = Tasks()
         self._threads = Threads(f"txmq-{group}-local", settings.local_threads)
         self.execute = ListenerMethod(listener.execute_local_transaction, self._threads)
+        self.shows_half: bool = getattr(listener, "reads_half", True)
+        """Whether the listener looks at half messages."""
 
     def enter(self, xid: str) -> None:
         """A local transaction begins here. Until :meth:`leave`, a stop waits for it, and checks of
@@ -448,6 +570,12 @@ class ActiveTransactions(ActiveCount):
         """Start work in the background; only a stop waits for it."""
         self.until_done(self._tasks.start(work, f"transaction {xid}"))
 
+    def start(
+        self, result: asyncio.Future[T], work: Coroutine[Any, Any, T], xid: str
+    ) -> asyncio.Task[None]:
+        """Start work that resolves a future; a failure is logged as well."""
+        return self._tasks.start(_resolve(result, work), f"transaction {xid}")
+
     async def shield(self, work: Coroutine[Any, Any, T], xid: str) -> T:
         """Wait for work that goes on, and is counted, even if the caller is cancelled.
 
@@ -457,20 +585,22 @@ class ActiveTransactions(ActiveCount):
         if self.is_stopped:
             return await work  # A task that began now would be cancelled at once.
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(_resolve(result, work), f"transaction {xid}")
+        task = self.start(result, work, xid)
         # A cancelled task sets no result, and may never have begun: its end releases the caller.
         task.add_done_callback(lambda _: result.cancel())
         try:
             return await result
         except asyncio.CancelledError:
             if task.cancelled():
-                raise OutcomeUnknown(_CLOSED) from None
+                raise OutcomeUnknown(CLOSED) from None
             self.enter(xid)
             task.add_done_callback(lambda _: self.leave(xid))
             raise
 
     async def stop(self) -> None:
         """Stop the running work."""
+        for ending in list(self.pending_ends):
+            ending.abandon()
         try:
             await self._tasks.stop()
         finally:
@@ -487,55 +617,3 @@ async def _resolve(result: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> N
         raise
     if not result.done():
         result.set_result(found)
-
-
-class ListenerMethod:
-    """A method of a listener, ready to be called; every result and exception becomes an answer.
-
-    Args:
-        method: The method.
-        runner: Where it runs unless it is ``async``.
-    """
-
-    def __init__(self, method: Callable[..., LocalState], runner: Runner) -> None:
-        self._method = method
-        self._runner = runner
-        call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
-
-    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
-        """Call it, in another runner if one is given."""
-        task = asyncio.current_task()
-        try:
-            if self.is_async:
-                state = await cast("Awaitable[object]", self._method(*args))
-            else:
-                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
-                work = partial(copy_context().run, self._method, *args)
-                state = await (runner or self._runner).run(work)
-                if inspect.isawaitable(state):
-                    state = await state  # A plain function may return what an async one returned.
-        except asyncio.CancelledError:
-            if task is not None and task.cancelling():
-                raise
-            # This task is not cancelled, but an operation that the listener awaited.
-            return _unknown(
-                xid, RuntimeError("an operation that the listener awaited was cancelled")
-            )
-        except RollBack as error:
-            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
-        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
-            return _unknown(xid, error)
-        if task is not None and task.cancelling():
-            # The listener has swallowed its cancellation; its answer counts all the same.
-            log.warning("the listener ignored its cancellation in transaction %s", xid)
-        if isinstance(state, LocalTransactionState):
-            return LocalAnswer(state)
-        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
-        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
-        return LocalAnswer(_UNKNOWN, wrong)
-
-
-def _unknown(xid: str, error: Exception) -> LocalAnswer:
-    log.error("the listener failed with transaction %s", xid, exc_info=error)
-    return LocalAnswer(_UNKNOWN, error)

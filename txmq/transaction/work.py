@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 from txmq.errors import TransactionOverdue, UsageError
 from txmq.message import Message, ReceivedMessage
@@ -83,9 +83,10 @@ class Transaction(Generic[S]):
         Raises:
             UsageError: It has no message yet: the function's result makes it.
         """
-        if self.run.half is None:
+        half = self.run.half
+        if half is None:
             raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
-        return self.run.half
+        return half
 
     @property
     def group(self) -> str:
@@ -269,6 +270,9 @@ class ResourceListener(TransactionListener, Generic[S]):
         group: The producer group.
         resource: The database, or several.
     """
+
+    reads_half: ClassVar[bool] = False
+    """Whether it looks at the half message; functions find theirs in their transaction."""
 
     def __init__(self, group: str, resource: Resource[S]) -> None:
         self._group = group

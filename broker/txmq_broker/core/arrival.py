@@ -152,5 +152,5 @@ def examine_all(
 ) -> Iterator[Arrival]:
     """:func:`examine` for the messages of a batch, with their shared properties."""
     for text in texts:
-        whole = properties.join(text, shared)
+        whole = properties.join(text, shared) if shared else text
         yield examine(whole, cluster, key_seed, new_unique_key, patterns)

@@ -7,6 +7,7 @@ taken. Nothing here waits: a staged step counts once the flusher has made it dur
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -23,6 +24,7 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
+from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark
 from txmq.protocol.span import DecisionKind, DecisionSource
@@ -44,6 +46,12 @@ _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
 
 _length: Final = Struct(">H").pack
+
+_KINDS: Final = {
+    int(SysFlag.COMMITTED): _COMMITTED,
+    int(SysFlag.ROLLED_BACK): _ROLLED_BACK,
+}
+"""The kinds of decision by the numbers that stand for them in an END."""
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
@@ -177,6 +185,26 @@ class Coordinator:
 
     # Deciding
 
+    def end_usual(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
+        """Stage the decisions of the usual ENDs at the beginning of a sequence.
+
+        An open transaction, parked or not, follows every END: STEPS refuses none.
+
+        Returns:
+            How many these are. The next one needs :meth:`end`.
+        """
+        count, committed = self.halves.decide_usual(ends, _KINDS, now_ms)
+        messages = 0
+        for name, number, size in committed:
+            messages += number
+            topic = self._topics.by_name.get(name)
+            if topic is not None:
+                topic.put_count += number
+                topic.put_bytes += size
+        self.tally.committed += messages
+        self.tally.rolled_back += count - messages
+        return count
+
     def end(
         self, header: EndTransaction, event: Event, source: DecisionSource, now_ms: int
     ) -> bool:
@@ -193,19 +221,6 @@ class Coordinator:
             ShouldCommit: The transaction was committed before.
             ShouldRollBack: The transaction was rolled back before.
         """
-        halves = self.halves
-        key = hash(header.msg_id or header.transaction_id or "") & KEY_MASK
-        packed = halves.pending.table.get(key)
-        if packed is not None and key not in halves.closing:
-            half = halves.pending.unpack(packed)
-            if (
-                half.offset == header.tran_state_table_offset
-                and half.position == header.commit_log_offset
-                and half.group == header.producer_group
-            ):
-                # An open transaction, parked or not, follows every END: STEPS refuses none.
-                self._stage(key, half, event, source, now_ms)
-                return True
         return self.decide(self.find(header), event, source, now_ms)
 
     def find(self, header: EndTransaction) -> TransactionStatus:

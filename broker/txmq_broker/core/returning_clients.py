@@ -5,7 +5,8 @@ next sync starts at once, it has the messages of the clients that came during th
 others wait for two syncs. Two half groups then take turns for ever. A short wait joins them.
 
 A wait costs time if the clients are slow. So some syncs are made without waiting and some with it,
-and the better way is kept for a while.
+and the better way is kept for a while. While one client is alone both ways are the same, so nothing
+is compared, and the better way for several is kept until they are back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ __all__ = ["ReturningClients"]
 
 C = TypeVar("C")
 
-_PART: Final = 0.75
-"""The longest wait, as a part of the time that a sync takes."""
+_PATIENCE: Final = 1.5
+"""The longest wait, in syncs. A client that misses the sync by a little waits for a whole one."""
 _TURNS_MAX: Final = 64
 """The longest wait in turns of the loop, if its clock stands still meanwhile."""
 _SHARE: Final = 8
@@ -29,6 +30,8 @@ _COMPARED: Final = 64
 """The syncs that a way is judged by."""
 _KEPT: Final = 1024
 """The syncs for which the better way is kept."""
+_ALONE: Final = 16
+"""After so many syncs for one client or none, one client is alone."""
 _GAIN: Final = 1.05
 """Waiting must bring this many times the answers."""
 
@@ -48,6 +51,8 @@ class ReturningClients(Generic[C]):
         self._began = 0.0
         self._answered = 0
         self._plain_rate = 0.0
+        self._alone = 0
+        """The syncs for one client or none since the last one for several."""
 
     @property
     def is_awaiting(self) -> bool:
@@ -66,14 +71,15 @@ class ReturningClients(Generic[C]):
             now: The time.
         """
         missing = set(answered)
-        self._compare(len(missing), now)
+        if self._is_comparable(len(missing)):
+            self._compare(len(missing), now)
         self._sync_s += (sync_s - self._sync_s) / _SHARE
         missing.difference_update(arrived)
         # One client alone never waits.
         if not self._waits or len(missing) + len(arrived) <= 1:
             return False
         self._missing = missing
-        self._until = now + self._sync_s * _PART
+        self._until = now + self._sync_s * _PATIENCE
         self._turns = _TURNS_MAX
         return bool(missing)
 
@@ -84,6 +90,17 @@ class ReturningClients(Generic[C]):
         if self._turns <= 0 or now >= self._until:
             self._missing.clear()
         return bool(self._missing)
+
+    def _is_comparable(self, answered: int) -> bool:
+        was_alone = self._alone >= _ALONE
+        if answered <= 1:
+            self._alone += 1
+            return not was_alone
+        self._alone = 0
+        if was_alone and self._is_trial:
+            # Time has passed that tells nothing about either way.
+            self._try(waits=False)
+        return True
 
     def _compare(self, answered: int, now: float) -> None:
         self._left -= 1

@@ -7,15 +7,18 @@ batches take the general way.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable
-from itertools import chain, repeat
+from itertools import chain
 from typing import Final, NamedTuple
 
 from txmq.protocol import batch, properties
 from txmq.protocol.batch import BatchColumns
 from txmq.protocol.checksum import crc32
 from txmq_broker.core.arrival import examine
+from txmq_broker.store.equal_records import EqualRecords
+from txmq_broker.store.queue_store import ENTRY
 
 __all__ = ["BatchShape", "BatchShapes", "UniformBatch"]
 
@@ -23,6 +26,11 @@ _UNIQUE: Final = b"UNIQ_KEY\x01"
 _KEYS: Final = b"KEYS\x01"
 _PAIR_END: Final = b"\x02"
 _SHAPES_MAX: Final = 32
+_PACKERS_MAX: Final = 4
+"""The topics of one shape differ only if their seeds are equal by chance, and the heads by their
+addresses.
+"""
+_HASH_BYTES: Final = 4
 
 
 class BatchShape(NamedTuple):
@@ -36,17 +44,45 @@ class BatchShape(NamedTuple):
     """The size of a message's stored properties."""
     fixed: list[bytes]
     """The stored properties before, between and after the values that differ."""
-    hash_numbers: list[int]
-    """For each value that differs, the number of its hash among the message's hashes."""
+    value_sizes: list[int]
+    hash_rules: list[tuple[slice, int]]
+    """For each value that differs: the places of its hashes among those of all messages, and the
+    bits by which the seed changes them.
+    """
+    packers: dict[tuple[bytes, int], EqualRecords]
+    """What packs such messages, by the topic's name and the size of a record's head."""
+
+    def packer(self, name_field: bytes, head_size: int) -> EqualRecords:
+        """What packs the messages as records of a topic.
+
+        Args:
+            name_field: The topic's name, from :func:`~txmq.protocol.record.topic_field`.
+            head_size: The size of the bytes before a body.
+        """
+        found = self.packers.get((name_field, head_size))
+        if found is None:
+            first = name_field + self.size.to_bytes(2, "big") + self.fixed[0]
+            equal = self.columns.equal
+            found = EqualRecords(
+                equal.messages,
+                head_size,
+                equal.body_size,
+                [first, *self.fixed[1:]],
+                self.value_sizes,
+                ENTRY,
+            )
+            if len(self.packers) >= _PACKERS_MAX:
+                self.packers.clear()
+            self.packers[name_field, head_size] = found
+        return found
 
 
 class UniformBatch(NamedTuple):
     """The messages of a uniform batch."""
 
     shape: BatchShape
-    bodies: tuple[bytes, ...]
-    values: list[tuple[bytes, ...]]
-    """The values that differ: for each property those of all messages."""
+    columns: list[tuple[bytes, ...]]
+    """All bodies, then the values that differ: for each property those of all messages."""
     key_hashes: array[int]
     """The hashes of all messages, in the order of the messages."""
     unique: str
@@ -89,10 +125,10 @@ class BatchShapes:
         # Batches of equal sizes have the same shape, unless their properties differ.
         key = len(data), data[: batch.HEAD_BYTES], shared, key_seed
         shape = self._shapes.get(key)
-        if shape is not None and (found := _read(shape, data, key_seed)) is not None:
+        if shape is not None and (found := _read(shape, data)) is not None:
             return found
         shape = self._examine(data, shared, key_seed)
-        if shape is None or (found := _read(shape, data, key_seed)) is None:
+        if shape is None or (found := _read(shape, data)) is None:
             return None
         if len(self._shapes) >= _SHAPES_MAX:
             del self._shapes[next(iter(self._shapes))]
@@ -117,30 +153,50 @@ class BatchShapes:
         stored, _, tags_code, _, special = examine(
             properties.join(decoded, shared), cluster, key_seed, new_unique_key
         )
+        sizes = [place.end - place.start for place in places]
         # The hash of the unique key is a message's first one.
-        numbers = [0 if place.mark is _UNIQUE else 1 for place in places]
+        rules = [
+            (
+                slice(0 if place.mark is _UNIQUE else 1, None, len(places)),
+                _seed_bits(size, key_seed, equal.messages),
+            )
+            for place, size in zip(places, sizes, strict=True)
+        ]
+        fixed = _fixed_in(stored, places)
         return BatchShape(
-            columns, equal.flag, tags_code, special, len(stored), _fixed_in(stored, places), numbers
+            columns, equal.flag, tags_code, special, len(stored), fixed, sizes, rules, {}
         )
 
 
-def _read(shape: BatchShape, data: bytes, key_seed: int) -> UniformBatch | None:
+def _read(shape: BatchShape, data: bytes) -> UniformBatch | None:
     columns = shape.columns.cut(data)
     if columns is None:
         return None
-    bodies, *values = columns
-    varying = b"".join(map(b"".join, values))
+    values = columns[1:]
+    varying = b"".join([b"".join(column) for column in values])
     # A space separates several keys. Only ASCII is UTF-8 wherever it is cut.
     if not varying.isascii() or _PAIR_END in varying or b" " in varying:
         return None
-    numbers = shape.hash_numbers
-    key_hashes = array("I", bytes(4 * len(bodies) * len(numbers)))
+    size = _HASH_BYTES * len(values[0])
+    key_hashes = array("I", bytes(size * len(values)))
     unique = ""
-    for number, column in zip(numbers, values, strict=True):
-        key_hashes[number :: len(numbers)] = array("I", map(crc32, column, repeat(key_seed)))
-        if number == 0:
+    for (places, seed_bits), column in zip(shape.hash_rules, values, strict=True):
+        hashes = int.from_bytes(array("I", map(crc32, column)), sys.byteorder) ^ seed_bits
+        key_hashes[places] = array("I", hashes.to_bytes(size, sys.byteorder))
+        if places.start == 0:
             unique = column[0].decode()
-    return UniformBatch(shape, bodies, values, key_hashes, unique)
+    return UniformBatch(shape, columns, key_hashes, unique)
+
+
+def _seed_bits(size: int, key_seed: int, count: int) -> int:
+    """The bits by which a seed changes the hashes of so many texts of one size.
+
+    A seed changes the checksums of all texts of one size by the same bits. It is cheaper to change
+    all of them at once than to give the seed to each.
+    """
+    text = bytes(size)
+    bits = crc32(text) ^ crc32(text, key_seed)
+    return int.from_bytes(bits.to_bytes(_HASH_BYTES, sys.byteorder) * count, sys.byteorder)
 
 
 def _places_in(text: bytes) -> list[_Value]:

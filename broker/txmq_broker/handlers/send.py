@@ -18,10 +18,10 @@ from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import SMALLEST, Postmark
+from txmq.protocol.record import SMALLEST, Postmark, head_size
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Handler
+from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.core.arrival import (
     Arrival,
     as_half,
@@ -35,6 +35,7 @@ from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic, config_for_group
 from txmq_broker.core.uniform_batch import BatchShapes, UniformBatch
+from txmq_broker.core.usual_sends import UsualSends
 from txmq_broker.parts import Parts
 from txmq_broker.store.queue_store import Appended, ConsumeQueue
 
@@ -76,14 +77,42 @@ class SendHandlers:
         self._new_key = parts.identity.unique_id
         self._shapes = BatchShapes(self._cluster, self._new_key)
         self._body_max = parts.identity.message_size_max
+        self._usual = UsualSends(
+            parts.topics,
+            parts.coordinator,
+            parts.clients,
+            parts.identity.store_host,
+            self._cluster,
+            self._new_key,
+            self._body_max,
+        )
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
         return {
             RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_MESSAGE_V2: RunHandler(self.send, self.send_usual),
             RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
+
+    def send_usual(self, connection: Connection, requests: list[Command]) -> int:
+        """310: serve the usual sends at the beginning of a run; returns how many these are."""
+        flusher = self._flusher
+        now_ms = flusher.turn_ms_of_run()
+        if not now_ms:
+            return 0
+        answers = self._usual.stage(
+            connection,
+            requests,
+            now_ms,
+            flusher.turn_end,
+            has_room_for_halves=not self._admission.half_reasons,
+        )
+        count = len(answers)
+        if count:
+            served = requests if count == len(requests) else requests[:count]
+            flusher.staged_all(connection, served, answers)
+        return count
 
     def send(  # noqa: C901  the hot path: a call for each check would cost every message
         self, connection: Connection, request: Command
@@ -240,7 +269,7 @@ class SendHandlers:
         elif (uniform := self._shapes.read(body, shared, topic.key_seed)) is None:
             items = batch.unpack(body)
         if uniform is not None:
-            count, unique = len(uniform.bodies), uniform.unique
+            count, unique = len(uniform.columns[0]), uniform.unique
             positions = self._stage_uniform(uniform, queue, topic, postmark)
         else:
             rules = self._cluster, topic.key_seed, self._new_key, topic.patterns
@@ -254,13 +283,13 @@ class SendHandlers:
     def _stage_uniform(
         self, uniform: UniformBatch, queue: ConsumeQueue, topic: Topic, postmark: Postmark
     ) -> bytes:
-        shape, bodies, values, key_hashes, _ = uniform
+        shape, columns, key_hashes, _ = uniform
         _refuse_alone(shape.special)
-        before = topic.name_field + _length(shape.size)
-        _check_stored(len(bodies) * (SMALLEST + len(bodies[0]) + len(before) + shape.size))
-        fixed = [before + shape.fixed[0], *shape.fixed[1:]]
+        # The addresses are those in the head of every record.
+        equal = shape.packer(topic.name_field, head_size(postmark))
+        _check_stored(equal.count * equal.size)
         return self._append_equal(
-            queue, postmark, shape.flag, bodies, fixed, values, shape.tags_code, key_hashes
+            queue, postmark, shape.flag, equal, columns, shape.tags_code, key_hashes
         )
 
     def _stage_items(

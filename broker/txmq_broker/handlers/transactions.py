@@ -14,6 +14,7 @@ from txmq.errors import (
     InvalidParameter,
     NotFound,
     RemoteProtocolError,
+    ServiceUnavailable,
     ShouldCommit,
     ShouldRollBack,
 )
@@ -37,9 +38,9 @@ from txmq.protocol.rechecks import (
 )
 from txmq.protocol.record import position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
-from txmq.protocol.templates import done
+from txmq.protocol.templates import done, done_all
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Handler
+from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.access.audit import account_of
 from txmq_broker.core.check_history import RecheckNote
 from txmq_broker.core.coordinator import TransactionStatus
@@ -78,7 +79,7 @@ class TransactionHandlers:
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
         return {
-            RequestCode.END_TRANSACTION: self.end,
+            RequestCode.END_TRANSACTION: RunHandler(self.end, self.end_usual),
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
             RequestCode.LIST_TRANSACTIONS: self.list_open,
             RequestCode.SHOW_TRANSACTION: self.show,
@@ -88,6 +89,27 @@ class TransactionHandlers:
         }
 
     # Producers
+
+    def end_usual(self, connection: Connection, requests: list[Command]) -> int:
+        """37: serve the usual ENDs at the beginning of a run; returns how many these are."""
+        if self._admission.reasons:
+            return 0
+        try:
+            # Before any look-up, as in end.
+            now_ms = self._flusher.decision_ms()
+            ends = [
+                request.ext if isinstance(request.ext, EndTransaction)
+                # Not as usual 37s are decoded.
+                else request.read(EndTransaction)
+                for request in requests
+            ]  # fmt: skip
+        except (ServiceUnavailable, RemoteProtocolError):
+            return 0
+        count = self._coordinator.end_usual(ends, now_ms)
+        if count:
+            answered = [request for request in requests[:count] if not request.flag & ONEWAY]
+            self._flusher.staged_all(connection, answered, done_all(answered))
+        return count
 
     def end(self, connection: Connection, request: Command) -> bytes | None:
         """37: a producer reports the outcome of its local transaction."""
@@ -104,6 +126,8 @@ class TransactionHandlers:
             if header.from_transaction_check and found.half is not None:
                 self._checker.note_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
+        if self.end_usual(connection, [request]):
+            return None
         source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before any look-up: starting a turn may end another turn, whose write may fail.
         if self._admission.reasons:

@@ -29,7 +29,6 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import CheckState
-from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq_broker.core.check_history import DECIDED, LOST, SILENT, UNKNOWN, CheckHistory, CheckNote
@@ -417,23 +416,29 @@ class Checker:
         checks, timeout = self.checks, self._coordinator.settings.timeout
         if span.halves:
             now = self._clock.monotonic()
-            usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
-            is_next = checks.arm_all(usual, now + timeout)
-            if len(usual) < len(span.halves):
-                for key, _, immunity_s, _, _ in span.halves:
-                    if immunity_s:
+            is_next = False
+            for keys, _, _, _, immunity_s in span.halves:
+                if immunity_s:
+                    for key in keys:
                         is_next |= self._arm_immune(key, immunity_s, now)
+                else:
+                    is_next |= checks.arm_all(keys, now + timeout)
             if is_next:
                 self._wake.set()
         if checks.asked or checks.current or checks.stranded or self._immune_until:
-            for key, _, half, kind, _ in span.markers:
-                if kind is not DecisionKind.PARKED:
-                    checks.forget(key)
-                    checks.unstrand(half.group, key)
-                    self._immune_until.pop(key, None)
-                    if checks.settle(key) is not None:
-                        self.history.note_answer(key, DECIDED, self._clock.wall_ms())
-                        self._has_time(half.group)
+            for markers in span.markers:
+                if not markers.is_parking:
+                    for key, owner in zip(markers.keys, markers.owners, strict=True):
+                        self._forget(key, markers.groups[owner])
+
+    def _forget(self, key: int, group: str) -> None:
+        checks = self.checks
+        checks.forget(key)
+        checks.unstrand(group, key)
+        self._immune_until.pop(key, None)
+        if checks.settle(key) is not None:
+            self.history.note_answer(key, DECIDED, self._clock.wall_ms())
+            self._has_time(group)
 
     def producers_seen(self, groups: Iterable[str]) -> None:
         """Check the transactions that wait for a producer of these groups: one has sent a

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.errors import BrokerBusy, CorruptRecord, ServiceUnavailable, StoreError, SyncFailed
@@ -106,7 +106,8 @@ class Flusher:
         self._drained: asyncio.Future[None] | None = None
         self._turn_planned = False
         self._turn_ms = 0
-        self._turn_end = 0
+        self.turn_end = 0
+        """The position up to which records belong to this turn's span."""
         self._began = 0.0
         """When the first turn of the next span began."""
         self._arrivals: deque[float] = deque()
@@ -115,6 +116,8 @@ class Flusher:
         """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = LatencyHistogram()
         self._syncing: RunningSync | None = None
+        self._unmarked: SyncPoint | None = None
+        """The newest durable point, until the high-water mark has it."""
         self._returning: ReturningClients[Connection] = ReturningClients()
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
@@ -168,10 +171,12 @@ class Flusher:
             await self._checkpoint
         while not self._failed and await self._make_checkpoint():
             continue
+        self._mark()
 
     async def stop(self) -> None:
         """Stop syncing. Answers that still wait are never sent."""
         self._is_stopped = True
+        self._mark()
         if self._syncing is not None:
             self._syncing.done.cancel()
         for task in (self._task, self._checkpoint):
@@ -188,26 +193,34 @@ class Flusher:
             BrokerBusy: Too many bytes wait for the disk, or they have waited too long.
             ServiceUnavailable: Writes are refused now.
         """
-        log_ = self._store.log
-        if self._turn_ms:
-            if log_.next_position <= self._turn_end:
-                return self._turn_ms
-            self._end_turn()
-        if self._waiting or self._admission.reasons or self._failed or self._copies is not None:
-            self._admit()
-        self._turn_end = log_.segments.end + SPAN_BYTES_MAX
-        self._turn_ms = self._plan_turn()
-        return self._turn_ms
-
-    def _admit(self) -> None:
-        refusal = self.refusal()
+        if self._turn_ms and self._store.log.next_position <= self.turn_end:
+            return self._turn_ms
+        refusal = self._begin_turn()
         if refusal is None:
-            return
+            return self._turn_ms
         if isinstance(refusal, BrokerBusy):
             self._busy_refused += 1
         else:
             self._sends_refused += 1
         raise refusal
+
+    def turn_ms_of_run(self) -> int:
+        """:meth:`turn_ms` for several sends, or 0 if the next one will be refused."""
+        if not self._turn_ms or self._store.log.next_position > self.turn_end:
+            self._begin_turn()
+        return self._turn_ms
+
+    def _begin_turn(self) -> BrokerBusy | ServiceUnavailable | None:
+        """Begin a turn, unless there is a reason to refuse sends; returns that."""
+        if self._turn_ms:
+            self._end_turn()
+        if self._waiting or self._admission.reasons or self._failed or self._copies is not None:
+            refusal = self.refusal()
+            if refusal is not None:
+                return refusal
+        self.turn_end = self._store.log.segments.end + SPAN_BYTES_MAX
+        self._turn_ms = self._plan_turn()
+        return None
 
     def refusal(self) -> BrokerBusy | ServiceUnavailable | None:
         """Why a send that comes now is refused; ``None`` if it is stored."""
@@ -234,13 +247,21 @@ class Flusher:
         requests.append(request)
         given.append(answer)
 
+    def staged_all(
+        self, connection: Connection, requests: Sequence[Command], answers: Sequence[bytes]
+    ) -> None:
+        """Send these answers once the records staged now are durable."""
+        known, given = self._tickets.setdefault(connection, ([], []))
+        known += requests
+        given += answers
+
     def decision_ms(self) -> int:
         """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
 
         Raises:
             ServiceUnavailable: The disk failed.
         """
-        if self._turn_ms and self._store.log.next_position <= self._turn_end:
+        if self._turn_ms and self._store.log.next_position <= self.turn_end:
             return self._turn_ms
         try:
             return self.turn_ms()
@@ -286,7 +307,7 @@ class Flusher:
         self._turn_ms = 0
         log_ = self._store.log
         is_busy = self._syncing is not None or self._returning.is_awaiting
-        if is_busy and log_.next_position <= self._turn_end:
+        if is_busy and log_.next_position <= self.turn_end:
             # Records that arrive until the next sync share one span, written when it starts.
             return
         if log_.staged and not self._failed:
@@ -338,7 +359,7 @@ class Flusher:
         for connection, (_, given) in tickets.items():
             connection.send(*given)
         waited = self._clock.monotonic() - self._arrivals.popleft()
-        self.send_times.note(waited, span.messages + len(span.halves))
+        self.send_times.note(waited, span.messages + span.half_messages)
         self._on_published(span)
         if (
             self._checkpoint is None
@@ -368,6 +389,10 @@ class Flusher:
             if not self._note_sync(syncing, error):
                 return
             self._syncing = None
+            # The answers need not wait for the mark, which costs as much as several of them. The
+            # loop writes it before it takes the next request.
+            self._unmarked = syncing.point
+            asyncio.get_running_loop().call_soon(self._mark)
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
             is_awaiting = self._copies is None and self._expect(syncing, durable)
             if not is_awaiting:
@@ -379,6 +404,11 @@ class Flusher:
                 self._await_clients()
         except Exception as failure:  # noqa: BLE001 - the broker stops and says why
             self._break_down(failure)
+
+    def _mark(self) -> None:
+        point, self._unmarked = self._unmarked, None
+        if point is not None:
+            self._store.log.mark(point)
 
     def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
         now = self._clock.monotonic()
@@ -414,7 +444,10 @@ class Flusher:
             await syncing.done
         except OSError as error:
             return self._note_sync(syncing, error)
-        return self._note_sync(syncing, None)
+        if not self._note_sync(syncing, None):
+            return False
+        self._store.log.mark(syncing.point)
+        return True
 
     def _note_sync(self, syncing: RunningSync, error: BaseException | None) -> bool:
         """Record the end of a sync; return false if it did not make the log durable."""
@@ -428,7 +461,7 @@ class Flusher:
             # nothing.
             return False
         self.sync_times.note(self._clock.monotonic() - syncing.since)
-        self._store.log.synced(syncing.point)
+        self._store.log.confirm(syncing.point)
         return True
 
     async def _save_indexes(self) -> None:

@@ -8,89 +8,178 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import starmap
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 
-__all__ = [
-    "checksums_of",
-    "pack_equal",
-    "packed_range",
-    "repeated",
-    "write_checksums",
-    "write_range",
-]
+__all__ = ["EqualRecords", "PackedRecords", "checksums_of"]
 
 _WORD_BYTES: Final = 4
 _LONG_BYTES: Final = 8
 _WITHOUT_SIGN: Final = bytes([byte & 0x7F for byte in range(256)])
+_WORD_COLUMNS: Final = [
+    slice(byte if sys.byteorder == "big" else _WORD_BYTES - 1 - byte, None, _WORD_BYTES)
+    for byte in range(_WORD_BYTES)
+]
+"""The columns of an array's words, the highest byte first."""
+
+_LONG_COLUMNS: Final = [slice(byte, None, _LONG_BYTES) for byte in range(_LONG_BYTES)]
+"""The columns of packed numbers."""
 
 
-def pack_equal(
-    head: bytes,
-    offsets: range,
-    positions: range,
-    packed_positions: bytearray,
-    bodies: Sequence[bytes],
-    fixed: Sequence[bytes],
-    values: Sequence[Sequence[bytes]],
-) -> bytearray:
-    """Pack the records.
+class PackedRecords(NamedTuple):
+    """Packed records, and what the queue and the key index note of them."""
+
+    data: bytearray
+    entries: bytearray
+    """Their entries in the queue."""
+    positions: bytes
+    """Their positions in the log, in eight bytes each."""
+    key_positions: array[int]
+    """The positions once for each key."""
+
+
+class EqualRecords:
+    """Packs records that differ only in their bodies, a few values, and what follows from these.
+
+    Everything that depends only on their sizes is prepared, because most batches are alike.
 
     Args:
-        head: The first record's bytes before its body. Those of the others have other checksums,
-            offsets and positions.
-        offsets: The offsets in the queue.
-        positions: The positions in the log.
-        packed_positions: The same, from :func:`packed_range`.
-        bodies: The bodies.
-        fixed: The bytes after the bodies: before, between and after the values.
-        values: The values of all records, one sequence for each place.
+        count: The number of records.
+        head_size: The size of the bytes before a body.
+        body_size: The size of a body.
+        fixed: The bytes after a body: before, between and after the values.
+        value_sizes: The sizes of the values, of which each is a key.
+        entry: The layout of an entry in the queue: position, size, tag's hash, checksum.
+
+    Attributes:
+        count: The number of records.
+        size: The size of one.
     """
-    count, step, size = len(bodies), 2 * len(values) + 2, positions.step
-    pieces = [fixed[-1] + head] * (step * count + 1)
-    pieces[0], pieces[-1] = head, fixed[-1]
-    pieces[1::step] = bodies
-    for number, column in enumerate(values):
-        pieces[2 * number + 2 :: step] = [fixed[number]] * count
-        pieces[2 * number + 3 :: step] = column
-    data = bytearray().join(pieces)
-    write_checksums(data, records.CRC_AT, size, map(crc32, bodies))
-    data[records.CRC_AT :: size] = data[records.CRC_AT :: size].translate(_WITHOUT_SIGN)
-    write_range(data, records.QUEUE_OFFSET_AT, size, offsets)
-    write_range(data, records.POSITION_AT, size, positions, packed_positions)
-    return data
+
+    def __init__(
+        self,
+        count: int,
+        head_size: int,
+        body_size: int,
+        fixed: Sequence[bytes],
+        value_sizes: Sequence[int],
+        entry: Struct,
+    ) -> None:
+        self._tail_size = sum(map(len, fixed)) + sum(value_sizes)
+        self.count = count
+        self.size = size = head_size + body_size + self._tail_size
+        # The pieces to join: head, body, fixed, value, fixed, value, last and the next head.
+        step = 2 * len(fixed)
+        self._pieces = [b""] * (step * count + 1)
+        for number, part in enumerate(fixed[:-1]):
+            self._pieces[2 * number + 2 :: step] = [part] * count
+        self._pieces[-1] = self._last = fixed[-1]
+        self._heads = slice(step, -1, step)
+        self._columns = [slice(at, None, step) for at in range(1, step, 2)]
+        crcs = _columns_at(records.CRC_AT, _WORD_BYTES, size)
+        self._first_crcs, *self._crcs = zip(crcs, _WORD_COLUMNS, strict=True)
+        self._offsets = _columns_at(records.QUEUE_OFFSET_AT, _LONG_BYTES, size)
+        self._positions = _columns_at(records.POSITION_AT, _LONG_BYTES, size)
+        self._entry = entry
+        self._entry_positions = _columns_at(0, _LONG_BYTES, entry.size)
+        checksums = _columns_at(entry.size - _WORD_BYTES, _WORD_BYTES, entry.size)
+        self._entry_checksums = list(zip(checksums, _WORD_COLUMNS, strict=True))
+        self._keys = len(value_sizes)
+        self._parts = Struct(f"{size}s").iter_unpack
+        # One number holds 64 bits for each record.
+        lanes = b"".join([number.to_bytes(_LONG_BYTES, "big") for number in range(count)])
+        self._ones = int.from_bytes((1).to_bytes(_LONG_BYTES, "big") * count, "big")
+        self._numbers = int.from_bytes(lanes, "big")
+        self._steps = self._numbers * size
+
+    def pack(
+        self,
+        queue_id: int,
+        flag: int,
+        offset: int,
+        position: int,
+        postmark: records.Postmark,
+        columns: Sequence[Sequence[bytes]],
+        tags_code: int,
+    ) -> PackedRecords:
+        """Pack the records.
+
+        Args:
+            queue_id: The queue.
+            flag: The flag of all messages.
+            offset: The first one's offset in the queue.
+            position: The first one's position in the log.
+            postmark: What all of them share.
+            columns: All bodies, then all values for each place.
+            tags_code: The hash of their tag.
+
+        Raises:
+            struct.error: A number has too many bits.
+        """
+        count, size, ones = self.count, self.size, self._ones
+        head, _ = records.head_of(
+            queue_id, flag, offset, position, postmark, columns[0][0], self._tail_size
+        )
+        pieces = self._pieces[:]
+        pieces[0] = head
+        pieces[self._heads] = [self._last + head] * (count - 1)
+        for place, column in zip(self._columns, columns, strict=True):
+            pieces[place] = column
+        data = bytearray().join(pieces)
+
+        # The highest bit of a body's checksum is never stored.
+        words = array("I", map(crc32, columns[0])).tobytes()
+        place, word_column = self._first_crcs
+        data[place] = words[word_column].translate(_WITHOUT_SIGN)
+        for place, word_column in self._crcs:
+            data[place] = words[word_column]
+        packed = (offset * ones + self._numbers).to_bytes(_LONG_BYTES * count, "big")
+        _write_changing(data, self._offsets, offset ^ (offset + count - 1), packed)
+        packed = (position * ones + self._steps).to_bytes(_LONG_BYTES * count, "big")
+        changing = position ^ (position + (count - 1) * size)
+        _write_changing(data, self._positions, changing, packed)
+
+        entries = bytearray(self._entry.pack(position, size, tags_code, 0) * count)
+        _write_changing(entries, self._entry_positions, changing, packed)
+        # Each part is a copy that lives until the next one: cheaper than all of them at once.
+        words = array("I", starmap(crc32, self._parts(data))).tobytes()
+        for place, word_column in self._entry_checksums:
+            entries[place] = words[word_column]
+        return PackedRecords(data, entries, packed, _repeated(packed, self._keys))
 
 
 def checksums_of(data: bytes | bytearray, size: int) -> starmap[int]:
     """The checksum of each part of this size."""
-    # Each part is a copy that lives until the next one: cheaper than all of them at once.
     return starmap(crc32, _part_of(size).iter_unpack(data))
 
 
-def write_checksums(data: bytearray, at: int, size: int, checksums: Iterable[int]) -> None:
-    """Write a checksum into each part of this size, at an index of each part."""
-    words = array("I", checksums)
-    if sys.byteorder == "little":
-        words.byteswap()
-    column = bytearray(words)
-    for byte in range(_WORD_BYTES):
-        data[at + byte :: size] = column[byte::_WORD_BYTES]
+def _columns_at(at: int, width: int, size: int) -> list[slice]:
+    """The columns of numbers of this width, at an index of each part of this size."""
+    return [slice(at + byte, None, size) for byte in range(width)]
 
 
-def packed_range(numbers: range) -> bytearray:
-    """The numbers in eight bytes each."""
-    return bytearray(_longs(len(numbers)).pack(*numbers))
+def _write_changing(data: bytearray, places: Sequence[slice], changing: int, packed: bytes) -> None:
+    """Write packed numbers into their columns, without the high bytes that all of them share.
+
+    Args:
+        data: All parts have the first number already.
+        places: The columns.
+        changing: The bits in which the first and the last number differ.
+        packed: The numbers.
+    """
+    for byte in range(_LONG_BYTES - (changing.bit_length() + 7) // 8, _LONG_BYTES):
+        data[places[byte]] = packed[_LONG_COLUMNS[byte]]
 
 
-def repeated(packed: bytearray, times: int) -> array[int]:
+def _repeated(packed: bytes, times: int) -> array[int]:
     """Packed numbers as an array that holds each of them several times."""
-    numbers = array("Q", bytes(packed))
+    numbers = array("Q", packed)
     if sys.byteorder == "little":
         numbers.byteswap()
     if times == 1:
@@ -101,38 +190,6 @@ def repeated(packed: bytearray, times: int) -> array[int]:
     return whole
 
 
-def write_range(
-    data: bytearray, at: int, size: int, numbers: range, packed: bytearray | None = None
-) -> None:
-    """Write a number into each part of this size, at an index of each part.
-
-    All parts have the first number already, so only the bytes that change are written.
-
-    Args:
-        data: The parts.
-        at: The index.
-        size: The size of a part.
-        numbers: One number for each part.
-        packed: The same from :func:`packed_range`, if the caller has them.
-    """
-    first, last = numbers[0], numbers[-1]
-    changing = ((first ^ last).bit_length() + 7) // 8
-    if changing == 1:
-        data[at + _LONG_BYTES - 1 :: size] = bytes(
-            range(first & 255, (last & 255) + 1, numbers.step)
-        )
-        return
-    if packed is None:
-        packed = packed_range(numbers)
-    for byte in range(_LONG_BYTES - changing, _LONG_BYTES):
-        data[at + byte :: size] = packed[byte::_LONG_BYTES]
-
-
 @lru_cache(maxsize=32)
 def _part_of(size: int) -> Struct:
     return Struct(f"{size}s")
-
-
-@lru_cache(maxsize=32)
-def _longs(count: int) -> Struct:
-    return Struct(f">{count}q")

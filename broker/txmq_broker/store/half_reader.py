@@ -59,15 +59,15 @@ class HalfReader:
     """Reads the half messages of one store, and the decisions on them."""
 
     def __init__(self, log: CommitLog, queues: QueueStore) -> None:
-        self._log = log
-        self._queues = queues
+        self.log = log
+        self.queues = queues
         self.half_queue = ConsumeQueue(HALF_TOPIC, 0)
         self.op_queue = ConsumeQueue(OP_TOPIC, 0)
 
     def begin(self) -> None:
         """Set the two queues once their floors are known."""
-        self.half_queue = self._queues.queue(HALF_TOPIC, 0)
-        self.op_queue = self._queues.queue(OP_TOPIC, 0)
+        self.half_queue = self.queues.queue(HALF_TOPIC, 0)
+        self.op_queue = self.queues.queue(OP_TOPIC, 0)
 
     # By place
 
@@ -83,7 +83,7 @@ class HalfReader:
             size=len(data),
             tags_code=java.string_hash(tag) if tag else 0,
             checksum=crc32(data),
-            queue=self._queues.queue(record.topic, record.queue_id),
+            queue=self.queues.queue(record.topic, record.queue_id),
             group=properties.find(text, properties.PRODUCER_GROUP) or "",
             origin="",
             key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
@@ -101,7 +101,7 @@ class HalfReader:
         return HalfContent(unique, record.topic, record.body)
 
     def _record_at(self, position: int) -> bytes:
-        data = self._log.bytes_at(position)
+        data = self.log.bytes_at(position)
         if data is None:
             raise CorruptRecord(
                 position, "the half message of an open transaction is missing there"
@@ -128,7 +128,7 @@ class HalfReader:
         """The markers of a half message with their positions, oldest first; the search begins in
         the half message's file.
         """
-        for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
+        for entry in self.op_queue.with_code(half.offset, self.log.file_at(half.position)):
             yield entry[0], self._decision_at(entry)
 
     def half_behind(self, position: int) -> tuple[Half, str] | None:
@@ -141,7 +141,7 @@ class HalfReader:
         if decision is not None:
             position = decision.half_position
         else:
-            data = self._log.bytes_at(position)
+            data = self.log.bytes_at(position)
             if data is None:
                 return None
             try:
@@ -162,13 +162,13 @@ class HalfReader:
 
     def _decision_at(self, entry: Entry) -> Decision:
         position, size, _, checksum = entry
-        data = self._log.read(position, size)
+        data = self.log.read(position, size)
         if crc32(data) ^ HIDDEN != checksum:
             raise CorruptRecord(position, "a marker differs from what was stored")
         return Decision.unpack(data, position)
 
     def _read_half(self, half: Half) -> bytes:
-        data = self._log.read(half.position, half.size)
+        data = self.log.read(half.position, half.size)
         if crc32(data) != half.checksum:
             raise CorruptRecord(half.position, "a half message differs from what was stored")
         return data
@@ -193,7 +193,7 @@ class HalfReader:
         if queue.topic == OP_TOPIC:
             return self._shown_marker(self._decision_at(entry), position)
         if queue.topic == HALF_TOPIC:
-            data = self._log.read(position, size)
+            data = self.log.read(position, size)
             if crc32(data) ^ HIDDEN != checksum:
                 raise CorruptRecord(position, "a half message differs from what was stored")
             record, _ = _unpacked(data, position)
@@ -202,7 +202,7 @@ class HalfReader:
         decision = self._marker_at(position)
         if decision is None:
             raise CorruptRecord(position, "a message differs from what was stored")
-        data = self._log.read(decision.half_position, size)
+        data = self.log.read(decision.half_position, size)
         if crc32(data) ^ HIDDEN != checksum:
             raise CorruptRecord(position, "a committed message differs from what was stored")
         return records.committed(
@@ -264,7 +264,7 @@ class HalfReader:
         return self._entry_if(queue, decision.queue_offset, position)
 
     def _marker_at(self, position: int) -> Decision | None:
-        data = self._log.read(position, MARKER_BYTES + REASON_BYTES_MAX)
+        data = self.log.read(position, MARKER_BYTES + REASON_BYTES_MAX)
         try:
             decision = Decision.unpack(data, position)
         except CorruptRecord:

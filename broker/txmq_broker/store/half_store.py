@@ -7,7 +7,8 @@ another file, or its file is nearly full, the commit writes the message a second
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
@@ -19,9 +20,13 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
+from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.span import (
     HEAD_BYTES,
+    MARKER_BYTES,
+    MARKER_FIELDS,
+    MARKER_MAGIC,
     REASON_BYTES_MAX,
     Decision,
     DecisionKind,
@@ -29,9 +34,13 @@ from txmq.protocol.span import (
     marker_of,
 )
 from txmq.protocol.topics import PARKED_TOPIC
+from txmq_broker.store.entry_group import EntryGroup
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
+    HASHES_AT,
+    KEY_MASK,
+    LAYOUTS,
     Changes,
     Half,
     PendingTransactions,
@@ -39,7 +48,7 @@ from txmq_broker.store.pending_transactions import (
 )
 from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, QueueStore
 
-__all__ = ["Closing", "HalfStore", "Opening", "RecentDecision"]
+__all__ = ["Closing", "CommittedMessages", "HalfStore", "Opening", "RecentDecision"]
 
 _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.COMMITTED,
@@ -47,6 +56,9 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.PARKED,
 )
 """Used for every END, because looking up an enum member is slow."""
+
+_SOURCES: Final = (int(DecisionSource.PRODUCER), int(DecisionSource.CHECK))
+"""By whether an END answers a check."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
@@ -59,15 +71,35 @@ class RecentDecision(NamedTuple):
     kind: DecisionKind
 
 
-Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
-"""A half message that is not durable yet: its transaction's key, its position, the seconds without
-checks, its packed form, and its entry in the half queue.
+Opening: TypeAlias = tuple[list[int], list[int], list[bytes], bytes, int]
+"""Half messages that are not durable yet: their transactions' keys, their positions, their packed
+forms, their entries in the half queue, and the seconds without checks that all of them want.
 """
 
-Closing: TypeAlias = tuple[int, int, Half, DecisionKind, bytes]
-"""A marker that is not durable yet: its transaction's key, its position, the half message, the
-decision, and its entry in the op queue.
-"""
+
+class Closing(NamedTuple):
+    """Markers that are not durable yet, each with a part in every list."""
+
+    keys: list[int]
+    positions: Sequence[int]
+    half_positions: list[int]
+    decisions: list[int]
+    """The half message's offset and the kind of decision, as one number."""
+    owners: list[int]
+    groups: dict[int, str]
+    """The producer groups of these owners."""
+    entries: bytes
+    """Their entries in the op queue."""
+    is_parking: bool = False
+
+
+class CommittedMessages(NamedTuple):
+    """What the decisions make visible in one queue."""
+
+    topic: str
+    number: int
+    size: int
+    """Their bytes."""
 
 
 class HalfStore(HalfReader):
@@ -112,7 +144,7 @@ class HalfStore(HalfReader):
 
         The flags of the postmark must say that the message is prepared.
         """
-        log, half_queue = self._log, self.half_queue
+        log, half_queue = self.log, self.half_queue
         position, offset = log.next_position, half_queue.next_offset
         head, size = records.head_of(
             queue.number, flag, offset, position, postmark, body, len(tail)
@@ -129,7 +161,7 @@ class HalfStore(HalfReader):
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
-        self.staged.append((key, position, immunity_s, data, entry))
+        self.staged.append(([key], [position], [data], entry, immunity_s))
         return offset, position
 
     def decide(
@@ -146,16 +178,9 @@ class HalfStore(HalfReader):
         Raises:
             CorruptRecord: The half message must be copied and cannot be read.
         """
-        log, op_queue = self._log, self.op_queue
+        log, op_queue = self.log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
-        segments = log.segments
-        file_start = segments.starts[-1]
-        is_here = (
-            kind is _COMMITTED
-            and half.position >= file_start
-            # The file has room for this span, however long it grows.
-            and segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start <= log.segment_size
-        )
+        is_here = kind is _COMMITTED and half.position >= self.oldest_shown()
         copy = None if is_here or kind is _ROLLED_BACK else self._read_half(half)
         position = log.next_position
         offset = half.queue.next_offset if is_here else -1
@@ -175,7 +200,7 @@ class HalfStore(HalfReader):
             half.queue.next_offset = offset + 1
             shown = ENTRY.pack(position, half.size, half.tags_code, half.checksum ^ HIDDEN)
             hashes = half.key_hashes
-            self._queues.staged.append(
+            self.queues.staged.append(
                 (half.queue, position, shown, hashes, (position,) * len(hashes))
             )
         elif copy is not None:
@@ -184,65 +209,185 @@ class HalfStore(HalfReader):
             self.parking.add(key)
         else:
             self.closing[key] = kind
-        self.markers.append((key, position, half, kind, entry))
+        owner = self.pending.owner_at(key)
+        self.markers.append(
+            Closing(
+                [key],
+                [position],
+                [half.position],
+                [half.offset << 2 | kind],
+                [owner],
+                {owner: half.group},
+                entry,
+                kind is _PARKED,
+            )
+        )
+
+    def decide_usual(  # noqa: PLR0915  the hot path: a call would cost every END
+        self, ends: Sequence[EndTransaction], kinds: Mapping[int, DecisionKind], now_ms: int
+    ) -> tuple[int, list[CommittedMessages]]:
+        """Stage the decisions of the usual ENDs at the beginning of a sequence.
+
+        An END is usual if its transaction is open and has its id, place and group, and if no
+        message must be copied.
+
+        Args:
+            ends: The ENDs.
+            kinds: The kinds of decision by the ENDs' numbers for them.
+            now_ms: The time of the decisions.
+
+        Returns:
+            How many ENDs were usual, and what they make visible.
+        """
+        pending, closing, op_queue, log = self.pending, self.closing, self.op_queue, self.log
+        find, layouts, last_owner = pending.table.get, LAYOUTS, -1
+        pack_marker, pack_entry, magic = MARKER_FIELDS.pack, ENTRY.pack, MARKER_MAGIC
+        first, op_offset = log.next_position, op_queue.next_offset
+        position, oldest = first, self.oldest_shown()
+        visible = EntryGroup()
+        shown = visible.packed
+        sizes: defaultdict[ConsumeQueue, list[int]] = defaultdict(list)
+        key_hashes, key_positions = visible.key_hashes, visible.key_positions
+        keys: list[int] = []
+        half_positions: list[int] = []
+        decisions: list[int] = []
+        owners: list[int] = []
+        groups: dict[int, str] = {}
+        markers: list[bytes] = []
+        entries: list[bytes] = []
+        try:
+            for end in ends:
+                key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+                packed, kind = find(key), kinds.get(end.commit_or_rollback)
+                if packed is None or kind is None or key in closing:
+                    break
+                (
+                    half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
+                ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
+                if owner != last_owner:
+                    queue, group, _ = pending.owners[owner]
+                    last_owner, groups[owner] = owner, group
+                    show, note_size = shown[queue].append, sizes[queue].append
+                if (
+                    half_offset != end.tran_state_table_offset
+                    or half_position != end.commit_log_offset
+                    or group != end.producer_group
+                    or (kind is _COMMITTED and half_position < oldest)
+                ):
+                    break
+                offset = queue.next_offset if kind is _COMMITTED else -1
+                marker = pack_marker(
+                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms,
+                    kind, _SOURCES[end.from_transaction_check], 0,
+                )  # fmt: skip
+                entries.append(
+                    pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN)
+                )
+                if kind is _COMMITTED:
+                    show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
+                    note_size(size)
+                    key_hashes += hashes
+                    key_positions += (position,) * len(hashes)
+                    queue.next_offset = offset + 1
+                markers.append(marker)
+                closing[key] = kind
+                keys.append(key)
+                half_positions.append(half_position)
+                decisions.append(half_offset << 2 | kind)
+                owners.append(owner)
+                position += MARKER_BYTES
+                op_offset += 1
+        except Exception:  # noqa: BLE001, S110 - this END is served alone next, and refused
+            pass
+        if not keys:
+            return 0, []
+        log.last_ms = now_ms
+        log.staged += markers
+        log.next_position = position
+        op_queue.next_offset = op_offset
+        positions = range(first, position, MARKER_BYTES)
+        joined = b"".join(entries)
+        self.markers.append(
+            Closing(keys, positions, half_positions, decisions, owners, groups, joined)
+        )
+        if key_positions:  # Every message has a unique key.
+            self.must_stay = True
+            visible.stage(self.queues, first)
+        committed = [
+            CommittedMessages(queue.topic, len(of_queue), sum(of_queue))
+            for queue, of_queue in sizes.items()
+            if of_queue
+        ]
+        return len(keys), committed
+
+    def oldest_shown(self) -> int:
+        """The oldest position of a half message that a marker can show; others must be copied."""
+        segments = self.log.segments
+        if not segments.starts:
+            return self.log.next_position
+        file_start = segments.starts[-1]
+        # The file must have room for this span, however long it grows.
+        room = segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start
+        return file_start if room <= self.log.segment_size else self.log.next_position
 
     def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
         if kind is _PARKED:
-            queue, hashes = self._queues.queue(PARKED_TOPIC, 0), ()
-        position = self._log.next_position
+            queue, hashes = self.queues.queue(PARKED_TOPIC, 0), ()
+        position = self.log.next_position
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
         if kind is _PARKED:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
-        self._queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
+        self.queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
 
     # After the write
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Undo the staged changes, because the write failed."""
-        for key, _, _, data, _ in halves:
-            del self.opening[key]
-            self.pending.drop(data)
-            self.half_queue.next_offset -= 1
-        for key, _, _, kind, _ in markers:
-            self.op_queue.next_offset -= 1
-            if kind is _PARKED:
-                self.parking.discard(key)
-            else:
-                del self.closing[key]
+        for keys, _, packed, _, _ in halves:
+            self.half_queue.next_offset -= len(keys)
+            for key, data in zip(keys, packed, strict=True):
+                del self.opening[key]
+                self.pending.drop(data)
+        for keys, *_, is_parking in markers:
+            self.op_queue.next_offset -= len(keys)
+            for key in keys:
+                if is_parking:
+                    self.parking.discard(key)
+                else:
+                    del self.closing[key]
 
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Apply the half messages and decisions of a durable span."""
         pending = self.pending
-        if halves:
-            opening, table = self.opening, pending.table
-            for key, _, _, data, _ in halves:
+        opening, table = self.opening, pending.table
+        for keys, half_positions, packed, entries, _ in halves:
+            for key in keys:
                 del opening[key]
-                table[key] = data  # A new one is never parked.
-            self.half_queue.publish(b"".join([half[4] for half in halves]))
-            pending.opened.extend([half[1] for half in halves])
+            table.update(zip(keys, packed, strict=True))  # New ones are never parked.
+            self.half_queue.publish(entries)
+            pending.opened.extend(half_positions)
         if not markers:
             return
         if len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}
         closing, recent = self.closing, self.recent
-        closings, closed = pending.closings, pending.closed
-        keys: list[int] = []
-        for key, at, half, kind, _ in markers:
-            if kind is _PARKED:
-                self.parking.discard(key)
-                pending.park(key)
-                pending.note_parked(at, half.position)
-            else:
+        for keys, positions, half_positions, decisions, owners, _, entries, is_parking in markers:
+            self.op_queue.publish(entries)
+            if is_parking:
+                for key, at, half in zip(keys, positions, half_positions, strict=True):
+                    self.parking.discard(key)
+                    pending.park(key)
+                    pending.note_parked(at, half)
+                continue
+            for key in keys:
                 del closing[key]
-                keys.append(key)
-                closings.append(at)
-                closed.append(half.position)
-                recent[key] = half.offset << 2 | kind
-        pending.close_all(keys)
-        self.op_queue.publish(b"".join([marker[4] for marker in markers]))
+            pending.closings.extend(positions)
+            pending.closed.extend(half_positions)
+            recent.update(zip(keys, decisions, strict=True))
+            pending.close_all(keys, owners)
 
     # Recovery
 
@@ -274,7 +419,7 @@ class HalfStore(HalfReader):
         committed = (position, half.size, half.tags_code, checksum)
         if not half.queue.restore(decision.queue_offset, committed):
             return False
-        self._queues.restore_keys(half.key_hashes, position)
+        self.queues.restore_keys(half.key_hashes, position)
         return True
 
     def loaded(self, changes: Changes) -> None:
@@ -327,7 +472,7 @@ class HalfStore(HalfReader):
                     self._recall_decision(self._decision_at(entry))
 
     def _recall_decision(self, decision: Decision) -> None:
-        if decision.kind is not _PARKED and decision.half_position >= self._log.start:
+        if decision.kind is not _PARKED and decision.half_position >= self.log.start:
             half, unique, _ = self._half_at(decision.half_position)
             self.recent[transaction_key(unique)] = half.offset << 2 | decision.kind
 

@@ -44,6 +44,11 @@ class Span(NamedTuple):
     end: int
     last_ms: int
 
+    @property
+    def half_messages(self) -> int:
+        """The number of half messages."""
+        return sum([len(keys) for keys, *_ in self.halves])
+
 
 class MessageStore:
     """Appends records, publishes them to queues, and reads them back.

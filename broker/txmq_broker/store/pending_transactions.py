@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from struct import Struct
 from typing import Final, NamedTuple
@@ -19,21 +19,28 @@ import msgspec
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.queue_store import ConsumeQueue
 
-__all__ = ["KEY_MASK", "Changes", "Half", "PendingTransactions", "transaction_key"]
+__all__ = [
+    "HASHES_AT",
+    "KEY_MASK",
+    "LAYOUTS",
+    "Changes",
+    "Half",
+    "PendingTransactions",
+    "transaction_key",
+]
 
 _FIXED: Final = Struct("=qqIiIIIH?")
-_HASHES_AT: Final = _FIXED.size
-_WHOLE: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+HASHES_AT: Final = _FIXED.size
+LAYOUTS: Final = [Struct(f"{_FIXED.format}{count}I") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 """The layout of an entry by its number of keys, the unique key included."""
 
 _CHECKS: Final = Struct("=H")
-_CHECKS_AT: Final = _HASHES_AT - 3
-_PARKED_AT: Final = _HASHES_AT - 1
+_CHECKS_AT: Final = HASHES_AT - 3
+_PARKED_AT: Final = HASHES_AT - 1
 _LONG: Final = Struct("=q")
 _POSITION_AT: Final = 8
 _OWNER: Final = Struct("=I")
 _OWNER_AT: Final = 28
-_OWNER_END: Final = _OWNER_AT + _OWNER.size
 
 KEY_MASK: Final = (1 << 60) - 1
 """Numbers of up to 60 bits take the least memory."""
@@ -42,6 +49,11 @@ KEY_MASK: Final = (1 << 60) - 1
 def transaction_key(unique: str) -> int:
     """The key of a transaction in these tables; it differs from one process to the next."""
     return hash(unique) & KEY_MASK
+
+
+def _owner_in(data: bytes) -> int:
+    owner: int = _OWNER.unpack_from(data, _OWNER_AT)[0]
+    return owner
 
 
 class Half(msgspec.Struct, frozen=True, gc=False):
@@ -94,10 +106,10 @@ class PendingTransactions:
         self.closings = array("q")
         self.closed = array("q")
         self._parked: dict[int, None] = {}
-        self._owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
+        self.owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
         """The queues, producer groups and clients that many transactions share, by number."""
         self._owner_numbers: dict[tuple[ConsumeQueue, str, str], int] = {}
-        self._owner_uses: dict[int, int] = {}
+        self.owner_uses: dict[int, int] = {}
         self._next_owner = 0
         self._parkings = array("q")
         self._parked_halves = array("q")
@@ -142,29 +154,32 @@ class PendingTransactions:
         is_parked: bool = False,
     ) -> bytes:
         """Return the packed form of a half message; the caller adds or drops it."""
-        owner = self._owner_numbers.get((queue, group, origin))
-        if owner is None:
-            owner = self._new_owner((queue, group, origin))
-        self._owner_uses[owner] += 1
-        return _WHOLE[len(key_hashes)].pack(
+        owner = self.owner_of(queue, group, origin)
+        self.owner_uses[owner] += 1
+        return LAYOUTS[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked,
             *key_hashes,
         )  # fmt: skip
 
-    def _new_owner(self, shared: tuple[ConsumeQueue, str, str]) -> int:
+    def owner_of(self, queue: ConsumeQueue, group: str, origin: str) -> int:
+        """The number of what many transactions share; the caller counts one more use of it."""
+        shared = (queue, group, origin)
+        owner = self._owner_numbers.get(shared)
+        if owner is not None:
+            return owner
         owner = self._owner_numbers[shared] = self._next_owner
         self._next_owner += 1
-        self._owners[owner] = shared
-        self._owner_uses[owner] = 0
+        self.owners[owner] = shared
+        self.owner_uses[owner] = 0
         return owner
 
     def unpack(self, data: bytes) -> Half:
         """The half message in a packed form."""
-        fields = _WHOLE[(len(data) - _HASHES_AT) // 4].unpack(data)
+        fields = LAYOUTS[(len(data) - HASHES_AT) // 4].unpack(data)
         offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = fields[
             :9
         ]
-        queue, group, origin = self._owners[owner]
+        queue, group, origin = self.owners[owner]
         hashes = fields[9:]
         return Half(
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
@@ -206,37 +221,42 @@ class PendingTransactions:
     def _of(self, group: str) -> dict[int, int]:
         """Return the number of transactions of each owner of a group, by the owner's number."""
         return {
-            number: self._owner_uses[number]
-            for number, (_, name, _) in self._owners.items()
+            number: self.owner_uses[number]
+            for number, (_, name, _) in self.owners.items()
             if name == group
         }
 
     def drop(self, data: bytes) -> None:
         """Drop a packed half message."""
-        self._release(data[_OWNER_AT:_OWNER_END], 1)
+        self._release(_owner_in(data), 1)
 
-    def _release(self, packed: bytes, count: int) -> None:
-        (owner,) = _OWNER.unpack(packed)
-        uses = self._owner_uses[owner] - count
+    def _release(self, owner: int, count: int) -> None:
+        uses = self.owner_uses[owner] - count
         if uses:
-            self._owner_uses[owner] = uses
+            self.owner_uses[owner] = uses
         else:
-            del self._owner_uses[owner]
-            del self._owner_numbers[self._owners.pop(owner)]
+            del self.owner_uses[owner]
+            del self._owner_numbers[self.owners.pop(owner)]
 
     def close(self, key: int) -> None:
         """Remove a decided transaction."""
-        self.close_all((key,))
+        self.close_all((key,), (self.owner_at(key),))
 
-    def close_all(self, keys: Collection[int]) -> None:
-        """Remove decided transactions."""
+    def close_all(self, keys: Collection[int], owners: Iterable[int]) -> None:
+        """Remove decided transactions; the owners are those of the keys."""
+        table = self.table
+        for key in keys:
+            del table[key]
         # What they share is counted at once: a span ends many transactions of few owners.
-        owners = Counter([data[_OWNER_AT:_OWNER_END] for data in map(self.table.pop, keys)])
-        for packed, count in owners.items():
-            self._release(packed, count)
+        for owner, count in Counter(owners).items():
+            self._release(owner, count)
         if parked := self._parked:
             for key in keys:
                 parked.pop(key, None)
+
+    def owner_at(self, key: int) -> int:
+        """The number of the owner of an open transaction."""
+        return _owner_in(self.table[key])
 
     def offset_of(self, key: int) -> int:
         """An open transaction's place in the half queue, without reading the rest."""

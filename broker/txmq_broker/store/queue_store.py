@@ -19,21 +19,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PULL_MESSAGES_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark
-from txmq_broker.store.equal_records import (
-    checksums_of,
-    pack_equal,
-    packed_range,
-    repeated,
-    write_checksums,
-    write_range,
-)
+from txmq_broker.store.equal_records import EqualRecords
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.sealed_bytes import SealedBytes
 
@@ -57,7 +50,6 @@ __all__ = [
 ENTRY: Final = Struct(">qiqI")
 _CODE: Final = Struct(">q")
 _CODE_AT: Final = 12
-_CHECKSUM_AT: Final = 20
 
 
 Entry: TypeAlias = tuple[int, int, int, int]
@@ -127,7 +119,7 @@ class ConsumeQueue:
         """The number of entries that no index file holds yet."""
         return len(self._tail) // ENTRY.size
 
-    def publish(self, entries: bytes) -> None:
+    def publish(self, entries: bytes | bytearray) -> None:
         """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
         self._tail += entries
 
@@ -369,7 +361,7 @@ def keys_in(text: str) -> list[str]:
 Appended: TypeAlias = tuple[int, bytes, bytes, int, tuple[int, ...]]
 """A message of a batch, as the last arguments of :meth:`QueueStore.append`."""
 
-Staged: TypeAlias = tuple[ConsumeQueue, int, bytes, Sequence[int], Sequence[int]]
+Staged: TypeAlias = tuple[ConsumeQueue, int, bytes | bytearray, Sequence[int], Sequence[int]]
 """A record that is not durable yet, or several of a batch: the queue, the first one's position, and
 their packed entries in the queue; and the hashes of their keys, with the positions for them.
 """
@@ -485,8 +477,10 @@ class QueueStore:
         position = log.next_position
         pack, fixed, magic = records.HEAD_WITH_SHARED.pack, records.HEAD_BYTES, records.MAGIC
         pieces: list[bytes] = []
-        staged: list[Staged] = []
+        entries: list[bytes] = []
         positions: list[int] = []
+        keys: list[int] = []
+        places: list[int] = []
         for flag, body, tail, tags_code, key_hashes in messages:
             body_size = len(body)
             size = fixed + body_size + len(tail)
@@ -494,8 +488,10 @@ class QueueStore:
             head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
             entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
             pieces += head, body, tail
-            staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
+            entries.append(entry)
             positions.append(position)
+            keys += key_hashes
+            places += (position,) * len(key_hashes)
             offset += 1
             position += size
         # Assigned last: a record that cannot be packed must not leave a gap.
@@ -503,7 +499,8 @@ class QueueStore:
         log.last_ms = postmark[3]
         log.staged += pieces
         log.next_position = position
-        self.staged += staged
+        self.staged.append((queue, positions[0], b"".join(entries), keys, places))
+        self.staged_in_batches += len(positions) - 1
         return positions
 
     def append_equal(
@@ -511,39 +508,28 @@ class QueueStore:
         queue: ConsumeQueue,
         postmark: Postmark,
         flag: int,
-        bodies: Sequence[bytes],
-        fixed: Sequence[bytes],
-        values: Sequence[Sequence[bytes]],
+        equal: EqualRecords,
+        columns: Sequence[Sequence[bytes]],
         tags_code: int,
         key_hashes: array[int],
     ) -> bytes:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It does the same as :meth:`append` for each of them. The bytes after a body are ``fixed``
-        with a message's ``values`` between, as in :func:`pack_equal`; the hashes are those of all
-        keys, in the order of the messages.
+        It does the same as :meth:`append` for each of them. The columns are those of
+        :meth:`EqualRecords.pack`; the hashes are those of all keys, in the order of the messages.
         """
-        log, offset, count = self._log, queue.next_offset, len(bodies)
-        start = log.next_position
-        tail_size = sum(map(len, fixed)) + sum([len(column[0]) for column in values])
-        head, size = records.head_of(
-            queue.number, flag, offset, start, postmark, bodies[0], tail_size
+        log, start, offset = self._log, self._log.next_position, queue.next_offset
+        data, entries, positions, key_positions = equal.pack(
+            queue.number, flag, offset, start, postmark, columns, tags_code
         )
-        offsets, positions = range(offset, offset + count), range(start, start + count * size, size)
-        packed = packed_range(positions)
-        data = pack_equal(head, offsets, positions, packed, bodies, fixed, values)
-        entries = bytearray(ENTRY.pack(start, size, tags_code, 0) * count)
-        write_range(entries, 0, ENTRY.size, positions, packed)
-        write_checksums(entries, _CHECKSUM_AT, ENTRY.size, checksums_of(data, size))
-        key_positions = repeated(packed, len(key_hashes) // count)
         # Assigned last: a record that cannot be packed must not leave a gap.
-        queue.next_offset = offset + count
+        queue.next_offset = offset + equal.count
         log.last_ms = postmark[3]
-        log.stage((cast("bytes", data),), len(data))  # It is only joined with others.
-        self.staged.append((queue, start, bytes(entries), key_hashes, key_positions))
-        self.staged_in_batches += count - 1
-        return bytes(packed)
+        log.stage((data,), len(data))
+        self.staged.append((queue, start, entries, key_hashes, key_positions))
+        self.staged_in_batches += equal.count - 1
+        return positions
 
     def stage(
         self,

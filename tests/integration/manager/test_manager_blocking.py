@@ -117,7 +117,7 @@ def test_a_message_from_a_result_is_sent_while_the_caller_waits(tm, bank, broker
 def test_ctrl_c_while_a_half_message_is_sent_rolls_back(tm, bank, broker):
     running = threading.get_ident()
 
-    async def unanswered(message, queue):
+    async def unanswered(*_):
         signal.pthread_kill(running, signal.SIGINT)
         await asyncio.Event().wait()
 

@@ -41,6 +41,10 @@ class Refusal(Exception):
     """What a business function raises."""
 
 
+def not_at_once(half, state, waiter):
+    """No END leaves before `send` is awaited."""
+
+
 def told_later(tm):
     """Have ENDs of a manager wait until they may go; returns what they say, and that event."""
     ends, said, may_go = tm._producer._runs.ends, [], asyncio.Event()
@@ -51,7 +55,7 @@ def told_later(tm):
         await may_go.wait()
         return await send(half, state)
 
-    ends.send = waiting
+    ends.send, ends.start = waiting, not_at_once
     return said, may_go
 
 
@@ -240,7 +244,8 @@ async def test_a_conflict_hides_nothing(stage):
         async def contrary(half, state):
             return EndAnswer(EndReply.COMMITTED)
 
-        tm._producer._runs.ends.send = contrary
+        ends = tm._producer._runs.ends
+        ends.send, ends.start = contrary, not_at_once
         with pytest.raises(TransactionConflict) as raised:
             await tm.transactional(topic=TOPIC)(refused)(ORDER)
         assert "Refusal('no')" in raised.value.__notes__[0]

@@ -246,8 +246,8 @@ def test_a_half_message_that_may_be_stored_rolls_back_and_so_does_its_check(bank
             sending = tm._producer._sender
             send_half = sending.send_half
 
-            async def unanswered(message, queue):
-                await send_half(message, queue)
+            async def unanswered(*half):
+                await send_half(*half)
                 raise RequestTimeout("no answer came")
 
             sending.send_half = unanswered
@@ -272,7 +272,7 @@ def test_what_takes_too_long_is_rolled_back_with_its_half_message(bank, is_block
         resource = stage.resource(is_blocking=is_blocking)
         async with stage.manager(resource, local_timeout_s=0.3) as tm:
 
-            async def unanswered(message, queue):
+            async def unanswered(*_):
                 await asyncio.Event().wait()
 
             tm._producer._sender.send_half = unanswered

@@ -70,3 +70,12 @@ def test_clients_differ_by_lot_and_repeat_with_the_seed():
 
     assert first[:20] != second[:20]
     assert first == again
+
+
+def test_several_ids_are_those_that_single_calls_return():
+    alone, together = (UniqueIds(Wall(2024, 5, 1), SeededEntropy(1)) for _ in range(2))
+    counts = [3, 0, 2500, 1]
+
+    expected = [[alone.next() for _ in range(count)] for count in counts]
+
+    assert [together.several(count) for count in counts] == expected

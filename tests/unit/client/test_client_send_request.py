@@ -63,6 +63,22 @@ def test_what_was_sealed_is_received(sent):
     assert (got.properties, got.flag, got.id) == (sent.properties, sent.flag, "ID")
 
 
+def sealing(**changes):
+    try:
+        return sealed(message(**changes), "ID")
+    except LocalProtocolError as error:
+        return type(error)
+
+
+@given(
+    st.one_of(st.text("aä \x01\x02\n\u2003\ud800", max_size=2), st.just(7)),
+    st.one_of(st.text("aä \x01\x02\n\u2003\ud800", max_size=2), st.just(7)),
+)
+def test_one_key_is_treated_as_one_of_several(tags, key):
+    # Only a tuple of one key takes the short way.
+    assert sealing(tags=tags, keys=(key,)) == sealing(tags=tags, keys=[key])
+
+
 def test_a_received_message_says_where_it_was():
     got = received(stored(sealed(message(), "ID")), "b")
 

@@ -70,13 +70,32 @@ def test_one_client_alone_never_waits():
     assert syncs.sync([3], [4])
 
 
-def test_a_wait_ends_when_the_last_client_returns_or_most_of_a_sync_has_passed():
+def test_a_client_alone_leaves_the_better_way_for_several_as_it_was():
+    syncs = waiting()
+    for _ in range(5000):
+        syncs.all_return()
+        assert not syncs.sync([3])
+    assert syncs.sync(EIGHT)
+
+
+def test_a_comparison_that_a_client_alone_interrupts_begins_again():
+    syncs = Sequence()
+    for _ in range(TRIAL // 2):
+        syncs.sync(range(4))
+    for _ in range(500):
+        assert not syncs.sync([3])
+    syncs.try_both(4, 8)
+    syncs.all_return()
+    assert syncs.sync(EIGHT)
+
+
+def test_a_wait_ends_when_the_last_client_returns_or_the_patience_does():
     syncs = waiting()
     assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + SYNC_S / 2)
     assert not syncs.returning.goes_on({5}, syncs.now + SYNC_S / 2)
     assert syncs.sync(EIGHT)
-    assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + 0.7 * SYNC_S)
-    assert not syncs.returning.goes_on(EIGHT - {5}, syncs.now + 0.8 * SYNC_S)
+    assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + 1.4 * SYNC_S)
+    assert not syncs.returning.goes_on(EIGHT - {5}, syncs.now + 1.6 * SYNC_S)
     assert not syncs.returning.is_awaiting
 
 

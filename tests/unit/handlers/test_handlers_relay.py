@@ -206,7 +206,7 @@ def test_whatever_goes_wrong_whoever_asked_hears_of_it(serve, caplog):
         def fail(connection, request):
             stage.broker._relays._later(connection, request, broken())
 
-        stage.broker._dispatch._handlers[999] = fail
+        stage.broker._dispatch._serve_one[999] = fail
         answer = await operator.ask(999)
 
         assert (answer.code, answer.remark) == (ERROR, "ZeroDivisionError: by zero")

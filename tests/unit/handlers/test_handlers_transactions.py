@@ -25,6 +25,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
     CheckState,
     DecideTransaction,
+    EndTransaction,
     ListTransactions,
     MessagePosition,
     NamedTransaction,
@@ -612,5 +613,15 @@ def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decision_too
         header.sys_flag = 4
 
         assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
+
+    serve(main)
+
+
+def test_an_end_before_anything_was_stored_finds_nothing(serve):
+    async def main(stage):
+        client = await stage.client()
+        asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
+        for answer in await asyncio.gather(*asked):
+            assert answer.remark == "the half queue has no message at offset 0"
 
     serve(main)

@@ -639,7 +639,7 @@ def test_a_write_that_fails_takes_back_half_messages_and_decisions(sizes, error,
         shelf.store.write()
 
     assert (halves.opening, halves.closing, halves.parking) == ({}, {}, set())
-    assert [group for _, group, _ in halves.pending._owners.values()] == ["P"]
+    assert [group for _, group, _ in halves.pending.owners.values()] == ["P"]
     assert (
         offsets.items()
         <= {place: queue.next_offset for place, queue in shelf.queues().items()}.items()

@@ -16,6 +16,7 @@ from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.handlers.offsets import offset_by_time
+from txmq_broker.store.equal_records import EqualRecords
 from txmq_broker.store.queue_store import ENTRY
 
 BIG = b"x" * 1500
@@ -86,9 +87,13 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
     assert shelf.store.append_all(shelf.store.queue("T", 0), postmark, BATCH) == positions
     assert shelf.store.queue("T", 0).next_offset == queue.next_offset == 4
     assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
-    assert [entry[1:] for entry in shelf.store.queues.staged] == [
-        entry[1:] for entry in alone.store.queues.staged
-    ]
+    for part in (2, 3, 4):
+        ours, theirs = (
+            [value for entry in store.queues.staged for value in entry[part]]
+            for store in (shelf.store, alone.store)
+        )
+        assert ours == theirs
+    assert shelf.store.queues.take_staged()[1] == len(BATCH) + 1
     assert shelf.store.log.next_position == alone.store.log.next_position
     alone.close()
 
@@ -114,8 +119,12 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
         own = tuple(hashes[2 * number : 2 * number + 2])
         alone.store.append(queue, postmark, -5, bodies[number], tail, -77, own)
 
+    # Each message has two hashes of keys.
+    fixed = [fixed[0], b"", fixed[1]]
+    columns = [bodies, uniques, [b""] * count]
+    equal = EqualRecords(count, records.head_size(postmark), 4, fixed, [4, 0], ENTRY)
     given = shelf.store.append_equal(
-        shelf.store.queue("T", 0), postmark, -5, bodies, fixed, [uniques], -77, hashes
+        shelf.store.queue("T", 0), postmark, -5, equal, columns, -77, hashes
     )
 
     assert [number for (number,) in struct.iter_unpack(">q", given)] == [

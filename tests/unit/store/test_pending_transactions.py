@@ -65,20 +65,20 @@ def test_what_is_closed_is_forgotten_with_all_it_held():
     pending.park(4)
 
     pending.close(0)
-    pending.close_all(range(1, 6))
+    pending.close_all(range(1, 6), [pending.owner_at(key) for key in range(1, 6)])
     assert (len(pending), pending.parked, pending.count_of("g0")) == (3, 0, 1)
-    pending.close_all(range(6, 9))
+    pending.close_all(range(6, 9), [pending.owner_at(key) for key in range(6, 9)])
 
     assert (len(pending), pending.parked, pending.pinned()) == (0, 0, None)
     assert list(pending) == list(pending.parked_keys()) == []
-    assert not pending._owners
+    assert not pending.owners
     assert not pending._owner_numbers
-    assert not pending._owner_uses
+    assert not pending.owner_uses
 
 
 def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     pending = opened(half(0), half(1), half(2, origin="other"))
-    assert len(pending._owners) == 2
+    assert len(pending.owners) == 2
 
     pending.close(0)
 
@@ -86,7 +86,7 @@ def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     assert pending.find(2) == half(2, origin="other")
     pending.close(1)
     assert pending.find(2) == half(2, origin="other")
-    assert len(pending._owners) == 1
+    assert len(pending.owners) == 1
     pending.open(9, pending.pack(*astuple(half(9))))
     assert pending.find(9) == half(9)
     assert pending.find(2) == half(2, origin="other")

@@ -14,11 +14,16 @@ from tests.unit.transaction.producing_stage import (
     Bank,
     Stage,
     message,
+    silent,
     staged,
 )
 from txmq.client.client import Client
+from txmq.errors import ConnectionLost, OutcomeUnknown
 from txmq.protocol import command
-from txmq.transaction import TransactionProducer, TransactionSettings
+from txmq.transaction import TransactionProducer, TransactionSettings, TransactionState
+from txmq.transaction.end import StartedEnd
+from txmq.transaction.listener import LocalAnswer
+from txmq.transaction.pending_end import PendingEnd
 
 
 async def local():
@@ -110,3 +115,74 @@ def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
 
     scenario()
     assert "was rolled back before the producer sent COMMIT" in caplog.text
+
+
+@staged(stop_s=2.0, end_timeout_s=60.0)
+async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage):
+    stage.told("end", silent)
+    sending = asyncio.create_task(stage.producer.send_in_transaction(message()))
+    await stage.until(lambda: stage.ends)
+    await stage.producer.__aexit__(None, None, None)
+
+    outcome = await sending
+
+    assert outcome.state is TransactionState.COMMITTED
+    assert not outcome.is_acknowledged
+    assert "closed meanwhile" in str(outcome.problem)
+
+
+@pytest.mark.parametrize("reply", [0, 204])
+def test_who_is_cancelled_is_counted_until_the_broker_has_answered(reply):
+    @staged()
+    async def scenario(stage):
+        stage.told("end", lambda request: answer_after(1.0, stage, request, reply))
+        runs = stage.producer._runs
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await stage.producer.send_in_transaction(message())
+        assert runs.count == 1
+        assert runs.undecided
+
+        await stage.until(lambda: not runs.count)
+
+        assert runs.undecided == {}
+        assert stage.producer.tally.committed == 1
+
+    scenario()
+
+
+def answer_after(delay_s, stage, request, code):
+    def answer():
+        stage.broker.connection.send(command.answer(request, code, remark="because"))
+
+    asyncio.get_running_loop().call_later(delay_s, answer)
+
+
+@staged()
+async def test_whose_refused_end_is_cancelled_before_it_is_sent_again_is_released(stage):
+    ended = []
+
+    class Run:
+        def go_on(self, ending, error, deadline):
+            task = asyncio.create_task(asyncio.sleep(60))
+            task.cancel()
+            return task
+
+        def leave(self):
+            ended.append(self)
+
+    class Ends:
+        def start(self, sent, state, waiter):
+            return StartedEnd(None, 0, 0.0)
+
+    sent = (await stage.producer.prepare(message())).sent
+    ending = PendingEnd(Run(), sent, LocalAnswer(COMMIT), {})
+    assert ending.start(Ends())
+
+    ending.failed(ConnectionLost("it broke"))
+
+    with pytest.raises(asyncio.CancelledError):
+        await ending.future
+    with pytest.raises(OutcomeUnknown):
+        ending.leave()
+    assert ended == []

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-import msgspec
-
 from txmq.client.names import check_name
 from txmq.client.routes import Route
 from txmq.client.send.accumulator import Accumulator
@@ -119,10 +117,18 @@ class Sender:
             raise
         return result
 
-    async def send_half(self, message: Message, queue: Queue | None) -> SendResult:
+    async def send_half(
+        self, message: Message, queue: Queue | None, xid: str = "", marks: str = ""
+    ) -> SendResult:
         """Send a half message, retried only while it is certain that no broker stored it.
 
         A stock broker would store a second half message with the same id as a second message.
+
+        Args:
+            message: The message, with its id and marks unless the next arguments give them.
+            queue: Its queue; ``None`` lets each attempt take the next queue in rotation.
+            xid: Its id.
+            marks: The properties that make it a half message, as text; see :func:`sealed`.
 
         Raises:
             TxmqError: As for :meth:`send`.
@@ -130,9 +136,7 @@ class Sender:
         if queue is not None:
             _check_queue(message, queue)
         pending, size = self.pending, len(message.body)
-        envelope = sealed(message, "", self._packing)  # The message has an id.
-        flags = envelope.sys_flag | _PREPARED
-        envelope = msgspec.structs.replace(envelope, sys_flag=flags)
+        envelope = sealed(message, xid, self._packing, sys_flag=_PREPARED, marks=marks)
         if not pending.take(size):
             await self._wait_for_room(size)
         retries = self.settings.retries if queue is None else 0
@@ -188,7 +192,14 @@ class Sender:
         common_topic(messages)
         _check_queue(messages[0], queue)
         most = self.settings.body_bytes_max
-        parts = split([self._sealed(message, compress=False) for message in messages], most)
+        packing, fresh_ids = self._packing, self._ids.several(len(messages))
+        parts = split(
+            [
+                sealed(message, fresh_id, packing, compress=False)
+                for message, fresh_id in zip(messages, fresh_ids, strict=True)
+            ],
+            most,
+        )
         for part in parts:
             if len(part) == 1 and (packed := packed_size(part[0])) > most:
                 raise LimitExceeded("the size of a message in a batch", most, packed)

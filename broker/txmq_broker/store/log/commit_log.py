@@ -235,7 +235,7 @@ class CommitLog:
         self._last_span = 0, b""
         """The position and the head of the newest span."""
         self._marked = 0
-        self.staged: list[bytes] = []
+        self.staged: list[bytes | bytearray] = []
         self.unsynced: list[File] = []
         self.read = self.segments.read
         self.resume()
@@ -271,7 +271,7 @@ class CommitLog:
         """The number of staged bytes."""
         return self.next_position - self.segments.end - HEAD_BYTES
 
-    def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
+    def stage(self, pieces: tuple[bytes | bytearray, ...], size: int) -> None:
         """Stage a record; its bytes must name :attr:`next_position` as its position."""
         self.staged += pieces
         self.next_position += size
@@ -338,12 +338,20 @@ class CommitLog:
         return SyncPoint(files, start, self.segments.end, span_head)
 
     def synced(self, point: SyncPoint) -> None:
-        """Record that the files of this point were synced."""
-        files, start, end, span_head = point
+        """Record that the files of this point were synced, in the high-water mark as well."""
+        self.confirm(point)
+        self.mark(point)
+
+    def confirm(self, point: SyncPoint) -> None:
+        """Record that the files of this point were synced; :meth:`mark` it soon."""
         # The last of them may have grown since the sync began.
-        completed = files[:-1]
+        completed = point.files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
-        self.durable = max(self.durable, end)
+        self.durable = max(self.durable, point.end)
+
+    def mark(self, point: SyncPoint) -> None:
+        """Note a point that was synced in the high-water mark."""
+        _, start, end, span_head = point
         # Of two syncs that overlapped, the one that began earlier may end later.
         if span_head and end > self._marked:
             self._marked = end

@@ -421,36 +421,25 @@ def test_a_plain_function_is_seen_through_whoever_is_cancelled_or_closes(bank, i
 
 @on_stage
 async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_message(stage):
-    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    begun, may_end, threads = threading.Event(), threading.Event(), []
 
     def slow(session, amount):
+        threads.append(threading.current_thread())
         begun.set()
         may_end.wait(PATIENCE_S)
         return charge_plainly(session, amount)
 
     prepare(stage.bank)
-    resource = stage.resource(is_blocking=True)
-    close = resource._adapter.open
-
-    async def opened(**how):
-        db = await close(**how)
-        give = db.close
-
-        async def closed():
-            await give()
-            ended.set()
-
-        db.close = closed
-        return db
-
-    async with stage.manager(resource, stop_s=0.0) as tm:
-        resource._adapter.open = opened
+    async with stage.manager(stage.resource(is_blocking=True), stop_s=0.0) as tm:
         running = asyncio.ensure_future(decorated(tm, slow)(30))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
     with pytest.raises(OutcomeUnknown):
         await running
     may_end.set()
-    await asyncio.to_thread(ended.wait, PATIENCE_S)
+    # After the rollback it reads the fence, and its engine must not be disposed of before.
+    (thread,) = threads
+    await asyncio.to_thread(thread.join, PATIENCE_S)
+    assert not thread.is_alive()
     await nothing_remains(stage)
 
 

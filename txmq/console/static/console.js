@@ -101,13 +101,15 @@
 })();
 
 // What the broker keeps is limited in bytes, and a Chinese character has three.
-document.addEventListener("input", (event) => {
-  const field = event.target;
+const checkBytes = (field) => {
   const max = Number(field.dataset.bytesMax);
   if (!max) return;
   const size = new TextEncoder().encode(field.value).length;
   field.setCustomValidity(size > max ? `This has ${size} bytes; shorten it to ${max}.` : "");
-});
+};
+document.addEventListener("input", (event) => checkBytes(event.target));
+// Somebody may have typed before this script came.
+document.querySelectorAll("[data-bytes-max]").forEach(checkBytes);
 
 // The key "/" goes to the search, unless somebody types.
 document.addEventListener("keydown", (event) => {

@@ -233,16 +233,17 @@ def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_b
     simulate(scenario, 1)
 
 
-def test_a_follower_merges_what_it_adopted_from_several_answers():
-    def tables(counter, *names):
-        table = {name: TopicConfig(name, 1, 1) for name in names}
-        return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
+def copied_topics(counter, *names):
+    table = {name: TopicConfig(name, 1, 1) for name in names}
+    return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
 
+
+def test_a_follower_merges_what_it_adopted_from_several_answers():
     async def scenario(_world):
         disk = used_disk()
         keeper = Keeper(disk)
-        keeper.adopt(tables(7, "A", "B", "C", "D", "E", "F"), 0)
-        again = tables(8, "A", "B", "C", "E", "F", "G")
+        keeper.adopt(copied_topics(7, "A", "B", "C", "D", "E", "F"), 0)
+        again = copied_topics(8, "A", "B", "C", "E", "F", "G")
         keeper.adopt(again, 0)
         assert keeper.has_many_changes
 
@@ -256,21 +257,17 @@ def test_a_follower_merges_what_it_adopted_from_several_answers():
 
 @pytest.mark.parametrize("counter", [3, 9])
 def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(counter):
-    def tables(counter, *names):
-        table = {name: TopicConfig(name, 1, 1) for name in names}
-        return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
-
     async def scenario(_world):
         disk = used_disk()
         keeper = Keeper(disk)
-        newest = tables(20, "A", "B", "C", "D", "E", "F")
+        newest = copied_topics(20, "A", "B", "C", "D", "E", "F")
         keeper.adopt(newest, 0)
         await keeper.merge_changes(newest.topics)
 
-        keeper.adopt(tables(counter, "A", "B", "C", "G"), 0)
+        keeper.adopt(copied_topics(counter, "A", "B", "C", "G"), 0)
 
         assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCG", 1)
-        later = tables(counter + 1, "A", "B", "C", "H")
+        later = copied_topics(counter + 1, "A", "B", "C", "H")
         keeper.adopt(later, 0)
         assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCH", 1)
         await keeper.merge_changes(later.topics)

@@ -6,7 +6,7 @@ This runs for every message: :mod:`txmq_broker.core.property_patterns` reads mos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from txmq.errors import MessageIllegal
 from txmq.limits import (
@@ -17,12 +17,18 @@ from txmq.limits import (
 )
 from txmq.protocol import properties
 from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import SysFlag
 from txmq_broker.core.client_names import producer_group_fault
 from txmq_broker.core.property_patterns import NO_PATTERNS, TopicPatterns, read_pairs
 from txmq_broker.store.half_reader import seconds_in
 from txmq_broker.store.queue_store import key_hash
 
 __all__ = [
+    "BORN_V6",
+    "CLIENTS_BITS",
+    "PREPARED",
+    "STORE_V6",
+    "TRANSACTION_BITS",
     "Arrival",
     "HalfArrival",
     "as_half",
@@ -31,6 +37,13 @@ __all__ = [
     "is_marked_half",
     "refuse_delay",
 ]
+
+BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
+STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+PREPARED: Final = int(SysFlag.PREPARED)
+TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
+CLIENTS_BITS: Final = ~(BORN_V6 | STORE_V6)
+"""The flags of a message that its client decides. All these are plain numbers, for speed."""
 
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], dict[str, str] | None]
 """The stored properties, the unique key, the tag's hash, the keys' hashes, and the special

@@ -90,6 +90,12 @@ class Clients(Generic[C]):
         """The producers of a group."""
         return list(self.producer_groups.get(group, {}).values())
 
+    def producer_id(self, group: str, connection: C) -> str:
+        """The client id of a group's producer at a connection; empty if it is not connected."""
+        members = self.producer_groups.get(group)
+        member = members.get(connection) if members else None
+        return member.client_id if member else ""
+
     def consumer(self, group: str, client_id: str | None) -> Member[C] | None:
         """The group's consumer with this client id, or any consumer if it is ``None``."""
         found = self._consumers.get(group)

@@ -131,7 +131,7 @@ class Coordinator:
             MessageIllegal: The id belongs to another message.
         """
         data, unique, tags_code, hashes, group, immunity_s = arrival
-        key = hash(unique) & KEY_MASK  # transaction_key inlined, as in end.
+        key = hash(unique) & KEY_MASK  # transaction_key inlined.
         halves = self.halves
         table, opening = halves.pending.table, halves.opening
         is_known = key in table or key in opening or key in halves.recent or key in halves.older
@@ -191,7 +191,7 @@ class Coordinator:
         An open transaction, parked or not, follows every END: STEPS refuses none.
 
         Returns:
-            How many these are. The next one needs :meth:`end`.
+            How many these are. The next one needs :meth:`find` and :meth:`decide`.
         """
         count, committed = self.halves.decide_usual(ends, _KINDS, now_ms)
         messages = 0
@@ -204,24 +204,6 @@ class Coordinator:
         self.tally.committed += messages
         self.tally.rolled_back += count - messages
         return count
-
-    def end(
-        self, header: EndTransaction, event: Event, source: DecisionSource, now_ms: int
-    ) -> bool:
-        """Stage the decision of an END: :meth:`find` and :meth:`decide` in one.
-
-        Returns:
-            False if the same decision was made before.
-
-        Raises:
-            NotFound: As in :meth:`find`, like the next three.
-            IllegalOperation: See there.
-            TransactionFailed: See there.
-            TransactionGroupWrong: See there.
-            ShouldCommit: The transaction was committed before.
-            ShouldRollBack: The transaction was rolled back before.
-        """
-        return self.decide(self.find(header), event, source, now_ms)
 
     def find(self, header: EndTransaction) -> TransactionStatus:
         """The transaction that an END names.

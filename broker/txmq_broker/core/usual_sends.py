@@ -12,12 +12,18 @@ from typing import Final
 from txmq.limits import GROUP_CHARS_MAX, PROPERTIES_OF_HALF_MAX
 from txmq.protocol import templates
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.record import head_of
 from txmq.remoting.connection import Connection
-from txmq_broker.core.arrival import examine
+from txmq_broker.core.arrival import (
+    BORN_V6,
+    CLIENTS_BITS,
+    PREPARED,
+    STORE_V6,
+    TRANSACTION_BITS,
+    examine,
+)
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
@@ -28,11 +34,6 @@ from txmq_broker.store.queue_store import ENTRY, ConsumeQueue
 
 __all__ = ["UsualSends"]
 
-_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
-_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~(_BORN_V6 | _STORE_V6)
-_TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 _length: Final = Struct(">H").pack
 
 
@@ -110,8 +111,8 @@ class UsualSends:
         pack_entry, layouts, pack_two = ENTRY.pack, LAYOUTS, LAYOUTS[2].pack
         sent_one, read_properties = templates.sent_one, examine
         room = coordinator.settings.pending_max - len(table) - len(opening)
-        host_bits = (_BORN_V6 if len(born_host) > 8 else 0) | (
-            _STORE_V6 if len(store_host) > 8 else 0
+        host_bits = (BORN_V6 if len(born_host) > 8 else 0) | (
+            STORE_V6 if len(store_host) > 8 else 0
         )
         first = position = log.next_position
         visible = EntryGroup()
@@ -143,9 +144,7 @@ class UsualSends:
                     if len(group) > GROUP_CHARS_MAX or not group.isprintable():
                         break
                     group_name, usual_special, owners = group, None, {}
-                    producers = self._clients.producer_groups.get(group)
-                    producer = producers.get(connection) if producers else None
-                    origin = producer.client_id if producer else ""
+                    origin = self._clients.producer_id(group, connection)
                 number, body = header.queue_id, request.body
                 if (
                     not 0 <= number < len(queues)
@@ -158,13 +157,13 @@ class UsualSends:
                 data, unique, tags_code, hashes, special = read_properties(
                     header.properties or "", cluster, key_seed, new_key, patterns
                 )
-                sys_flag = header.sys_flag & _CLIENTS_BITS | host_bits
+                sys_flag = header.sys_flag & CLIENTS_BITS | host_bits
                 postmark = (
                     sys_flag, header.born_timestamp, born_host, now_ms, store_host,
                     header.reconsume_times or 0, 0,
                 )  # fmt: skip
                 tail = name_field + _length(len(data)) + data
-                if special is None and not sys_flag & _TRANSACTION_BITS:
+                if special is None and not sys_flag & TRANSACTION_BITS:
                     offset = queue.next_offset
                     head, size = head_of(
                         number, header.flag, offset, position, postmark, body, len(tail)
@@ -191,7 +190,7 @@ class UsualSends:
                             break
                         usual_special = special
                     if (
-                        sys_flag & _TRANSACTION_BITS != _PREPARED
+                        sys_flag & TRANSACTION_BITS != PREPARED
                         or not has_room_for_halves
                         or is_for_returns
                         or len(data) > PROPERTIES_OF_HALF_MAX

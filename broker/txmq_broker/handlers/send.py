@@ -14,7 +14,7 @@ from txmq.errors import (
 )
 from txmq.limits import GROUP_CHARS_MAX, SPAN_BYTES_MAX
 from txmq.protocol import batch, properties, recall, templates
-from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
 from txmq.protocol.recall import RecallHandle
@@ -23,6 +23,11 @@ from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.core.arrival import (
+    BORN_V6,
+    CLIENTS_BITS,
+    PREPARED,
+    STORE_V6,
+    TRANSACTION_BITS,
     Arrival,
     as_half,
     examine,
@@ -41,11 +46,6 @@ from txmq_broker.store.queue_store import Appended, ConsumeQueue
 
 __all__ = ["SendHandlers", "queues_to_write"]
 
-_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
-_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-_TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 _length: Final = Struct(">H").pack
 _LONG_NAMES: Final = int(RequestCode.SEND_MESSAGE)
 
@@ -73,7 +73,7 @@ class SendHandlers:
         self._cluster = f"CLUSTER\x01{parts.identity.cluster}\x02"
         self._store_host = parts.identity.store_host
         self._store_host_hex = parts.identity.store_host.hex().upper().encode()
-        self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
+        self._store_bits = STORE_V6 if len(parts.identity.store_host) > 8 else 0
         self._new_key = parts.identity.unique_id
         self._shapes = BatchShapes(self._cluster, self._new_key)
         self._body_max = parts.identity.message_size_max
@@ -139,9 +139,9 @@ class SendHandlers:
         if not 0 < len(body) <= self._body_max:
             raise MessageIllegal(f"a body has from 1 to {self._body_max} bytes, not {len(body)}")
         born_host = connection.born_host
-        sys_flag = header.sys_flag & _CLIENTS_BITS | self._store_bits
+        sys_flag = header.sys_flag & CLIENTS_BITS | self._store_bits
         if len(born_host) > 8:
-            sys_flag |= _BORN_V6
+            sys_flag |= BORN_V6
         attempts = header.reconsume_times or 0
         postmark = (
             sys_flag, header.born_timestamp, born_host, now_ms, self._store_host, attempts, 0
@@ -157,8 +157,8 @@ class SendHandlers:
                 topic.patterns,
             )
             data, unique, tags_code, hashes, special = arrival
-            if special is not None or sys_flag & _TRANSACTION_BITS:
-                if sys_flag & _TRANSACTION_BITS or is_marked_half(special):
+            if special is not None or sys_flag & TRANSACTION_BITS:
+                if sys_flag & TRANSACTION_BITS or is_marked_half(special):
                     return self._take_half(
                         connection, request, header, topic, number, postmark, arrival
                     )
@@ -201,19 +201,17 @@ class SendHandlers:
         arrival: Arrival,
     ) -> bytes | None:
         sys_flag = postmark[0]
-        if sys_flag & _TRANSACTION_BITS != _PREPARED:
-            if sys_flag & _TRANSACTION_BITS:
+        if sys_flag & TRANSACTION_BITS != PREPARED:
+            if sys_flag & TRANSACTION_BITS:
                 raise MessageIllegal("a message cannot be sent as committed or rolled back")
-            postmark = (sys_flag | _PREPARED, *postmark[1:])
+            postmark = (sys_flag | PREPARED, *postmark[1:])
         if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
         if self._admission.half_reasons:
             self._admission.check_halves()
         group = header.producer_group
         half = as_half(arrival, group)
-        producers = self._clients.producer_groups.get(group)
-        producer = producers.get(connection) if producers else None
-        origin = producer.client_id if producer else ""
+        origin = self._clients.producer_id(group, connection)
         offset, position, is_new = self._coordinator.prepare(
             topic, number, postmark, header.flag, request.body, half, origin
         )
@@ -253,7 +251,7 @@ class SendHandlers:
     def _stage_batch(
         self, request: Command, header: SendMessage, topic: Topic, number: int, postmark: Postmark
     ) -> bytes:
-        if header.sys_flag & _TRANSACTION_BITS:
+        if header.sys_flag & TRANSACTION_BITS:
             raise MessageIllegal("a batch cannot be transactional")
         if header.topic.startswith(RETRY):
             raise MessageIllegal("a batch cannot go to a retry topic")
@@ -342,7 +340,7 @@ class SendHandlers:
         if attempts:
             # A client that failed to return a message sends it with all its old properties; it is
             # not a half message any more.
-            header.sys_flag &= ~_TRANSACTION_BITS
+            header.sys_flag &= ~TRANSACTION_BITS
             header.properties = text = properties.without(text, properties.TRANSACTION)
         requested = header.max_reconsume_times
         maximum = group.retry_max_times if requested is None or requested < 0 else requested

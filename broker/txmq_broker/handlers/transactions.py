@@ -134,7 +134,8 @@ class TransactionHandlers:
             self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
         try:
-            is_staged = self._coordinator.end(header, event, source, now_ms)
+            found = self._coordinator.find(header)
+            is_staged = self._coordinator.decide(found, event, source, now_ms)
         except (ShouldCommit, ShouldRollBack) as error:
             # A refusal also waits until the decision it reports is durable.
             is_staged, reply = False, _refused(request, error)

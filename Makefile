@@ -11,7 +11,7 @@ SITE   := .cache/site-tools
 MINOR  := $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' txmq/__init__.py)
 RELEASE := .cache/release-tools
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
-WORKERS ?= 4
+WORKERS ?= 3
 
 .PHONY: demo help tour test soak check lint needs format bench docs site sitecheck versions wheels release pins clean
 

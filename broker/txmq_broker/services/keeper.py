@@ -83,6 +83,8 @@ class Floors(Body):
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
     """The log's durable end at that time."""
+    deleting: dict[str, dict[int, int]] = {}
+    """The floors of a topic whose deletion had begun. They count if the topic does not exist."""
 
 
 class CopyState(Body):
@@ -143,6 +145,8 @@ class Keeper:
         """How often they were saved by the loop itself."""
         self._is_writing_offsets = False
         self._log_end = 0
+        self.has_begun_deletion = False
+        """Whether the saved floors may have some that count only without their topic."""
         self.is_incomplete = False
         """True if :meth:`complete` failed and must be repeated."""
 
@@ -174,10 +178,15 @@ class Keeper:
         return self._load(self._offsets, ConsumerOffsets)
 
     def floors(self) -> Floors:
-        """The saved floors."""
+        """The saved floors that count."""
         floors = self._load(self._floors, Floors)
         self._log_end = floors.log_end
-        return floors
+        if not floors.deleting:
+            return floors
+        self.has_begun_deletion = True
+        topics = self.topics().topic_config_table
+        deleted = {name: rows for name, rows in floors.deleting.items() if name not in topics}
+        return Floors({**floors.floors, **deleted}, floors.log_end)
 
     def copy_state(self) -> CopyState:
         """Whether this is a copy; a broker that has no copies has no such file.
@@ -281,6 +290,7 @@ class Keeper:
         if refused is not None:
             raise refused
         self._loaded.clear()
+        self.has_begun_deletion = False
         groups.unsaved = offsets.unsaved = False
         self.is_new = False
 
@@ -436,6 +446,31 @@ class Keeper:
     def save_floors(self, floors: dict[str, dict[int, int]], log_end: int) -> None:
         """Save the floors, and return only when they are durable."""
         self._save(self._floors, Floors(floors, log_end))
+        self._log_end = log_end
+        self.has_begun_deletion = False
+
+    def begin_deletion(
+        self,
+        floors: dict[str, dict[int, int]],
+        log_end: int,
+        topic: str,
+        hidden: dict[int, int],
+    ) -> None:
+        """Save the floors, and some that count once the saved topics lack this topic.
+
+        Save the floors again before the topic is created anew.
+
+        Args:
+            floors: The floors of all topics.
+            log_end: The log's durable end.
+            topic: The topic that is deleted.
+            hidden: Its floors, by queue.
+
+        Raises:
+            OSError: The disk refuses; the topic keeps its messages.
+        """
+        self.has_begun_deletion = True
+        self._save(self._floors, Floors(floors, log_end, {topic: hidden}))
         self._log_end = log_end
 
     def save_copy_state(self, state: CopyState) -> None:

@@ -36,10 +36,21 @@ class Listener:
         return LocalTransactionState.COMMIT
 
 
+ENGINES = []
+
+
+@pytest.fixture(autouse=True)
+def _connections_are_closed():
+    yield
+    while ENGINES:
+        ENGINES.pop().dispose()
+
+
 def engine():
-    return create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
+    ENGINES.append(
+        create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     )
+    return ENGINES[-1]
 
 
 def client(names):

@@ -104,13 +104,15 @@ class Housekeeping:
         return self._clock.monotonic()
 
     async def _write_tables(self) -> None:
-        """As :meth:`save_tables`, but offsets in a thread."""
+        """As :meth:`save_tables`, but in parts and in a thread."""
         if not self._complete_if_due():
             try:
                 self.end_deletion()
-                self._keeper.save_groups(self._groups)
-            finally:
+                await self._keeper.write_groups(self._groups)
+            except OSError:
                 await self._keeper.write_offsets(self._offsets)
+                raise
+            await self._keeper.write_offsets(self._offsets)
 
     async def _merge_changes(self) -> None:
         if not self._keeper.has_many_changes or self._keeper.is_incomplete:

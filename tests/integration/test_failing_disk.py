@@ -35,10 +35,14 @@ def test_a_sync_by_the_kernel_reports_what_the_disk_did_not_keep(failing):
         before = set(threading.enumerate())
         disk = LocalDisk(failing)
         file = disk.open("file", create=True)
-        with pytest.raises(OSError) as failure:
+
+        async def fill():
             for position in range(0, 2 * BYTES_MAX, len(BODY)):
                 file.write(position, BODY)
                 await disk.sync_soon([file])
+
+        with pytest.raises(OSError) as failure:
+            await fill()
         assert failure.value.errno in FAILURES
         # A file reports it once, so the broker must not sync again.
         await disk.sync_soon([file])

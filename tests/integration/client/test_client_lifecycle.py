@@ -36,21 +36,10 @@ class Listener:
         return LocalTransactionState.COMMIT
 
 
-ENGINES = []
-
-
-@pytest.fixture(autouse=True)
-def _connections_are_closed():
-    yield
-    while ENGINES:
-        ENGINES.pop().dispose()
-
-
 def engine():
-    ENGINES.append(
-        create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+    return create_engine(
+        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
     )
-    return ENGINES[-1]
 
 
 def client(names):

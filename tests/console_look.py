@@ -48,12 +48,13 @@ def check_page(shown, address):
     for width in WIDTHS:
         shown.set_viewport_size({"width": width, "height": 900})
         assert shown.evaluate("document.documentElement.scrollWidth") <= width, address
-        assert axe.barriers(shown) == [], (address, width)
+        without = [axe.CONTRAST] if width != WIDTHS[0] else ()
+        assert axe.barriers(shown, without=without) == [], (address, width)
     for scheme in SCHEMES:
         shown.emulate_media(color_scheme=scheme)
         found = shown.evaluate(TEXTS)
         assert [row for row in found if row[0] < CONTRAST_MIN] == [], (address, scheme)
-    assert axe.barriers(shown, "color-contrast") == [], address
+    assert axe.barriers(shown, axe.CONTRAST) == [], address
     shown.emulate_media(color_scheme="light")
 
 

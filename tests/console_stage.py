@@ -52,10 +52,11 @@ async def visitor(names, clock=None, **settings):
 
 
 class ConsoleProcess:
-    """A console, on a free port if none is named."""
+    """A console, on a free port if none is named; its open pages are refreshed every second."""
 
     def __init__(self, names, *options, port=0):
-        command = [sys.executable, "-m", "txmq", "console", "--listen", f"127.0.0.1:{port}"]
+        command = [sys.executable, "-m", "tests.swift_console", "console"]
+        command += ["--listen", f"127.0.0.1:{port}"]
         self.process = subprocess.Popen(
             [*command, "--names", names, *options],
             stdout=subprocess.PIPE,

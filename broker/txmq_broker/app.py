@@ -524,6 +524,7 @@ class Broker:
 
     def _topics_changed(self) -> None:
         try:
+            self._housekeeping.end_deletion()
             self._save_topics()
         except OSError as error:
             self.topics.undo()

@@ -21,7 +21,7 @@ import bench_frames
 import bench_process
 import bench_transactions
 from bench_batches import BATCHES_IN_FLIGHT, batched_sends
-from bench_producer import told_by_producer
+from bench_producer import producer_figures
 from bench_sends import BODY_BYTES, TURN_WARM_UP_S
 
 CONFIDENCE = 0.95
@@ -65,8 +65,8 @@ def _batches(figure, shape=bench_driver.bursts):
 
 def _produced(server, plan):
     """CPU per message of a producer process of the same revision."""
-    told = told_by_producer(server, "send_batch_32", max(plan.turn_s, 0.3), server.checkout)
-    return told["busy"] * told["elapsed_s"] / told["messages"] * 1e6
+    figures = producer_figures(server, "send_batch_32", max(plan.turn_s, 0.3), server.checkout)
+    return figures["busy"] * figures["elapsed_s"] / figures["messages"] * 1e6
 
 
 def _transactions(server, plan):

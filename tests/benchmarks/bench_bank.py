@@ -40,7 +40,7 @@ def bank(bench, plan):
     server = databases.postgres(is_durable=True)
     try:
         with server.database() as icbc, server.database() as ccb, bench.broker("sync") as broker:
-            urls = [each.render_as_string(hide_password=False) for each in (icbc, ccb)]
+            urls = [url.render_as_string(hide_password=False) for url in (icbc, ccb)]
             open_books(urls)
             pipe = str(bench.new_folder() / "credits")
             os.mkfifo(pipe)
@@ -55,7 +55,7 @@ def bank(bench, plan):
                     _turn(scene, plan, number, plan.transfers_at_once)
                     for number in range(1, 1 + turns_of(plan))
                 ]
-            made = sum(each["total"] for turn in (warm_up, *turns) for each in turn.values())
+            made = sum(row["total"] for turn in (warm_up, *turns) for row in turn.values())
             audit(urls, made)
     finally:
         server.stop()
@@ -64,9 +64,10 @@ def bank(bench, plan):
         "turns": len(turns),
         "transfers": made,
         "over_half": {
-            str(each): {way: _over_half(turns, way, each) for way in WAYS[1:]} for each in rows
+            str(at_once): {way: _over_half(turns, way, at_once) for way in WAYS[1:]}
+            for at_once in rows
         },
-        **{way: {str(each): _row(turns, way, each) for each in rows} for way in WAYS},
+        **{way: {str(at_once): _row(turns, way, at_once) for at_once in rows} for way in WAYS},
     }
 
 
@@ -91,10 +92,12 @@ class Scene:
 
     def run(self, way, at_once, seconds):
         before = self.cpu_s()
-        told = self.paying.run(way, at_once, seconds)
+        figures = self.paying.run(way, at_once, seconds)
         used = self.cpu_s()
-        told["cpu_us"] = {who: (used[who] - before[who]) / told["total"] * 1e6 for who in used}
-        return told
+        figures["cpu_us"] = {
+            who: (used[who] - before[who]) / figures["total"] * 1e6 for who in used
+        }
+        return figures
 
 
 def _turn(scene, plan, number, rows):
@@ -118,21 +121,21 @@ def _over_half(turns, way, at_once):
 
 
 def _row(turns, way, at_once):
-    told = [turn[way, at_once] for turn in turns]
+    found_turns = [turn[way, at_once] for turn in turns]
     asked = f"{way}.watched", at_once
     watched = [turn[asked] for turn in turns if asked in turn]
     return {
-        "credited_per_s": spread([each["credited_per_s"] for each in told]),
-        "settled_per_s": spread([each["settled_per_s"] for each in told]),
-        "credited_ms": percentiles([one for each in told for one in each["credited_ms"]]),
-        "answered_ms": percentiles([one for each in told for one in each["answered_ms"]]),
+        "credited_per_s": spread([turn["credited_per_s"] for turn in found_turns]),
+        "settled_per_s": spread([turn["settled_per_s"] for turn in found_turns]),
+        "credited_ms": percentiles([one for turn in found_turns for one in turn["credited_ms"]]),
+        "answered_ms": percentiles([one for turn in found_turns for one in turn["answered_ms"]]),
         "cpu_us": {
-            who: round(statistics.median([each["cpu_us"][who] for each in told]))
-            for who in told[0]["cpu_us"]
+            who: round(statistics.median([turn["cpu_us"][who] for turn in found_turns]))
+            for who in found_turns[0]["cpu_us"]
         },
         **{
             name: {
-                part: round(statistics.fmean(each[name][part] for each in watched), 3)
+                part: round(statistics.fmean(turn[name][part] for turn in watched), 3)
                 for part in watched[0][name]
             }
             for name in ("parts_ms", "shares")
@@ -155,7 +158,9 @@ def open_books(urls):
 
     for url, letter in zip(urls, "AB", strict=True):
         create_books(url)
-        customers = (Opening(f"{letter}-{each}", "somebody", BALANCE) for each in range(ACCOUNTS))
+        customers = (
+            Opening(f"{letter}-{number}", "somebody", BALANCE) for number in range(ACCOUNTS)
+        )
         open_accounts(url, customers, 0)
 
 

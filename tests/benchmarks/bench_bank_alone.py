@@ -6,7 +6,7 @@ says so; CCB credits, and says so into a pipe that ICBC reads.
 
 A line is a way, how many transfers at once, and for how long; the answer is one line of JSON. A
 transfer is over when its credit is committed, and the next one begins. Where the way has ".watched"
-behind it, it is also told where the time went; that costs a log record for each step.
+behind it, the figures include where the time went; that costs a log record for each step.
 
 All times are those of the machine's monotonic clock, which both processes share.
 """
@@ -42,7 +42,7 @@ CLAIMED = "the decision is claimed: commit"
 
 
 class Stamps(Steps):
-    """When each step of each transaction was taken, while somebody wants to know."""
+    """When each step of each transaction was taken, while a turn is watched."""
 
     def __init__(self):
         super().__init__(is_on=False)
@@ -62,16 +62,16 @@ class Stamps(Steps):
 
     @contextlib.contextmanager
     def watching(self, is_on):
-        loggers = [logging.getLogger(each) for each in LOGGERS] if is_on else []
+        loggers = [logging.getLogger(name) for name in LOGGERS] if is_on else []
         self.taken.clear()
         self.xids.clear()
-        for each in loggers:
-            each.setLevel(logging.DEBUG)
-            each.addHandler(self)
+        for logger in loggers:
+            logger.setLevel(logging.DEBUG)
+            logger.addHandler(self)
         yield
-        for each in loggers:
-            each.removeHandler(self)
-            each.setLevel(logging.NOTSET)
+        for logger in loggers:
+            logger.removeHandler(self)
+            logger.setLevel(logging.NOTSET)
 
 
 class Story:
@@ -146,7 +146,7 @@ def stamped(idempotent, tell):
 
 
 class Paying:
-    """ICBC, and the transfers that it is told to make."""
+    """ICBC, and the transfers that it makes on demand."""
 
     def __init__(self):
         self.stories, self.stamps = {}, Stamps()
@@ -172,8 +172,8 @@ class Paying:
         def readable():
             nonlocal rest
             *lines, rest = (rest + os.read(pipe, 65536)).split(b"\n")
-            for each in lines:
-                transfer, *times = each.decode().split()
+            for line in lines:
+                transfer, *times = line.decode().split()
                 if (story := self.stories.get(transfer)) is not None:
                     story.credit(*map(float, times))
 
@@ -207,30 +207,30 @@ class Paying:
                 for _ in range(at_once):
                     group.create_task(work())
             async with asyncio.timeout(PATIENCE_S):
-                for each in self.stories.values():
-                    await each.is_settled.wait()
-        return self.told(way, window, is_watched)
+                for story in self.stories.values():
+                    await story.is_settled.wait()
+        return self.figures(way, window, is_watched)
 
-    def told(self, way, window, is_watched):
-        counted = {of: each for of, each in self.stories.items() if window.has(each.credited)}
-        settled = sum(window.has(each.settled) for each in self.stories.values())
+    def figures(self, way, window, is_watched):
+        counted = {of: story for of, story in self.stories.items() if window.has(story.credited)}
+        settled = sum(window.has(story.settled) for story in self.stories.values())
         found = {
             "total": window.total,
             "cpu_s": time.process_time() - window.cpu_s,
             "credited_per_s": window.per_s(len(counted)),
             "settled_per_s": window.per_s(settled),
-            "credited_ms": [ms(each.requested, each.credited) for each in counted.values()],
-            "answered_ms": [ms(each.requested, each.answered) for each in counted.values()],
+            "credited_ms": [ms(story.requested, story.credited) for story in counted.values()],
+            "answered_ms": [ms(story.requested, story.answered) for story in counted.values()],
         }
         if is_watched:
-            parts = [PARTS[way](each, self.stamps.of(of)) for of, each in counted.items()]
+            parts = [PARTS[way](story, self.stamps.of(of)) for of, story in counted.items()]
             found["parts_ms"] = {
-                name: statistics.median(each[name] for each in parts) for name in parts[0]
+                name: statistics.median(part[name] for part in parts) for name in parts[0]
             }
             # Each transfer counts the same, also one that the machine was slow with.
-            shares = [shares_of(each) for each in parts]
+            shares = [shares_of(part) for part in parts]
             found["shares"] = {
-                name: statistics.fmean(each[name] for each in shares) for name in shares[0]
+                name: statistics.fmean(share[name] for share in shares) for name in shares[0]
             }
         return found
 
@@ -294,13 +294,13 @@ async def orders():
 async def pay(names, database, pipe, other_database):
     paying = Paying()
     async with contextlib.AsyncExitStack() as opening:
-        engines = [async_engine(each) for each in (database, other_database)]
-        for each in engines:
-            opening.push_async_callback(each.dispose)
+        engines = [async_engine(url) for url in (database, other_database)]
+        for engine in engines:
+            opening.push_async_callback(engine.dispose)
         paying.listen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
         client = await opening.enter_async_context(Client(names))
-        for each in (TRANSFERS, ADVICES):
-            await client.admin.create_topic(each)
+        for topic in (TRANSFERS, ADVICES):
+            await client.admin.create_topic(topic)
         bank = icbc.ICBC(engines[0], client, steps=paying.stamps, ccb=engines[1])
         await opening.enter_async_context(bank)
         print("ready", flush=True)
@@ -311,11 +311,11 @@ async def pay(names, database, pipe, other_database):
 
 
 async def be_paid(names, database, pipe):
-    told_to = os.open(pipe, os.O_WRONLY)
+    driver = os.open(pipe, os.O_WRONLY)
 
     def tell(message, called, credited):
         stored = message.stored_ms / 1000 - WALL_S
-        os.write(told_to, f"{message.key} {stored} {called} {credited}\n".encode())
+        os.write(driver, f"{message.key} {stored} {called} {credited}\n".encode())
 
     ccb.idempotent = stamped(ccb.idempotent, tell)
     engine = async_engine(database)

@@ -16,8 +16,8 @@ def consumer(bench, plan):
         runs = _child("consume", broker, plan.consumed, max(2, plan.turns // 4))
     return {
         "messages": plan.consumed,
-        "per_cpu_s": spread([each["per_cpu_s"] for each in runs]),
-        "per_s": spread([each["per_s"] for each in runs]),
+        "per_cpu_s": spread([run["per_cpu_s"] for run in runs]),
+        "per_s": spread([run["per_s"] for run in runs]),
     }
 
 

@@ -40,7 +40,7 @@ class Leader(Broker):
 
 
 class Follower(Broker):
-    """A follower; nobody connects to it."""
+    """A follower; no client connects to it."""
 
     def __init__(self, bench, folder, names):
         super().__init__(bench, folder, "sync", ["brokerRole=SLAVE", "brokerId=1"])

@@ -39,8 +39,8 @@ def main():
         while now < end:
             try:
                 send(producer, topic, body)
-            except RocketMQException as problem:  # Its first sends fail where many begin at once.
-                failures.append(problem)
+            except RocketMQException as error:  # Its first sends fail where many begin at once.
+                failures.append(error)
                 continue
             finally:
                 now = time.perf_counter()
@@ -48,12 +48,12 @@ def main():
                 counts[at] += 1
 
     working = [threading.Thread(target=work, args=(at,)) for at in range(int(threads))]
-    for each in working:
-        each.start()
-    for each in working:
-        each.join()
-    told = {"messages": sum(counts), "elapsed_s": float(seconds), "failures": len(failures)}
-    print(json.dumps(told), flush=True)
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join()
+    figures = {"messages": sum(counts), "elapsed_s": float(seconds), "failures": len(failures)}
+    print(json.dumps(figures), flush=True)
     producer.shutdown()
 
 

@@ -3,7 +3,7 @@
 A function with one insert and one update runs over a real PostgreSQL that syncs its commits, beside
 a broker that syncs as well: bare, behind the fence alone, decorated, and decorated without waiting
 for the answer to an END; by turns in one process, with the same sessions of the same pool. All of
-them share the machine, so it is also told what each uses of its CPU.
+them share the machine, so the figures include what each uses of its CPU.
 """
 
 import json
@@ -33,7 +33,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Bank:
-    """A process that does transactions when it is told to."""
+    """A process that does transactions on demand."""
 
     def __init__(self, script, *arguments):
         self.process = subprocess.Popen(
@@ -79,8 +79,8 @@ def decorated(bench, plan):
                 url = database.render_as_string(hide_password=False)
                 with Bank("bench_decorated_alone.py", colour, broker.names, url) as bank:
                     found[colour] = {
-                        str(each): _compared(bank, broker, server, plan, each)
-                        for each in plan.decorated_at_once
+                        str(at_once): _compared(bank, broker, server, plan, at_once)
+                        for at_once in plan.decorated_at_once
                     }
     finally:
         server.stop()
@@ -96,8 +96,8 @@ def prepare(database):
 
     engine = create_engine(database)
     with engine.begin() as connection:
-        for each in TABLES:
-            connection.execute(text(each))
+        for statement in TABLES:
+            connection.execute(text(statement))
     create_fence(engine, "txmq_fence", None)
     DoneTable().metadata.create_all(engine)
     engine.dispose()
@@ -136,20 +136,20 @@ def _cpu_us(figures):
 
 def figures(measured):
     """The medians of some turns."""
-    return {name: spread([each[name] for each in measured])["median"] for name in measured[0]}
+    return {name: spread([turn[name] for turn in measured])["median"] for name in measured[0]}
 
 
 def _measured(bank, broker, server, way, at_once, seconds):
     broker_s, server_s = broker.cpu_s(), family_cpu_s(server.pid)
-    told = bank.run(way, at_once, seconds)
+    result = bank.run(way, at_once, seconds)
     server_s = family_cpu_s(server.pid) - server_s
     used = {
-        "client": told["cpu_s"],
+        "client": result["cpu_s"],
         "broker": broker.cpu_s() - broker_s,
         "postgres": server_s,
     }
-    each_us = {f"{who}_us": each / told["total"] * 1e6 for who, each in used.items()}
-    return {"transactions_per_s": told["per_s"], **each_us}
+    each_us = {f"{who}_us": seconds / result["total"] * 1e6 for who, seconds in used.items()}
+    return {"transactions_per_s": result["per_s"], **each_us}
 
 
 def family_cpu_s(pid):
@@ -157,11 +157,11 @@ def family_cpu_s(pid):
     if pid is None:
         return 0.0
     ticks = 0
-    for each in Path("/proc").glob("[0-9]*/stat"):
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = each.read_text().rpartition(")")[2].split()
+            fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # It has ended meanwhile.
-        if int(each.parent.name) == pid or int(fields[1]) == pid:
+        if int(path.parent.name) == pid or int(fields[1]) == pid:
             ticks += int(fields[11]) + int(fields[12])
     return ticks / TICKS

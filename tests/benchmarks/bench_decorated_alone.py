@@ -168,7 +168,7 @@ class Count:
                 self.ended = now
         return self.ended is None
 
-    def told(self):
+    def figures(self):
         per_s = self.counted / (self.ended - self.begin)
         return {"per_s": per_s, "total": self.total, "cpu_s": time.process_time() - self.cpu}
 
@@ -196,20 +196,20 @@ def threading_on(call, at_once, count):
                 return
 
     workers = [threading.Thread(target=work) for _ in range(at_once)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def order():
-    """What the next line asks for; nothing when there is none."""
+    """What the next line asks for; ``None`` at the end of the input."""
     line = sys.stdin.readline().split()
     return (line[0], int(line[1]), float(line[2])) if line else None
 
 
 def answer(count):
-    print(json.dumps(count.told()), flush=True)
+    print(json.dumps(count.figures()), flush=True)
 
 
 async def serve(kind, database, names):

@@ -115,7 +115,7 @@ def _late(bench, plan):
                 continue
             waiter.send(bench_frames.held_pull(0, number))
             while (answer := waiter.answer()[0])["code"] != 0:
-                # Nobody had sent to the topic, or the wait was over.
+                # No message was in the topic, or the wait was over.
                 waiter.send(bench_frames.held_pull(0, number))
             found.append(time.time() * 1000 - due_ms)
             assert answer["extFields"]["nextBeginOffset"] == str(number + 1)

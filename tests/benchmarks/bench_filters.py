@@ -18,11 +18,11 @@ def filters(bench, plan):
     command = [sys.executable, str(HERE / "bench_filters_alone.py"), str(turns)]
     environment = {"PYTHONPATH": str(CHECKOUT), "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    told = json.loads(done.stdout)
-    conditions = {name: spread(figures) for name, figures in told["message_us"].items()}
+    found = json.loads(done.stdout)
+    conditions = {name: spread(figures) for name, figures in found["message_us"].items()}
     return {
         "turns": turns,
         "conditions_us": conditions,
         "dearest_us": max(conditions.values(), key=lambda figures: figures["median"]),
-        "fetch_us": {name: spread(figures) for name, figures in told["fetch_us"].items()},
+        "fetch_us": {name: spread(figures) for name, figures in found["fetch_us"].items()},
     }

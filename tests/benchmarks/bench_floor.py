@@ -4,7 +4,7 @@ It does what no broker of this protocol can leave out, and nothing else: it cuts
 frames, decodes the JSON header into a typed struct, gives the message an offset in its queue, packs
 the record as it would be stored, appends what one read brought in one write, and answers that in
 one write. There is no topic, no index, no reader, no limit and no error here. A broker's cost per
-message is told as a multiple of this one's, taken in the same run, so that the machine falls out.
+message is a multiple of this one's, taken in the same run, so that the machine falls out.
 
     python bench_floor.py LOG [sync]    listens on a free port of the loopback, which it prints
 

@@ -29,11 +29,13 @@ def guards(bench, plan):
                 plan.say(f"guards: {colour}")
                 url = database.render_as_string(hide_password=False)
                 with Bank("bench_guards_alone.py", colour, url) as bank:
-                    found[colour] = {str(each): _compared(bank, plan, each) for each in AT_ONCE}
+                    found[colour] = {
+                        str(at_once): _compared(bank, plan, at_once) for at_once in AT_ONCE
+                    }
     finally:
         server.stop()
     at = str(COMPARED_AT)
-    ratios = {f"{name}_over_bare": each[at]["guarded_over_bare"] for name, each in found.items()}
+    ratios = {f"{name}_over_bare": found[name][at]["guarded_over_bare"] for name in found}
     return {"compared_at": COMPARED_AT, **ratios, **found}
 
 
@@ -44,10 +46,10 @@ def _compared(bank, plan, at_once):
         # Each way comes first and last as often as the others.
         for way in random.sample(WAYS, len(WAYS)):
             os.sync()  # What one has left to be written is not for the next to wait for.
-            told = bank.run(way, at_once, plan.turn_s)
+            result = bank.run(way, at_once, plan.turn_s)
             turn[way] = {
-                "calls_per_s": told["per_s"],
-                "client_us": told["cpu_s"] / told["total"] * 1e6,
+                "calls_per_s": result["per_s"],
+                "client_us": result["cpu_s"] / result["total"] * 1e6,
             }
         if number:  # The first turn warms up.
             turns.append(turn)

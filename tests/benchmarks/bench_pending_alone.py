@@ -88,7 +88,7 @@ class Stage:
         self.checker.checks.arm_all(self.store.halves.pending, self.clock.monotonic() + LATER_S)
 
     def strand(self):
-        """Have all of them due with nobody there to be asked."""
+        """Have all of them due while no producer can be asked."""
         self.clients.drop(self.producer)
         self.clock.ahead_s = 2 * LATER_S
         while self.checker.round():
@@ -106,7 +106,7 @@ class Stage:
     def round(self, number):
         """Seconds that a round takes which finds a thousand due, spread over all of them."""
         step = self.count // DUE
-        due = [transaction_key(f"{each:032X}") for each in range(number % step, self.count, step)]
+        due = [transaction_key(f"{nth:032X}") for nth in range(number % step, self.count, step)]
         due = due[:DUE]
         checks = self.checker.checks
         checks.arm_all(due, 0.0)

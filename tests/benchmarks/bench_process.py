@@ -187,7 +187,7 @@ class Broker(Server):
     def stored_bytes(self):
         """The length of its log and of the indexes."""
         folders = [self.data / "log", self.data / "index"]
-        return sum(each.stat().st_size for folder in folders for each in folder.iterdir())
+        return sum(file.stat().st_size for folder in folders for file in folder.iterdir())
 
     def drop_cached_pages(self):
         """Free the memory that caches its log; :func:`os.sync` comes first.

@@ -56,20 +56,20 @@ def _rate(broker, row, seconds):
     if row == "cpp":
         shape = [str(BODY_BYTES), str(WARM_UP_S), str(seconds)]
         command = [_cpp_python(), "bench_cpp_sends.py", broker.names, "T", str(COMPARED_AT), *shape]
-        told = _told(command, row, broker, bench_process.CHECKOUT)
+        figures = _figures(command, row, broker, bench_process.CHECKOUT)
     else:
-        told = told_by_producer(broker, row, seconds, bench_process.CHECKOUT)
-    return told["messages"] / told["elapsed_s"]
+        figures = producer_figures(broker, row, seconds, bench_process.CHECKOUT)
+    return figures["messages"] / figures["elapsed_s"]
 
 
-def told_by_producer(broker, row, seconds, checkout):
+def producer_figures(broker, row, seconds, checkout):
     """What a producer process of a checkout says about its sends."""
     in_flight = COMPARED_AT if row == "single" else BATCHED_IN_FLIGHT
     alone = [sys.executable, "bench_producer_alone.py", row, broker.names, "T", in_flight]
-    return _told([*alone, BODY_BYTES, WARM_UP_S, seconds], row, broker, checkout)
+    return _figures([*alone, BODY_BYTES, WARM_UP_S, seconds], row, broker, checkout)
 
 
-def _told(command, row, broker, checkout):
+def _figures(command, row, broker, checkout):
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,

@@ -108,8 +108,8 @@ async def main():
         begun = time.perf_counter()
         await drive(producer, message, int(in_flight), count)
         share = (time.process_time() - cpu) / (time.perf_counter() - begun)
-    told = {"messages": count.messages, "elapsed_s": float(seconds), "busy": round(share, 3)}
-    print(json.dumps(told), flush=True)
+    figures = {"messages": count.messages, "elapsed_s": float(seconds), "busy": round(share, 3)}
+    print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def reconcile(bench, plan):
         "whole_over_plain": sizes[most]["whole_over_plain"],
         "whole_cpu_over_by_hand": sizes[least]["whole_cpu_over_by_hand"],
         "growth": {"median": round(times[1] / times[0] / (most / least), 3)},
-        "peak_mb": {"median": max(each["peak_mb"]["whole"] for each in sizes.values())},
+        "peak_mb": {"median": max(size["peak_mb"]["whole"] for size in sizes.values())},
     }
 
 
@@ -65,7 +65,7 @@ def _of(bench, plan, size):
         "cpu_s": {what: _spread(each) for what, each in cpu.items()},
         "whole_cpu_over_by_hand": _over(cpu["whole"], cpu["by_hand"]),
         "jobs": {what: max(one["jobs"] for one in each) for what, each in found.items()},
-        "rows_per_s": _spread([each["rows_per_s"] for each in found["whole"]]),
+        "rows_per_s": _spread([run["rows_per_s"] for run in found["whole"]]),
         "items": found["whole"][0]["items"],
         "peak_mb": {what: max(one["peak_mb"] for one in each) for what, each in found.items()},
     }

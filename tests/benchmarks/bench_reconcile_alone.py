@@ -100,8 +100,8 @@ def bare(spark, folder, _):
         )
         for bank in BANKS
     ]
-    told = ledgers.messages.select("key", f.col("amount").alias("log"), "state")
-    met = sides[0].join(told, "key", "full_outer").join(sides[1], "key", "full_outer")
+    logged = ledgers.messages.select("key", f.col("amount").alias("log"), "state")
+    met = sides[0].join(logged, "key", "full_outer").join(sides[1], "key", "full_outer")
     names = (*BANKS, "log")
     status = [f.col(name).isNotNull().alias(f"in_{name}") for name in names]
     found = met.groupBy(*status, "state").agg(
@@ -131,7 +131,7 @@ def whole(spark, folder, plan, yesterday=()):
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
         tables = {table: results.table(table, plan.day, RUN) for table in contents}
         result = judge(tables, plan.rules, manifest, contents)
-    return {"items": sum(each.transfers for each in result.aging)}
+    return {"items": sum(age.transfers for age in result.aging)}
 
 
 def before(spark, folder, plan):
@@ -234,12 +234,12 @@ def measured(session, work, folder, plan):
     with session(plan) as spark:
         pid = spark._jvm.java.lang.ProcessHandle.current().pid()
         before, begun = cpu_s(), time.perf_counter()
-        told = work(spark, folder, plan)
+        figures = work(spark, folder, plan)
         seconds, cpu = time.perf_counter() - begun, cpu_s() - before
         jobs = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
         status = Path(f"/proc/{pid}/status").read_text()
     peak_kb = int(re.search(r"VmHWM:\s+(\d+)", status)[1])
-    return told | {
+    return figures | {
         "seconds": round(seconds, 2),
         "cpu_s": round(cpu, 2),
         "jobs": jobs,

@@ -93,7 +93,7 @@ def _see_alike(rules, folder, spark):
     one = read_postgres(_books(rules, folder / "one"))
     books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
     other = read_jdbc(books, spark)
-    if [each.written for each in one.tables] != [each.written for each in other.tables]:
+    if [table.written for table in one.tables] != [table.written for table in other.tables]:
         raise CannotStart(f"one bank, two extracts: {one} and {other}")
 
 
@@ -119,12 +119,12 @@ def _jdbc(rules, folder, spark):
     reader = spark.read.format("jdbc").options(**given, **bounds, numPartitions=READERS)
     frame = reader.load()
     frame.createOrReplaceTempView("journal")
-    dialect = SparkDialect({each.name: each.dataType.typeName() for each in frame.schema})
+    dialect = SparkDialect({field.name: field.dataType.typeName() for field in frame.schema})
     statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
     out = folder / "jdbc"
     rows = spark.sql(statement)
     rows.write.option("compression", "zstd").parquet(str(out))
-    return sum(pq.read_metadata(each).num_rows for each in out.glob("*.parquet"))
+    return sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet"))
 
 
 def _fill(url, rows):
@@ -132,14 +132,14 @@ def _fill(url, rows):
 
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        for each in (TABLE, FILL, "VACUUM ANALYZE journal"):
-            connection.exec_driver_sql(each.format(rows=rows).replace("%", "%%"))
+        for statement in (TABLE, FILL, "VACUUM ANALYZE journal"):
+            connection.exec_driver_sql(statement.format(rows=rows).replace("%", "%%"))
 
 
 def _rules(url, folder):
     from txmq.reconcile.rules import Rules
 
-    columns = {each: each for each in ("id", "account", "amount", "currency", "kind", "booked")}
+    columns = {name: name for name in ("id", "account", "amount", "currency", "kind", "booked")}
     columns |= {"table": "journal", "key": "transfer", "namespace": "icbc"}
     columns |= {"kinds": {"debit": ["debit"], "credit": ["credit"]}, "clearing": ["clearing"]}
     bank = {"name": "icbc", "database": url, "entries": columns, "readers": READERS}

@@ -2,8 +2,8 @@
 that polls, each as a process over the same PostgreSQL and a broker that sync their writes.
 
 Rows per second are those of a heap that is committed at once, from its commit until all of it can
-be consumed. By turns the same is done where somebody holds a snapshot, so that nothing that was
-deleted can be cleared away. A latency is that from a commit's return until the message can be
+be consumed. By turns the same is done where another session holds a snapshot, so that nothing that
+was deleted can be cleared away. A latency is that from a commit's return until the message can be
 consumed.
 """
 
@@ -161,7 +161,7 @@ class _looking:
         admin = (await self.client.__aenter__()).admin
 
         async def stored():
-            return sum(each.max_offset for each in await admin.topic_status(TOPIC))
+            return sum(queue.max_offset for queue in await admin.topic_status(TOPIC))
 
         return stored
 
@@ -179,8 +179,8 @@ def _scene(bench, server, broker, way):
     with server.database() as url:
         engine = create_engine(url)
         with engine.begin() as connection:
-            for each in Outbox().ddl("postgresql"):
-                connection.execute(text(each))
+            for statement in Outbox().ddl("postgresql"):
+                connection.execute(text(statement))
         asyncio.run(_make_topic(broker.names))
         if way == "relay":
             words = ["-m", "txmq", "relay", "--database", url.render_as_string(hide_password=False)]

@@ -28,8 +28,8 @@ async def relay(conninfo, names):
             async with connection.transaction():
                 rows = await (await connection.execute(SELECT, (ROWS,))).fetchall()
                 if rows:
-                    await producer.send_batch([unpack(each) for each in rows])
-                    done = [each.id for each in rows]
+                    await producer.send_batch([unpack(row) for row in rows])
+                    done = [row.id for row in rows]
                     await connection.execute("DELETE FROM txmq_outbox WHERE id = ANY(%s)", (done,))
             if not rows:
                 await asyncio.sleep(POLL_S)

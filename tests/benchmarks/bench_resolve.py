@@ -1,8 +1,8 @@
 """How fast `txmq resolve` decides what dead services have left open.
 
 A real broker, PostgreSQL, and the command as a user starts it. Of the transactions one half has
-committed, which their rows in the fence say; of the others there is no row. Nobody of their group
-is left. The time is that of the whole command, from its start to its end with --until-empty.
+committed, which their rows in the fence say; of the others there is no row. No producer of their
+group is left. The time is that of the whole command, from its start to its end with --until-empty.
 """
 
 import asyncio

@@ -124,7 +124,7 @@ class _Log:
 
 
 def _size(folder):
-    return sum(each.stat().st_size for each in folder.iterdir()) if folder.exists() else 0
+    return sum(file.stat().st_size for file in folder.iterdir()) if folder.exists() else 0
 
 
 def _forget(folder):

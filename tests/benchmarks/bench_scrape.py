@@ -59,7 +59,7 @@ def scrape(bench, plan):
 
 @contextmanager
 def scraper(port):
-    """A process that scrapes when it is told to."""
+    """A process that scrapes on demand."""
     with subprocess.Popen(
         [sys.executable, "-c", SCRAPER, f"http://127.0.0.1:{port}/metrics"],
         stdin=subprocess.PIPE,

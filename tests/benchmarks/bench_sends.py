@@ -25,13 +25,16 @@ def _slice(server, in_flight, plan):
 
 def floor(bench, plan):
     """The floor by messages in flight."""
-    return {str(each): _slice(bench.floor(), each, plan) for each in plan.in_flight}
+    return {str(in_flight): _slice(bench.floor(), in_flight, plan) for in_flight in plan.in_flight}
 
 
 def sends(bench, plan):
     """The broker by way of flushing and messages in flight."""
     return {
-        flush: {str(each): _slice(bench.broker(flush), each, plan) for each in plan.in_flight}
+        flush: {
+            str(in_flight): _slice(bench.broker(flush), in_flight, plan)
+            for in_flight in plan.in_flight
+        }
         for flush in ("async", "sync")
     }
 
@@ -40,8 +43,8 @@ def ratios(bench, plan):
     """Floor and broker by short turns, so that what disturbs the machine disturbs both.
 
     Cost is compared in bursts. Throughput of the two ways to flush is compared in a stream, where
-    there are 64 in flight all the time: in bursts, told beside, none is while the disk syncs. What
-    one server has left to be written goes to the disk before the next has its turn.
+    there are 64 in flight all the time: in bursts, which have rows of their own, none is while the
+    disk syncs. What one server has left to be written goes to the disk before the next one's turn.
     """
     frames = bench_frames.sends(COMPARED_AT, BODY_BYTES)
     turns = []

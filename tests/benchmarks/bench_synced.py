@@ -44,12 +44,12 @@ def synced(bench, plan):
                 found.append(figures)
     return {
         "turns": turns,
-        "alone_over_floor": spread([each["broker"][0] / each["floor"][0] for each in found]),
-        "eight_over_floor": spread([each["broker"][1] / each["floor"][1] for each in found]),
+        "alone_over_floor": spread([turn["broker"][0] / turn["floor"][0] for turn in found]),
+        "eight_over_floor": spread([turn["broker"][1] / turn["floor"][1] for turn in found]),
         "alone_ms": _medians(found, ("floor", "broker"), 0),
         "eight_per_s": _medians(found, ("floor", "broker"), 1),
         "eight_threads": {
-            "sync_over_async": spread([each["sync"][0] / each["async"][0] for each in found]),
+            "sync_over_async": spread([turn["sync"][0] / turn["async"][0] for turn in found]),
             "messages_per_s": _medians(found, ("sync", "async"), 0),
             "client_busy": _medians(found, ("sync", "async"), 1),
         },
@@ -68,7 +68,7 @@ def _pinned(bench):
 
 
 def _medians(found, names, at):
-    return {name: spread([each[name][at] for each in found])["median"] for name in names}
+    return {name: spread([turn[name][at] for turn in found])["median"] for name in names}
 
 
 def _sends(server, frames, plan, shape):

@@ -39,7 +39,7 @@ class Producer:
         while len(self.ready) * self.size < STOCK:
             ids = [b"%016X%08X%08X" % (0xA1, self.run, self.count + n) for n in range(self.size)]
             self.count += self.size
-            self.ready.append((ids, b"".join([self.half.fill(each) for each in ids])))
+            self.ready.append((ids, b"".join([self.half.fill(half_id) for half_id in ids])))
 
     def round(self):
         """Prepare some and end those before them; when the ended ones were begun, if there are any.
@@ -75,8 +75,8 @@ class Producer:
         while left:
             self.link._receive()
             data, end = bytes(self.link.view[: self.link.held]), 0
-            for each in _frame_ends(data):
-                end = each
+            for frame_end in _frame_ends(data):
+                end = frame_end
                 left -= 1
             found += ANSWER.findall(data[:end])
             self.link._drop(end)

@@ -119,7 +119,7 @@ class Plan:
     begun: float = field(default_factory=time.monotonic)
 
     def say(self, what):
-        """Tell somebody who waits."""
+        """Write a line for the person who waits."""
         print(f"{time.monotonic() - self.begun:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
@@ -267,7 +267,7 @@ def main(arguments=None):
         return 0
     document = measure(options)
     print(json.dumps(document, indent=2))
-    failed = any(not each["passed"] for each in document["checks"].values())
+    failed = any(not check["passed"] for check in document["checks"].values())
     return 1 if options.check and failed else 0
 
 

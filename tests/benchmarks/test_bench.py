@@ -171,9 +171,9 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document):
     assert document["settings"]["smoke"]
-    for each in (document["floor"], *document["sends"].values()):
-        assert list(each) == ["1", "64"]
-        for figures in each.values():
+    for section in (document["floor"], *document["sends"].values()):
+        assert list(section) == ["1", "64"]
+        for figures in section.values():
             assert set(figures) == SEND_FIGURES
             assert figures["messages"] > 0
             assert figures["cpu_us_per_message"] > 0
@@ -202,15 +202,15 @@ def test_a_run_tells_what_tls_costs(document):
 
 @pytest.mark.soak
 def test_a_run_tells_what_a_second_broker_brings(document):
-    for each in document["brokers"].values():
-        assert each["brokers"].keys() == {"1", "2"}
-        assert each["two_over_one_per_cpu_s"]["median"] > 0
+    for brokers in document["brokers"].values():
+        assert brokers["brokers"].keys() == {"1", "2"}
+        assert brokers["two_over_one_per_cpu_s"]["median"] > 0
 
 
 @pytest.mark.soak
 def test_a_run_tells_what_filters_cost(document):
     assert document["filters"]["conditions_us"].keys() == {"numbers", "texts", "mixed"}
-    assert all(each["median"] > 0 for each in document["filters"]["fetch_us"].values())
+    assert all(figure["median"] > 0 for figure in document["filters"]["fetch_us"].values())
     assert "filter_cost" in document["checks"]
 
 
@@ -218,7 +218,7 @@ def test_a_run_tells_what_filters_cost(document):
 def test_a_run_tells_what_transactions_cost(document):
     durable = document["transactions"]["sync"]
     assert list(durable) == ["1", "64"]
-    assert all(each["transactions_per_s"] > 0 for each in durable.values())
+    assert all(figure["transactions_per_s"] > 0 for figure in durable.values())
     # What is stored does not hang on the machine; memory hardly does.
     assert document["checks"]["transaction_bytes"]["passed"]
     assert 100 < document["pending"]["bytes_each"]["median"] < 300

@@ -12,7 +12,7 @@ from tests.interop.interop_clients import (
     prepare_txmq,
 )
 from tests.interop.interop_stage import Stage
-from tests.interop.interop_together import Play, Together
+from tests.interop.interop_together import Play, PlaySet, Together
 from tests.serving import BrokerProcess
 
 
@@ -71,8 +71,10 @@ def together(request, shared_broker, tmp_path_factory):
     chosen = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     plays = [each.params.get("play") for each in chosen]
     plays = [each for each in plays if isinstance(each, Play)]
-    # Those with a broker of their own are the longest.
-    for play in sorted(plays, key=lambda each: not each.has_own_broker):
+    # Broker sets are the longest, and then those with a broker of their own.
+    for play in sorted(
+        plays, key=lambda play: (not isinstance(play.broker, PlaySet), not play.has_own_broker)
+    ):
         # Whose client is missing is told so by its own test.
         with contextlib.suppress(pytest.fail.Exception):
             running.begin(play, [request.getfixturevalue(name) for name in play.clients])

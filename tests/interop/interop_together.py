@@ -13,6 +13,8 @@ from threading import Lock
 
 import pytest
 
+from tests import database_server, etcd_server
+from tests.broker_set import BrokerSet
 from tests.interop import interop_scenarios as scenarios
 from tests.interop.interop_stage import Stage
 from tests.serving import BrokerProcess
@@ -35,6 +37,27 @@ class PlayBroker:
         broker = self.program(folder, flush=self.flush, settings=self.settings)
         broker.start()
         return broker
+
+
+@dataclass(frozen=True)
+class PlaySet(PlayBroker):
+    """A broker set of a play, with an etcd of its own."""
+
+    def start(self, folder):
+        return StartedSet(folder, self.settings)
+
+
+class StartedSet:
+    """The ``members`` of a running broker set, and its ``etcd``."""
+
+    def __init__(self, folder, settings):
+        with ExitStack() as stack:
+            self.etcd = stack.enter_context(database_server.wanted(etcd_server.etcd_server))
+            self.members = stack.enter_context(BrokerSet(folder, self.etcd.port, settings))
+            self._undo = stack.pop_all()
+
+    def close(self):
+        self._undo.close()
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ import signal
 import statistics
 import time
 
-import pytest
-
-from tests.broker_set import BrokerSet
-from tests.interop.interop_stage import QUEUES, Stage, letters
+from tests.interop.interop_stage import QUEUES, letters
+from tests.interop.interop_together import PlaySet, played
 from tests.set_traffic import Traffic
 from tests.soak import count
 
@@ -43,23 +41,15 @@ class Writer:
         return [(event["keys"], event["queue_offset"]) for event in self.process.sent]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_three_clients_go_on_over_many_fail_overs(tmp_path, etcd, cpp, ons):
-    with BrokerSet(tmp_path / "set", etcd.port, SETTINGS) as members:
-        stage = Stage(members.wait_in_sync(2), tmp_path, "fail-overs")
-        try:
-            play(stage, members, (cpp, ons))
-        finally:
-            stage.close()
-
-
-def play(stage, members, clients):
+@played(("cpp", "ons"), broker=PlaySet(settings=SETTINGS))
+def test_three_clients_go_on_over_many_fail_overs(stage, *clients):
+    members = stage.broker.members
+    stage.broker = members.wait_in_sync(2)
     topic = stage.topic()
     consumers = [stage.consumer(each, topic, stage.retried_group()) for each in clients]
     writers = [Writer(stage.sender(each, topic, pace_ms=20), each.name) for each in clients]
     with Traffic(members.names.names, topic) as ours:
-        times = [fail_over(members, writers, ours, number) for number in range(count(5, 20))]
+        times = [fail_over(members, writers, ours, number) for number in range(count(3, 20))]
     print(f"seconds without a leader: median {statistics.median(times):.2f}, {max(times):.2f}")
     stage.broker = members.wait_in_sync(2)
     for writer in writers:

@@ -192,6 +192,7 @@ def offsets_are_not_copied(patch):
         return CopiedTables(found.topics, found.groups, None, found.floors)
 
     patch(CopyHandlers, "_tables", without)
+    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 
@@ -321,6 +322,7 @@ def topics_are_not_copied(patch):
         return CopiedTables(TopicConfigs({}), found.groups, found.offsets, found.floors)
 
     patch(CopyHandlers, "_tables", without)
+    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from contextlib import suppress
 from functools import wraps
 from itertools import pairwise
 
@@ -10,8 +11,11 @@ import pytest
 
 from tests.unit.store.shelf import Shelf
 from txmq.errors import CorruptRecord
+from txmq.protocol.bodies import ConsumerOffsets, GroupConfigs, TopicConfig, TopicConfigs
+from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import DecisionKind
 from txmq.testing import simulate
+from txmq.testing.disk import Loss, MemoryDisk
 from txmq_broker.config import RetentionSettings, TopicDefaults
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.groups import Groups
@@ -387,3 +391,51 @@ async def test_a_slow_disk_makes_committed_offsets_no_older_than_it_must(stage):
     gaps = [after - before for before, after in pairwise(began)]
     assert len(gaps) > 15
     assert max(gaps) < SAVE_S + 0.1
+
+
+def delete_topic(disk, accepted):
+    """Delete T as a broker does, on a disk that accepts some operations and refuses all others."""
+    shelf, keeper, defaults = Shelf(disk), Keeper(disk), TopicDefaults()
+    topics = Topics(shelf.store, defaults)
+    topics.load(keeper.topics(), ())
+    house = Housekeeping(
+        shelf.store, disk, None, keeper, topics, Groups(defaults), Offsets(), Statistics(),
+        Admission(), NEVER,
+    )  # fmt: skip
+    house.floors = keeper.floors().floors
+    count = 0
+
+    def refuse(event):
+        nonlocal count
+        count += 1
+        if count > accepted:
+            raise OSError(errno.EIO, "Input/output error", event.path)
+
+    disk.on_write = refuse
+    assert topics.remove("T", 0)
+    with suppress(OSError):
+        house.forget_topic("T", lambda: keeper.save_topics(topics))
+    disk.on_write = None
+    return accepted < count
+
+
+def test_a_deletion_that_a_disk_refuses_and_a_crash_follow_is_whole_or_has_no_effect():
+    whole = MemoryDisk()
+    shelf = Shelf(whole)
+    topics = TopicConfigs(topic_config_table={"T": TopicConfig("T", 1, 1, 6)})
+    Keeper(whole).adopt(CopiedTables(topics, GroupConfigs(), ConsumerOffsets(), {}), 0)
+    shelf.add(*[BIG] * 3)
+    accepted, ends = 0, set()
+    is_refused = True
+    while is_refused:
+        for loss in (Loss.NOTHING, Loss.EVERYTHING):
+            disk = whole.clone()
+            is_refused = delete_topic(disk, accepted)
+            disk.crash(loss=loss)
+            keeper = Keeper(disk)
+            floors, topics = keeper.floors().floors, keeper.topics().topic_config_table
+            assert ("T" in topics) == ("T" not in floors), f"{accepted} operations, {loss}"
+            ends.add("T" in topics)
+        accepted += 1
+    assert ends == {True, False}
+    assert floors["T"] == {0: 3}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import DamagedFile, ForeignFile, WriteFailed
-from txmq.protocol.bodies import TopicConfig
+from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.checked_body import pack
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts, simulate
 from txmq.testing.pages import PAGE
@@ -278,6 +278,45 @@ def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one():
         assert tables.offsets.unsaved
         await tables.keeper.write_offsets(tables.offsets)
         assert offsets_on(disk) == 2
+
+    simulate(scenario, 1)
+
+
+def test_large_tables_are_written_in_parts_with_turns_for_others_and_the_same_text():
+    async def scenario(world):
+        disk = world.machine("broker").disk
+        tables = Tables(disk)
+        for number in range(2_500):
+            tables.offsets.put(f"group-{number}", "Orders", 0, number)
+            tables.groups.put(GroupConfig(f"group-{number}"), 0)
+        turns = 0
+
+        async def count():
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+                if turns == 1:
+                    tables.offsets.forget_group("group-2400")
+                    tables.offsets.put("late", "Orders", 0, 7)
+
+        counting = asyncio.ensure_future(count())
+        await tables.keeper.write_offsets(tables.offsets)
+        assert turns >= 3
+        assert tables.offsets.unsaved, "the late group is not on the disk"
+        counting.cancel()
+        await tables.keeper.write_offsets(tables.offsets)
+        await tables.keeper.write_groups(tables.groups)
+        assert (tables.offsets.unsaved, tables.groups.unsaved) == (False, False)
+        again = Tables(disk.clone())
+        assert again.offsets.saved() == tables.offsets.saved()
+        assert again.groups.saved() == tables.groups.saved()
+        files = ["config/offsets.json", "config/groups.json", "config/groups.json.old"]
+        written = [disk.durable(name) for name in files]
+        tables.offsets.unsaved = tables.groups.unsaved = True
+        tables.keeper.save_offsets(tables.offsets)
+        tables.keeper.save_groups(tables.groups)
+        assert [disk.durable(name) for name in files] == written
 
     simulate(scenario, 1)
 

@@ -1,24 +1,54 @@
 """Tables of a leader that are large: compressed, and shipped only when they have changed."""
 
 import asyncio
+import zlib
 
 from tests.unit.set_stage import in_set
+from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.headers import TopicHeader
-from txmq_broker.services import log_shipper
+from txmq_broker.services import log_shipper, long_requests
+
+
+class NotingZlib:
+    """Compresses, and notes the parts of what it compressed."""
+
+    def __init__(self, note, begun=lambda: None):
+        self._note = note
+        self._begun = begun
+
+    def compress(self, data, level):
+        self._note([data])
+        return zlib.compress(data, level)
+
+    def compressobj(self, level):
+        return NotingCompressor(self._note, self._begun, zlib.compressobj(level))
+
+
+class NotingCompressor:
+    def __init__(self, note, begun, real):
+        self._note, self._begun, self._real = note, begun, real
+        self._parts = []
+
+    def compress(self, data):
+        self._begun()
+        self._parts.append(data)
+        return self._real.compress(data)
+
+    def flush(self):
+        self._note(self._parts)
+        return self._real.flush()
 
 
 def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
     shipped = []
-    deflate = log_shipper.zlib.compress
 
-    def noting(data, level):
-        shipped.append(CopiedTables.read(data))
-        return deflate(data, level)
+    def note(parts):
+        shipped.append(CopiedTables.read(b"".join(parts)))
 
     monkeypatch.setattr(log_shipper, "_DEFLATED_FROM", 0)
-    monkeypatch.setattr(log_shipper.zlib, "compress", noting)
+    monkeypatch.setattr(log_shipper, "zlib", NotingZlib(note))
 
     async def main(stage):
         await stage.first.lead()
@@ -52,3 +82,36 @@ def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
         assert {(one.topics, one.groups) for one in shipped} == {(None, None)}
 
     in_set(main)
+
+
+def test_others_have_their_turn_while_the_tables_are_encoded_for_a_follower(monkeypatch):
+    turns, turns_of_parts = 0, []
+
+    def pass_turn():
+        nonlocal turns
+        turns += 1
+
+    def begin_part():
+        turns_of_parts.append(turns)
+        asyncio.get_running_loop().call_soon(pass_turn)
+
+    # Time stands still during a turn of a simulated machine, so each part is too long.
+    monkeypatch.setattr(long_requests, "TURN_S", -1.0)
+    monkeypatch.setattr(log_shipper, "_DEFLATED_FROM", 0)
+    monkeypatch.setattr(log_shipper, "zlib", NotingZlib(lambda parts: None, begin_part))
+
+    async def main(stage):
+        await stage.first.lead()
+        topics = stage.first.broker.topics
+        for number in range(5_000):
+            topics.put(TopicConfig(f"T{number}", 1, 1), 0)
+        await (await stage.first.client()).send("T0")
+        stage.second.follow()
+        await stage.caught_up(stage.second)
+        copied = stage.second.follower.copy.tables.topics.topic_config_table
+        assert copied.keys() == topics.saved().topic_config_table.keys()
+
+    in_set(main)
+    # Three parts of topics, two around them, and more of the other tables.
+    assert len(turns_of_parts) > 10
+    assert len(set(turns_of_parts)) == len(turns_of_parts)

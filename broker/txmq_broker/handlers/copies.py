@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import wraps
 from typing import Final
 
+from txmq.protocol.bodies import ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.copies import CopiedTables, CopiesView, RemovedMember
@@ -19,6 +20,7 @@ from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.log_shipper import LogShipper
+from txmq_broker.services.table_parts import rows_in_parts, table_in_parts
 
 __all__ = ["CopyHandlers"]
 
@@ -63,6 +65,7 @@ class CopyHandlers:
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
+            self._table_parts,
             parts.topics.changes_since,
             accounts,
             self.answers,
@@ -165,3 +168,19 @@ class CopyHandlers:
         return CopiedTables(
             parts.topics.saved(), parts.groups.saved(), parts.offsets.saved(), parts.floors()
         )
+
+    def _table_parts(self) -> Iterator[bytes]:
+        """The bytes of all tables, as they are when the first part is taken."""
+        parts = self._parts
+        topics, groups = parts.topics.saved(), parts.groups.saved()
+        group_rows = list(groups.subscription_group_table.items())
+        yield b'{"topics":'
+        empty = TopicConfigs(topics.data_version)
+        yield from table_in_parts(empty, topics.topic_config_table.items())
+        yield b',"groups":'
+        yield from table_in_parts(GroupConfigs(groups.data_version), group_rows)
+        yield b',"offsets":'
+        yield from table_in_parts(ConsumerOffsets(), parts.offsets.rows())
+        yield b',"floors":'
+        yield from rows_in_parts(list(parts.floors().items()))
+        yield b"}"

@@ -70,7 +70,6 @@ class Housekeeping:
         self.retention = retention
         self.floors: dict[str, dict[int, int]] = {}
         self._sample_at = 0.0
-        self._are_floors_wrong = False
 
     async def run(self, *more: Callable[[], None]) -> None:
         """Run the chores, and those in ``more``, until cancelled."""
@@ -105,13 +104,15 @@ class Housekeeping:
         return self._clock.monotonic()
 
     async def _write_tables(self) -> None:
-        """As :meth:`save_tables`, but offsets in a thread."""
+        """As :meth:`save_tables`, but in parts and in a thread."""
         if not self._complete_if_due():
             try:
-                self._restore_floors()
-                self._keeper.save_groups(self._groups)
-            finally:
+                self.end_deletion()
+                await self._keeper.write_groups(self._groups)
+            except OSError:
                 await self._keeper.write_offsets(self._offsets)
+                raise
+            await self._keeper.write_offsets(self._offsets)
 
     async def _merge_changes(self) -> None:
         if not self._keeper.has_many_changes or self._keeper.is_incomplete:
@@ -129,7 +130,7 @@ class Housekeeping:
         """
         if not self._complete_if_due():
             try:
-                self._restore_floors()
+                self.end_deletion()
                 self._keeper.save_groups(self._groups)
             finally:
                 self._keeper.save_offsets(self._offsets)
@@ -159,27 +160,23 @@ class Housekeeping:
         Raises:
             OSError: The disk refuses; the messages stay visible.
         """
-        floors = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
+        hidden = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
         # Saved first: a later topic of this name must never show the messages.
-        self._keeper.save_floors({**self.floors, name: floors}, self._store.log.durable)
-        try:
-            save_topics()
-        except OSError:
-            self._are_floors_wrong = True
-            with suppress(OSError):  # The chores try again every second.
-                self._restore_floors()
-            raise
+        self._keeper.begin_deletion(self.floors, self._store.log.durable, name, hidden)
+        save_topics()
         self.floors[name] = self._store.queues.forget_topic(name)
         self._statistics.forget_topic(name)
+        with suppress(OSError):  # The chores try again every second.
+            self.end_deletion()
 
-    def _restore_floors(self) -> None:
-        """Save the floors again if a refused deletion left others on the disk.
+    def end_deletion(self) -> None:
+        """Save the floors again if a deletion has begun, so that they no longer depend on topics.
 
-        Otherwise its topic would be empty after a restart.
+        Raises:
+            OSError: The disk refuses; no topic may be created.
         """
-        if self._are_floors_wrong:
+        if self._keeper.has_begun_deletion:
             self._keeper.save_floors(self.floors, self._store.log.durable)
-            self._are_floors_wrong = False
 
     def retain_now(self) -> None:
         """Delete the old files of the log at any hour.

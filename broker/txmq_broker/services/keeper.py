@@ -15,9 +15,7 @@ holds, so nothing depends on whether ``topics.json`` has them, too.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, TypeVar
@@ -39,6 +37,7 @@ from txmq.runtime.disk import Disk
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topics
+from txmq_broker.services.table_saves import TableSaves, run_in_thread
 from txmq_broker.store.checked_file import CheckedFile
 
 __all__ = ["CopyState", "Floors", "Keeper"]
@@ -83,6 +82,8 @@ class Floors(Body):
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
     """The log's durable end at that time."""
+    deleting: dict[str, dict[int, int]] = {}
+    """The floors of a topic whose deletion had begun. They count if the topic does not exist."""
 
 
 class CopyState(Body):
@@ -138,11 +139,11 @@ class Keeper:
         """What ``topics-changes.json`` has to say; ``None`` for deleted topics."""
         self.has_changes = False
         """Whether ``topics.json`` needs that file."""
-        self._offsets_lock = threading.Lock()
-        self._offsets_saved = 0
-        """How often they were saved by the loop itself."""
-        self._is_writing_offsets = False
+        self._group_saves = TableSaves(self._groups, disk)
+        self._offset_saves = TableSaves(self._offsets, disk)
         self._log_end = 0
+        self.has_begun_deletion = False
+        """Whether the saved floors may have some that count only without their topic."""
         self.is_incomplete = False
         """True if :meth:`complete` failed and must be repeated."""
 
@@ -174,10 +175,15 @@ class Keeper:
         return self._load(self._offsets, ConsumerOffsets)
 
     def floors(self) -> Floors:
-        """The saved floors."""
+        """The saved floors that count."""
         floors = self._load(self._floors, Floors)
         self._log_end = floors.log_end
-        return floors
+        if not floors.deleting:
+            return floors
+        self.has_begun_deletion = True
+        topics = self.topics().topic_config_table
+        deleted = {name: rows for name, rows in floors.deleting.items() if name not in topics}
+        return Floors({**floors.floors, **deleted}, floors.log_end)
 
     def copy_state(self) -> CopyState:
         """Whether this is a copy; a broker that has no copies has no such file.
@@ -281,6 +287,7 @@ class Keeper:
         if refused is not None:
             raise refused
         self._loaded.clear()
+        self.has_begun_deletion = False
         groups.unsaved = offsets.unsaved = False
         self.is_new = False
 
@@ -330,7 +337,7 @@ class Keeper:
         whole = self._whole(topics)
 
         self._loaded.pop(self._topics, None)
-        await self._in_thread(lambda: self._topics.save(self.owner, _encoded(whole)))
+        await run_in_thread(self._disk, lambda: self._topics.save(self.owner, _encoded(whole)))
         table = topics.topic_config_table
         self._changed = {
             name: config for name, config in self._changed.items() if table.get(name) != config
@@ -338,20 +345,39 @@ class Keeper:
 
     def save_groups(self, groups: Groups) -> None:
         """Save the groups if they have changed."""
-        if groups.unsaved:
-            self._save(self._groups, groups.saved())
+        if groups.unsaved or self._group_saves.is_writing:
+            self._loaded.pop(self._groups, None)
+            self._group_saves.save(self.owner, _pretty(groups.saved()))
             groups.unsaved = False
+
+    async def write_groups(self, groups: Groups) -> None:
+        """Save the groups if they have changed, in parts and in a thread.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if not groups.unsaved:
+            return
+        self._loaded.pop(self._groups, None)
+        saved = groups.saved()
+        empty = GroupConfigs(data_version=saved.data_version)
+        rows = list(saved.subscription_group_table.items())
+        groups.unsaved = False
+        try:
+            await self._group_saves.write(self.owner, empty, rows, _formatted)
+        except BaseException:
+            groups.unsaved = True
+            raise
 
     def save_offsets(self, offsets: Offsets) -> None:
         """Save the offsets if they have changed."""
-        if offsets.unsaved or self._is_writing_offsets:
-            with self._offsets_lock:
-                self._offsets_saved += 1
-                self._save(self._offsets, offsets.saved())
+        if offsets.unsaved or self._offset_saves.is_writing:
+            self._loaded.pop(self._offsets, None)
+            self._offset_saves.save(self.owner, _pretty(offsets.saved()))
             offsets.unsaved = False
 
     async def write_offsets(self, offsets: Offsets) -> None:
-        """Save the offsets if they have changed, in a thread: this comes every second.
+        """Save the offsets if they have changed, in parts and in a thread: this comes every second.
 
         Raises:
             OSError: The disk refuses.
@@ -359,30 +385,13 @@ class Keeper:
         if not offsets.unsaved:
             return
         self._loaded.pop(self._offsets, None)
-        text, saved = _pretty(offsets.saved()), self._offsets_saved
-
-        def write() -> None:
-            with self._offsets_lock:
-                if self._offsets_saved == saved:  # Else newer ones are on the disk.
-                    self._offsets.save(self.owner, text)
-
         offsets.unsaved = False
-        self._is_writing_offsets = True
         try:
-            await self._in_thread(write)
+            await self._offset_saves.write(
+                self.owner, ConsumerOffsets(), offsets.rows(), _formatted
+            )
         except BaseException:
             offsets.unsaved = True
-            raise
-        finally:
-            self._is_writing_offsets = False
-
-    async def _in_thread(self, write: Callable[[], None]) -> None:
-        writing = asyncio.ensure_future(self._disk.run_soon(write))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            # The next owner of the file must find it whole.
-            await asyncio.gather(asyncio.shield(writing), return_exceptions=True)
             raise
 
     def adopt(self, tables: CopiedTables, log_end: int) -> None:
@@ -437,6 +446,31 @@ class Keeper:
         """Save the floors, and return only when they are durable."""
         self._save(self._floors, Floors(floors, log_end))
         self._log_end = log_end
+        self.has_begun_deletion = False
+
+    def begin_deletion(
+        self,
+        floors: dict[str, dict[int, int]],
+        log_end: int,
+        topic: str,
+        hidden: dict[int, int],
+    ) -> None:
+        """Save the floors, and some that count once the saved topics lack this topic.
+
+        Save the floors again before the topic is created anew.
+
+        Args:
+            floors: The floors of all topics.
+            log_end: The log's durable end.
+            topic: The topic that is deleted.
+            hidden: Its floors, by queue.
+
+        Raises:
+            OSError: The disk refuses; the topic keeps its messages.
+        """
+        self.has_begun_deletion = True
+        self._save(self._floors, Floors(floors, log_end, {topic: hidden}))
+        self._log_end = log_end
 
     def save_copy_state(self, state: CopyState) -> None:
         """Save whether this is a copy, in two copies."""
@@ -471,6 +505,9 @@ def _encoded(topics: SavedTopics) -> bytes:
 
 
 def _pretty(body: Body) -> bytes:
-    text = body.write()
+    return _formatted(body.write())
+
+
+def _formatted(text: bytes) -> bytes:
     # Nobody reads a large table line by line, and its lines would cost as much as all the rest.
     return text if len(text) > _PRETTY_BYTES_MAX else msgspec.json.format(text, indent=1)

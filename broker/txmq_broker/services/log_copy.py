@@ -538,7 +538,7 @@ class LogCopy:
         size, end = self.end - self.start, self.end
         self._begin_again(None)
         self._save_state(is_copy=True, is_complete=False)
-        # Nothing beside the log may be ahead of what is left of it.
+        # The tables beside the log must not be ahead of its rest.
         floors = self._keeper.floors().floors
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())

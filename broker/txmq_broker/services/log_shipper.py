@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion
+from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.copies import (
     NO_SPAN,
@@ -34,6 +35,7 @@ from txmq.runtime.coordinator import short_name
 from txmq_broker.core.replica_ids import ReplicaIds
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_changes import HeldChanges, TableVersions
+from txmq_broker.services.long_requests import LongRequests, Steps
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogShipper"]
@@ -107,6 +109,7 @@ class LogShipper:
         clock: For how long requests stay open.
         versions: Returns the versions of the topics and groups.
         tables: Returns the tables beside the log, without accounts.
+        table_parts: Returns their bytes, in parts.
         topic_changes: Returns the changes of topics after a version; ``None`` if they are unknown.
         accounts: The accounts.
         answers: What waits for the followers.
@@ -119,6 +122,7 @@ class LogShipper:
         clock: Clock,
         versions: Callable[[], tuple[DataVersion, DataVersion]],
         tables: Callable[[], CopiedTables],
+        table_parts: Callable[[], Iterator[bytes]],
         topic_changes: Callable[[DataVersion], TopicChanges | None],
         accounts: ShippedAccounts,
         answers: CopiedAnswers,
@@ -128,6 +132,10 @@ class LogShipper:
         self._clock = clock
         self._table_versions = versions
         self._tables = tables
+        self._table_parts = table_parts
+        self._joins = LongRequests(
+            [RequestCode.FOLLOW_LOG], self._join, clock, "requests of followers that join"
+        )
         self._topic_changes = topic_changes
         self._accounts = accounts
         self._answers = answers
@@ -189,6 +197,21 @@ class LogShipper:
                 have the accounts.
         """
         wanted = request.read(FollowLog)
+        if not wanted.waits:
+            raise self._joins.postponed(request)
+        link = self._link_of(connection, request, wanted)
+        if link.taken != link.versions:
+            link.taken = link.versions
+            self._changes.release()
+        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
+        if not link.is_shared or is_behind:
+            return self._answer(request, wanted, link, is_shared=link.is_shared)
+        link.open = request, wanted
+        if link.serves_reads and link.acknowledged < self._store.log.end:
+            self._watch_acknowledged()
+        return None
+
+    def _link_of(self, connection: Connection, request: Command, wanted: FollowLog) -> FollowerLink:
         if refusal := self._refusal(wanted.member):
             raise NoPermission(refusal)
         if wanted.epoch > self._store.log.epoch:
@@ -206,18 +229,36 @@ class LogShipper:
             link = self._links[wanted.member] = FollowerLink(connection)
         link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
         link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
-        link.is_shared = is_shared = self._is_shared(wanted)
+        link.is_shared = self._is_shared(wanted)
         self.watch()
-        if link.taken != link.versions:
-            link.taken = link.versions
-            self._changes.release()
-        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
-        if not (wanted.waits and is_shared) or is_behind:
-            return self._answer(request, wanted, link, is_shared=is_shared)
-        link.open = request, wanted
-        if link.serves_reads and link.acknowledged < self._store.log.end:
-            self._watch_acknowledged()
-        return None
+        return link
+
+    def _join(self, connection: Connection, request: Command) -> Steps:
+        """Compare the histories, and send all tables: in parts, as they may be large."""
+        wanted = request.read(FollowLog)
+        link = self._link_of(connection, request, wanted)
+        # Its copy may end before these offsets; the first answer at the end has them again.
+        link.first = self._table_versions() if wanted.takes_changes else None
+        parts = []
+        for part in self._table_parts():
+            parts.append(part)
+            yield
+        is_deflated = wanted.takes_deflated and sum(map(len, parts)) > _DEFLATED_FROM
+        if is_deflated:
+            deflate = zlib.compressobj(_LEVEL)
+            for place, part in enumerate(parts):
+                parts[place] = deflate.compress(part)
+                yield
+            parts.append(deflate.flush())
+        link.is_shared = self._is_shared(wanted)
+        return self._answer_with(
+            request,
+            wanted,
+            link,
+            b"".join(parts),
+            is_shared=link.is_shared,
+            is_deflated=is_deflated,
+        )
 
     def _name_of(self, member: str) -> str:
         """A member's name without the token of its directory."""
@@ -287,20 +328,30 @@ class LogShipper:
     def _answer(
         self, request: Command, wanted: FollowLog, link: FollowerLink, *, is_shared: bool
     ) -> bytes:
-        segments = self._store.log.segments
-        has_spans = is_shared and wanted.waits
-        # A log without a record has no file yet.
-        file_start = segments.extent_at(wanted.position).start if segments.starts else 0
-        spans = self._spans(wanted.position) if has_spans else b""
-        if wanted.waits:
-            tables = self._news(wanted, link, is_end=wanted.position + len(spans) == segments.end)
-        else:
-            # Its copy may end before these offsets; the first answer at the end has them again.
-            tables = self._tables().write()
-            link.first = self._table_versions() if wanted.takes_changes else None
+        spans = self._spans(wanted.position) if is_shared else b""
+        is_end = wanted.position + len(spans) == self._store.log.segments.end
+        tables = self._news(wanted, link, is_end=is_end)
         is_deflated = wanted.takes_deflated and len(tables) > _DEFLATED_FROM
         if is_deflated:
             tables = zlib.compress(tables, _LEVEL)
+        return self._answer_with(
+            request, wanted, link, tables, spans, is_shared=is_shared, is_deflated=is_deflated
+        )
+
+    def _answer_with(
+        self,
+        request: Command,
+        wanted: FollowLog,
+        link: FollowerLink,
+        tables: bytes,
+        spans: bytes = b"",
+        *,
+        is_shared: bool,
+        is_deflated: bool,
+    ) -> bytes:
+        segments = self._store.log.segments
+        # A log without a record has no file yet.
+        file_start = segments.extent_at(wanted.position).start if segments.starts else 0
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
             epoch=self._store.log.epoch,

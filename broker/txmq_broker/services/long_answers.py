@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import wraps
-from itertools import islice
 from typing import Final, TypeAlias, TypeVar
-
-import msgspec
 
 from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
@@ -21,11 +18,9 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq_broker.services.long_requests import LongRequests, Steps
+from txmq_broker.services.table_parts import AT_ONCE, table_in_parts
 
 __all__ = ["AT_ONCE", "LongAnswers", "table_answer", "whole"]
-
-AT_ONCE: Final = 2_000
-"""Rows of a table that are encoded in one go: less than a millisecond."""
 
 LENGTH_BYTES: Final = 4
 """The length of the rest, with which a frame begins."""
@@ -94,13 +89,10 @@ def table_answer(request: Command, empty: Body, rows: Iterable[tuple[str, object
     Raises:
         LocalProtocolError: The answer is too large.
     """
-    parts = [empty.write().removesuffix(b"}}")]
-    left = iter(rows)
-    while some := dict(islice(left, AT_ONCE)):
-        parts += [b"," if len(parts) > 1 else b"", msgspec.json.encode(some)[1:-1]]
+    parts = []
+    for part in table_in_parts(empty, rows):
+        parts.append(part)
         yield
-    parts.append(b"}}")
-    yield
     return answer_of(request, parts)
 
 

@@ -117,6 +117,27 @@ def test_a_topic_made_again_never_shows_what_was_deleted():
     in_world(first, restarted=second)
 
 
+def test_a_topic_is_created_anew_only_after_its_deletion_is_whole(monkeypatch):
+    async def first(stage):
+        client = await stage.client()
+        await client.fill("T", 3)
+
+        def refuse(*_):
+            raise OSError(errno.ENOSPC, "no room")
+
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Keeper, "save_floors", refuse)
+            await client.ok(DELETE, TopicHeader("T"))
+            again = TopicSettings("T", "TBW102", 1, 1, 6)
+            assert await client.code_of(PUT, again) == UNAVAILABLE
+        await client.ok(PUT, again)
+
+    async def second(stage):
+        assert (await (await stage.client()).pull("T")).bodies == []
+
+    in_world(first, restarted=second)
+
+
 @pytest.mark.parametrize("is_refused_again", [False, True])
 def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
     is_refused_again, monkeypatch

@@ -159,7 +159,9 @@ class QueueAssignment:
                 mine = await self.share_of(topic)
             except TxmqError as error:
                 level = logging.DEBUG if topic.startswith(RETRY) else logging.WARNING
-                log.log(level, "%s: no queues of %s are sought now: %s", self.group, topic, error)
+                log.log(
+                    level, "%s: the queues of %s stay as they are: %s", self.group, topic, error
+                )
                 is_whole = False
                 continue
             is_whole = await self._hold(topic, mine, subscription) and is_whole

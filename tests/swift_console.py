@@ -1,0 +1,11 @@
+"""The program ``txmq``, with open pages of its console refreshed every second, not every 5 s."""
+
+import sys
+
+from txmq.cli import main
+from txmq.console import streams
+
+streams.REFRESH_S = 1.0
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -61,7 +61,7 @@ def assert_alike(members):
 def test_a_leader_that_dies_or_stands_still_loses_nothing(members):
     with traffic(members) as clients:
         times = []
-        for number in range(count(3, 20)):
+        for number in range(count(4, 20)):
             clients.wait_for_more()
             leader, end = members.wait_in_sync(2), (signal.SIGKILL, signal.SIGSTOP)[number % 2]
             leader.signal(end)

@@ -49,7 +49,7 @@ def test_three_clients_go_on_over_many_fail_overs(stage, *clients):
     consumers = [stage.consumer(each, topic, stage.retried_group()) for each in clients]
     writers = [Writer(stage.sender(each, topic, pace_ms=20), each.name) for each in clients]
     with Traffic(members.names.names, topic) as ours:
-        times = [fail_over(members, writers, ours, number) for number in range(count(3, 20))]
+        times = [fail_over(members, writers, ours, number) for number in range(count(5, 20))]
     print(f"seconds without a leader: median {statistics.median(times):.2f}, {max(times):.2f}")
     stage.broker = members.wait_in_sync(2)
     for writer in writers:

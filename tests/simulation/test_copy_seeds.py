@@ -13,7 +13,7 @@ from tests.simulation.copy_mix import COPY_HARDSHIPS, COPY_LOSSES, CopyMix
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_COPY_SEEDS") or (500 if IS_SOAK else 16))
+COUNT = int(os.environ.get("TXMQ_COPY_SEEDS") or (500 if IS_SOAK else 40))
 QUICK = 8
 SEEDS = Seeds("copies", "test_copy_seeds.py", "TXMQ_COPY_SEED", COUNT, QUICK, twins=QUICK)
 

@@ -10,7 +10,7 @@ from tests.integration.bank.ways_stage import BALANCE, Banks
 from tests.soak import count
 from tests.unit.bank.books_stage import sqlite_in
 
-KILLS = count(2, 5)
+KILLS = count(3, 5)
 SETTINGS = (
     "replication.lease=2",
     "transaction.timeout=500ms",

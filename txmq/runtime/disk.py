@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.runtime import file_room
 from txmq.runtime.kernel_sync import KernelSyncs
+from txmq.runtime.sync_choice import SyncChoice
 from txmq.runtime.tasks import resolve
 
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space", "sync_path"]
@@ -130,8 +131,8 @@ _Job: TypeAlias = "tuple[Sequence[Callable[[], None]], asyncio.Future[None]]"
 class LocalDisk:
     """A directory of this machine.
 
-    The kernel syncs files, if it can. One thread, started when first needed, runs everything
-    else that blocks.
+    The kernel syncs files, if it can and as long as that is faster. One thread, started when first
+    needed, runs everything else that blocks.
 
     Args:
         root: The directory.
@@ -145,6 +146,7 @@ class LocalDisk:
         self._jobs: SimpleQueue[_Job | None] | None = None
         self._syncs: KernelSyncs | None = None
         self._can_kernel_sync = True
+        self._choice = SyncChoice()
 
     def open(self, path: str, *, create: bool = False) -> File:
         """See :meth:`Disk.open`."""
@@ -239,14 +241,18 @@ class LocalDisk:
     def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`Disk.sync_soon`."""
         descriptors = [file.descriptor for file in files if isinstance(file, _LocalFile)]
-        if self._can_kernel_sync and descriptors and len(descriptors) == len(files):
+        if not self._can_kernel_sync or not descriptors or len(descriptors) < len(files):
+            return self._start([file.sync for file in files])
+        done = None
+        if not self._choice.begin():
             syncs = self._kernel_syncs()
             done = None if syncs is None else syncs.sync(descriptors)
-            if done is not None:
-                return done
-            # From now on the thread syncs all of them: two syncs of a file never overlap.
-            self._can_kernel_sync = False
-        return self._start([file.sync for file in files])
+            # If it refuses, the thread syncs from now on: two syncs of a file never overlap.
+            self._can_kernel_sync = done is not None
+        if done is None:
+            done = self._start([file.sync for file in files])
+        done.add_done_callback(self._choice.end)
+        return done
 
     def _kernel_syncs(self) -> KernelSyncs | None:
         loop = asyncio.get_running_loop()

@@ -57,6 +57,12 @@ def test_the_kernel_goes_on_unless_it_stalls_and_the_thread_does_not(kernel, thr
     assert SyncTimes().sync_many(40_000, kernel, thread) < 0.1
 
 
+def test_the_thread_syncs_soon_after_all_syncs_of_the_kernel_became_slow():
+    syncs = SyncTimes()
+    syncs.sync_many(1000, [FAST_S], [SLOW_S])
+    assert syncs.sync_many(1000, [STALL_S], [SLOW_S]) > 0.8
+
+
 def test_the_thread_is_tried_at_last_where_all_syncs_of_the_kernel_are_slow():
     assert SyncTimes().sync_many(100_000, [STALL_S], [SLOW_S]) > 0.5
 

@@ -2,8 +2,9 @@
 
 The kernel's way costs less, but its worker stays on the core that started the sync. While other
 programs keep that core busy, some syncs wait for a whole turn of the scheduler, which takes
-milliseconds. A thread may move. So the kernel syncs until some of its syncs take much longer than
-most, or until it has for long. Then both ways are compared, and the faster one is kept for a while.
+milliseconds. A thread may move. So the kernel syncs until its syncs take much longer than most of
+them did before, or until it has for long. Then both ways are compared, and the faster one is kept
+for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["SyncChoice"]
 _COMPARED: Final = 64
 """The syncs that a way is judged by."""
 _TAIL: Final = 1.5
-"""The kernel's way becomes doubtful if its mean is this many times its median."""
+"""The kernel's way becomes doubtful if its mean is this many times its usual time."""
+_DRIFT: Final = 1.02
+"""The growth of the usual time, with each judgement, towards the median that syncs have now."""
 _GAIN: Final = 1.25
 """The thread must be this many times as fast."""
 _KEPT: Final = 1024
@@ -46,6 +49,8 @@ class SyncChoice:
         """The syncs until the way is doubted again."""
         self._took: list[float] = []
         self._spent = 0.0
+        self._usual = float("inf")
+        """The least median of the kernel's syncs, as far as it is not forgotten."""
         self._rival_mean = 0.0
         """The mean of the way that is not tried."""
 
@@ -73,13 +78,18 @@ class SyncChoice:
         elif count >= _COMPARED:
             mean = self._spent / count
             self._left -= count
-            has_tail = mean > _TAIL * sorted(self._took)[count // 2]
-            is_doubtful = self.uses_thread or has_tail or self._left <= _KEPT - _UNTRIED
+            is_doubtful = self.uses_thread or self._is_slow(mean) or self._left <= _KEPT - _UNTRIED
             if self._left <= 0 and is_doubtful:
                 self._rival_mean = mean
                 self._is_trial = True
                 self.uses_thread = not self.uses_thread
             self._forget()
+
+    def _is_slow(self, mean: float) -> bool:
+        """Return whether the kernel's syncs take longer than they usually did."""
+        median = sorted(self._took)[len(self._took) // 2]
+        self._usual = min(median, self._usual * _DRIFT)
+        return mean > _TAIL * self._usual
 
     def _judge(self, count: int) -> None:
         """End a trial, at once if the way that is tried has lost already."""

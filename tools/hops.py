@@ -114,7 +114,7 @@ def of_broker(calls: list[Call]) -> list[Call]:
 
 def is_brokers(call: Call) -> bool:
     # The second thread syncs the broker's files.
-    return call.thread.startswith(("txmq-broker", "txmq-sync"))
+    return call.thread.startswith(("txmq-broker", "txmq-sync", "txmq-disk"))
 
 
 class Row(NamedTuple):

@@ -42,14 +42,24 @@ def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
     run(scenario)
 
 
-def test_other_work_runs_in_the_same_thread(tmp_path):
+def test_a_sync_does_not_wait_for_other_work_that_hangs(tmp_path):
     async def scenario():
         disk = LocalDisk(tmp_path)
-        names = []
+        names, is_over = [], threading.Event()
+
+        def hang():
+            names.append(threading.current_thread().name)
+            assert is_over.wait(30)
+
+        work = disk.run_soon(hang)
+        with pytest.raises(OSError, match="no"):
+            await disk.sync_soon([_Refused()])
+        is_over.set()
+        await work
         await disk.run_soon(lambda: names.append(threading.current_thread().name))
         with pytest.raises(OSError, match="no"):
             await disk.run_soon(_Refused().sync)
-        assert names == ["txmq-sync"]
+        assert names == ["txmq-disk"] * 2
 
     run(scenario)
 

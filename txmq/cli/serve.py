@@ -26,6 +26,7 @@ from txmq.etcd_access import ETCD_VARIABLES
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
+from txmq.runtime.time_slice import shorten_time_slice
 from txmq.tls import TLS_VARIABLES
 
 if TYPE_CHECKING:
@@ -290,6 +291,7 @@ def serve(
     _refuse_directory_of_several(settings)
     note_lines(banner(settings))
     keep_freed_memory()
+    shorten_time_slice()
     raise typer.Exit(_run(settings, accept_loss))
 
 

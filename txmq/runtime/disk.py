@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.runtime import file_room
 from txmq.runtime.kernel_sync import KernelSyncs
+from txmq.runtime.sync_choice import SyncChoice
 from txmq.runtime.tasks import resolve
 
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space", "sync_path"]
@@ -130,8 +131,9 @@ _Job: TypeAlias = "tuple[Sequence[Callable[[], None]], asyncio.Future[None]]"
 class LocalDisk:
     """A directory of this machine.
 
-    The kernel syncs files, if it can. One thread, started when first needed, runs everything
-    else that blocks.
+    The kernel syncs files, if it can and as long as that is faster; otherwise a thread does.
+    Another thread runs all other functions that block, so syncs never wait for these. Both start
+    when first needed.
 
     Args:
         root: The directory.
@@ -142,9 +144,11 @@ class LocalDisk:
     def __init__(self, root: str | os.PathLike[str], *, adds_room: bool = False) -> None:
         self.root = Path(root)
         self._adds_room = adds_room
-        self._jobs: SimpleQueue[_Job | None] | None = None
+        self._sync_thread = _JobThread("txmq-sync")
+        self._work_thread = _JobThread("txmq-disk")
         self._syncs: KernelSyncs | None = None
         self._can_kernel_sync = True
+        self._choice = SyncChoice()
 
     def open(self, path: str, *, create: bool = False) -> File:
         """See :meth:`Disk.open`."""
@@ -239,14 +243,18 @@ class LocalDisk:
     def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
         """See :meth:`Disk.sync_soon`."""
         descriptors = [file.descriptor for file in files if isinstance(file, _LocalFile)]
-        if self._can_kernel_sync and descriptors and len(descriptors) == len(files):
+        if not self._can_kernel_sync or not descriptors or len(descriptors) < len(files):
+            return self._sync_thread.start([file.sync for file in files])
+        done = None
+        if not self._choice.begin():
             syncs = self._kernel_syncs()
             done = None if syncs is None else syncs.sync(descriptors)
-            if done is not None:
-                return done
-            # From now on the thread syncs all of them: two syncs of a file never overlap.
-            self._can_kernel_sync = False
-        return self._start([file.sync for file in files])
+            # If it refuses, the thread syncs from now on: two syncs of a file never overlap.
+            self._can_kernel_sync = done is not None
+        if done is None:
+            done = self._sync_thread.start([file.sync for file in files])
+        done.add_done_callback(self._choice.end)
+        return done
 
     def _kernel_syncs(self) -> KernelSyncs | None:
         loop = asyncio.get_running_loop()
@@ -262,19 +270,7 @@ class LocalDisk:
 
     def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
         """See :meth:`Disk.run_soon`."""
-        return self._start([work])
-
-    def _start(self, works: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
-        if self._jobs is None:
-            self._jobs = SimpleQueue()
-            threading.Thread(
-                target=_run_jobs, args=(self._jobs,), name="txmq-sync", daemon=True
-            ).start()
-            # The thread holds no reference to this disk, and ends with it.
-            weakref.finalize(self, self._jobs.put, None)
-        done = asyncio.get_running_loop().create_future()
-        self._jobs.put((works, done))
-        return done
+        return self._work_thread.start([work])
 
     def _make_folders(self, folder: Path) -> None:
         missing = []
@@ -445,9 +441,30 @@ def _keep_as(file: Path, kept: Path) -> None:
             _LocalFile(copy.fileno()).sync(data_only=False)
 
 
+class _JobThread:
+    """A thread that runs jobs one after the other; it ends with this object."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] | None = None
+
+    def start(self, works: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
+        """Start functions, one after the other, after the jobs before them."""
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
+            threading.Thread(
+                target=_run_jobs, args=(self._jobs,), name=self._name, daemon=True
+            ).start()
+            # The thread holds no reference to this object.
+            weakref.finalize(self, self._jobs.put, None)
+        done = asyncio.get_running_loop().create_future()
+        self._jobs.put((works, done))
+        return done
+
+
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run the syncs of one disk, and other work. An executor does the same at twice the cost:
-    every synced send waits for this.
+    """Run the jobs of one thread. An executor does the same at twice the cost: where this thread
+    syncs, every synced send waits for it.
     """
     while (job := jobs.get()) is not None:
         works, done = job

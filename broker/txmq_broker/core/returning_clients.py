@@ -5,8 +5,10 @@ next sync starts at once, it has the messages of the clients that came during th
 others wait for two syncs. Two half groups then take turns for ever. A short wait joins them.
 
 A wait costs time if the clients are slow. So some syncs are made without waiting and some with it,
-and the better way is kept for a while. While one client is alone both ways are the same, so nothing
-is compared, and the better way for several is kept until they are back.
+and the better way is kept for a while. Other programs and the disk disturb such a trial now and
+then: an interval much longer than most counts less, and a trial that contradicts the ones before it
+changes nothing until another one confirms it. While one client is alone both ways are the same, so
+nothing is compared, and the better way for several is kept until they are back.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ _SETTLING: Final = 16
 _COMPARED: Final = 64
 """The syncs that a way is judged by."""
 _KEPT: Final = 1024
-"""The syncs for which the better way is kept."""
+"""The syncs for which the better way is kept, if the last comparison confirmed it."""
+_KEPT_MAX: Final = 8192
+"""The same after several comparisons that agree: each doubles the time to the next one."""
+_STALL: Final = 2.0
+"""A longer interval between two syncs, in medians, counts as one of this length."""
 _ALONE: Final = 16
 """After so many syncs for one client or none, one client is alone."""
 _GAIN: Final = 1.05
@@ -48,9 +54,15 @@ class ReturningClients(Generic[C]):
         self._left = _SETTLING + _COMPARED
         """The syncs until the way may change."""
         self._is_trial = True
-        self._began = 0.0
+        self._last = 0.0
+        self._intervals: list[float] = []
         self._answered = 0
         self._plain_rate = 0.0
+        self._kept = _KEPT
+        self._waiting_won: bool | None = None
+        """The result of the comparisons so far, ``None`` before the first."""
+        self._is_disputed = False
+        """Whether the last comparison contradicted that result."""
         self._alone = 0
         """The syncs for one client or none since the last one for several."""
 
@@ -109,19 +121,40 @@ class ReturningClients(Generic[C]):
                 self._try(waits=False)
             return
         if self._left == _COMPARED:
-            self._began, self._answered = now, 0
+            self._last, self._answered = now, 0
             return
         self._answered += answered
+        self._intervals.append(now - self._last)
+        self._last = now
         if self._left > 0:
             return
-        rate = self._answered / max(now - self._began, 1e-9)
+        rate = self._answered / max(_time_without_stalls(self._intervals), 1e-9)
         if not self._waits:
             self._plain_rate = rate
             self._try(waits=True)
         else:
-            self._waits = rate > _GAIN * self._plain_rate
-            self._is_trial, self._left = False, _KEPT
+            self._keep_better(won=rate > _GAIN * self._plain_rate)
+
+    def _keep_better(self, *, won: bool) -> None:
+        """Keep the better way. A comparison that contradicts those before it is repeated soon."""
+        is_first = self._waiting_won is None
+        if won == self._waiting_won:
+            self._is_disputed = False
+            self._kept = min(2 * self._kept, _KEPT_MAX)
+        elif is_first or self._is_disputed:
+            self._is_disputed = False
+            self._waiting_won, self._kept = won, _KEPT
+        else:
+            self._is_disputed = True
+        self._waits, self._is_trial = self._waiting_won is True, False
+        self._left = _COMPARED if self._is_disputed else self._kept
 
     def _try(self, *, waits: bool) -> None:
         self._waits, self._is_trial = waits, True
         self._left = _SETTLING + _COMPARED
+        self._intervals.clear()
+
+
+def _time_without_stalls(intervals: list[float]) -> float:
+    longest = _STALL * sorted(intervals)[len(intervals) // 2]
+    return sum(min(interval, longest) for interval in intervals)

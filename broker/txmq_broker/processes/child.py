@@ -22,6 +22,7 @@ from txmq.runtime.parent_link import (
     ReadyNotice,
 )
 from txmq.runtime.tasks import Tasks
+from txmq.runtime.time_slice import shorten_time_slice
 from txmq_broker.app import Broker
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
@@ -82,6 +83,7 @@ class BrokerChild:
             The exit code of the process.
         """
         keep_freed_memory()
+        shorten_time_slice()
         self._link.end_after_parent(self._orphan_s)
         self._link.drain_at_sigterm()
         settings = self.plan.settings

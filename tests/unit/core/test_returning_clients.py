@@ -49,10 +49,32 @@ def test_both_ways_are_compared_again():
     syncs.try_both(4, 8)
     syncs.all_return()
     waits = []
-    for _ in range(2000):
+    for _ in range(2400):
         waits.append(syncs.sync(range(4)))
         syncs.all_return()
-    assert not any(waits[1200:2000])
+    assert any(waits[: 1024 + 2 * TRIAL])
+    assert not any(waits[1500:2400])
+
+
+@pytest.mark.parametrize("stalls", [1, TRIAL])
+def test_a_comparison_that_was_disturbed_changes_nothing(stalls):
+    """Either one sync of a trial took very long, or all of a single trial did."""
+    syncs = Sequence()
+    syncs.try_both(4, 8)
+    for _ in range(1024):
+        syncs.all_return()
+        syncs.sync(EIGHT)
+    for _ in range(TRIAL):
+        assert not syncs.returning.is_awaiting
+        syncs.sync(range(4))
+    for number in range(TRIAL):
+        syncs.all_return()
+        syncs.sync(EIGHT, lasts=SYNC_S * (1000 if number >= TRIAL - stalls else 1))
+    waits = [True]
+    for _ in range(1500):
+        syncs.all_return()
+        waits.append(syncs.sync(EIGHT if waits[-1] else range(4)))
+    assert sum(waits) > 1500 - 2 * TRIAL
 
 
 def waiting():

@@ -125,6 +125,21 @@ CHECKS = {
         0.55,
         is_most=False,
     ),
+    "handwritten_session": Check(
+        "decorated local transactions per second over a handwritten client's, AsyncSession, 16 at"
+        " once",
+        "decorated",
+        "session_over_handwritten",
+        0.85,
+        is_most=False,
+    ),
+    "handwritten_psycopg": Check(
+        "the same with psycopg",
+        "decorated",
+        "psycopg_over_handwritten",
+        0.75,
+        is_most=False,
+    ),
     "guarded_session": Check(
         "handled messages per second behind a table of unique keys over bare ones, AsyncSession, 16"
         " at once",

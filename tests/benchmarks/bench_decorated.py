@@ -1,9 +1,10 @@
 """What decorated functions cost: local transactions per second of theirs, over those without txmq.
 
 A function with one insert and one update runs over a real PostgreSQL that syncs its commits, beside
-a broker that syncs as well: bare, behind the fence alone, decorated, and decorated without waiting
-for the answer to an END; by turns in one process, with the same sessions of the same pool. All of
-them share the machine, so the figures include what each uses of its CPU.
+a broker that syncs as well: bare, behind the fence alone, decorated, decorated without waiting for
+the answer to an END, and by a handwritten client that does no more than a decorated call needs; by
+turns in one process, with the same sessions of the same pool. All of them share the machine, so the
+CPU of each is measured as well.
 """
 
 import json
@@ -21,7 +22,7 @@ if str(bench_process.CHECKOUT) not in sys.path:
     sys.path.append(str(bench_process.CHECKOUT))
 
 COLOURS = ("session", "psycopg", "blocking")
-WAYS = ("bare", "fenced", "decorated", "unawaited")
+WAYS = ("bare", "fenced", "decorated", "unawaited", "handwritten")
 COMPARED_AT = 16
 ACCOUNTS = 10_000
 TABLES = (
@@ -86,7 +87,11 @@ def decorated(bench, plan):
         server.stop()
     at = str(COMPARED_AT)
     ratios = {f"{name}_over_bare": each[at]["decorated_over_bare"] for name, each in found.items()}
-    return {"compared_at": COMPARED_AT, **ratios, **found}
+    by_hand = {
+        f"{name}_over_handwritten": each[at]["decorated_over_handwritten"]
+        for name, each in found.items()
+    }
+    return {"compared_at": COMPARED_AT, **ratios, **by_hand, **found}
 
 
 def prepare(database):
@@ -118,6 +123,10 @@ def _compared(bank, broker, server, plan, at_once):
         "decorated_over_bare": spread([_ratio(turn, "decorated") for turn in turns]),
         "fenced_over_bare": spread([_ratio(turn, "fenced") for turn in turns]),
         "unawaited_over_bare": spread([_ratio(turn, "unawaited") for turn in turns]),
+        "handwritten_over_bare": spread([_ratio(turn, "handwritten") for turn in turns]),
+        "decorated_over_handwritten": spread(
+            [_ratio(turn, "decorated", "handwritten") for turn in turns]
+        ),
         # Steadier than rates where others use the machine as well.
         "cpu_over_bare": spread(
             [_cpu_us(turn["decorated"]) / _cpu_us(turn["bare"]) for turn in turns]
@@ -126,8 +135,8 @@ def _compared(bank, broker, server, plan, at_once):
     }
 
 
-def _ratio(turn, way):
-    return turn[way]["transactions_per_s"] / turn["bare"]["transactions_per_s"]
+def _ratio(turn, way, other="bare"):
+    return turn[way]["transactions_per_s"] / turn[other]["transactions_per_s"]
 
 
 def _cpu_us(figures):

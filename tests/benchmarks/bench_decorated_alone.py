@@ -3,15 +3,17 @@
     bench_decorated_alone.py COLOUR NAMES DATABASE
 
 A line is a way, how many at once, and for how long; the answer is one line of JSON. The function is
-the same all three ways, and so are its session and the pool that has it:
+the same all ways, and so are its session and the pool that has it:
 
 - bare: as it is written without txmq;
 - fenced: behind a fence, so with one row more, and without a message;
 - decorated: by a manager of transactions;
-- unawaited: by one that does not wait for the answer to an END.
+- unawaited: by one that does not wait for the answer to an END;
+- handwritten: as decorated, but by the bare client of bench_handwritten.py.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import sys
@@ -21,6 +23,7 @@ import time
 import psycopg_pool
 import uvloop
 from bench_decorated import ACCOUNTS
+from bench_handwritten import AwaitedHand, BlockingHand, Frames
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
@@ -97,20 +100,22 @@ class Behind:
         self.bank = bank
         self.resource = resource
         self.ids = f"{time.time_ns():020X}"
-        self.count = 0
+        self.numbers = itertools.count()
         how = {"topic": TOPIC, "keys": lambda account, amount: account}
         self.call = manager.transactional(**how)(bank.transfer)
         self.hasty_call = hasty.transactional(**how)(bank.transfer)
 
-    def local(self):
-        self.count += 1
+    def next_id(self):
+        return f"{self.ids}{next(self.numbers):012X}"
+
+    def local(self, xid):
         born_ms = time.time_ns() // 1_000_000
-        return self.resource.local(f"{self.ids}{self.count:012X}", GROUP, born_ms)
+        return self.resource.local(xid, GROUP, born_ms)
 
 
 class AwaitedBehind(Behind):
     async def fenced(self, account, amount):
-        async with self.local() as session:
+        async with self.local(self.next_id()) as session:
             await self.bank.transfer(session, account, amount)
 
     async def decorated(self, account, amount):
@@ -122,7 +127,7 @@ class AwaitedBehind(Behind):
 
 class BlockingBehind(Behind):
     def fenced(self, account, amount):
-        with self.local() as session:
+        with self.local(self.next_id()) as session:
             self.bank.transfer(session, account, amount)
 
     def decorated(self, account, amount):
@@ -138,10 +143,10 @@ def see(outcome, *, is_acknowledged=True):
     assert outcome.is_acknowledged is is_acknowledged, outcome
 
 
-def calls_of(bank, behind):
+def calls_of(bank, behind, hand):
     """The ways."""
     guarded = {way: getattr(behind, way) for way in ("fenced", "decorated", "unawaited")}
-    return {"bare": bank.bare, **guarded}
+    return {"bare": bank.bare, **guarded, "handwritten": hand.call}
 
 
 class Count:
@@ -217,16 +222,20 @@ async def serve(kind, database, names):
     resource = txmq.SQLResource(bank.source)
     manager = txmq.TransactionManager(GROUP, names, resource)
     hasty = txmq.TransactionManager(GROUP, names, resource, HASTY)
-    calls = calls_of(bank, AwaitedBehind(bank, resource, manager, hasty))
+    behind = AwaitedBehind(bank, resource, manager, hasty)
     if isinstance(bank, Pool):
         await bank.source.open()
-    async with manager, hasty:
+    async with txmq.Client(names) as client, manager, hasty:
+        hand = AwaitedHand(behind, Frames(GROUP, await client.admin.create_topic(TOPIC)))
+        await hand.open()
+        calls = calls_of(bank, behind, hand)
         print("ready", flush=True)
         while (asked := order()) is not None:
             way, at_once, seconds = asked
             count = Count(at_once, seconds)
             await awaiting(calls[way], at_once, count)
             answer(count)
+        hand.close()
     await (bank.source.close() if isinstance(bank, Pool) else bank.source.dispose())
 
 
@@ -235,8 +244,10 @@ def serve_threads(database, names):
     resource = txmq.SQLResource(bank.source)
     manager = txmq.blocking.TransactionManager(GROUP, names, resource)
     hasty = txmq.blocking.TransactionManager(GROUP, names, resource, HASTY)
-    calls = calls_of(bank, BlockingBehind(bank, resource, manager, hasty))
-    with manager, hasty:
+    behind = BlockingBehind(bank, resource, manager, hasty)
+    with txmq.blocking.Client(names) as client, manager, hasty:
+        hand = BlockingHand(behind, Frames(GROUP, client.admin.create_topic(TOPIC)))
+        calls = calls_of(bank, behind, hand)
         print("ready", flush=True)
         while (asked := order()) is not None:
             way, at_once, seconds = asked

@@ -72,6 +72,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "decorated": {
             "session_over_bare": {"median": 0.55},
             "psycopg_over_bare": {"median": 0.549},
+            "session_over_handwritten": {"median": 0.85},
+            "psycopg_over_handwritten": {"median": 0.749},
         },
         "guards": {"session_over_bare": {"median": 0.59}},
         "pending": {
@@ -101,6 +103,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "drain_cost",
         "transaction_cost",
         "decorated_session",
+        "handwritten_session",
         "pending_memory",
         "delays_memory",
         "delays_burst",
@@ -247,11 +250,11 @@ def test_a_run_tells_what_decorating_costs(document):
         rows = document["decorated"][colour]
         assert list(rows) == ["16"]
         for figures in rows.values():
-            for way in ("bare", "fenced", "decorated"):
+            for way in ("bare", "fenced", "decorated", "handwritten"):
                 assert figures[way]["transactions_per_s"] > 0
             assert figures["bare"]["broker_us"] < figures["decorated"]["broker_us"]
             assert figures["decorated_over_bare"]["median"] > 0
-    assert "decorated_session" in document["checks"]
+    assert {"decorated_session", "handwritten_psycopg"} <= document["checks"].keys()
 
 
 @pytest.mark.soak  # It is measured as decorating is, in the same processes.

@@ -7,8 +7,6 @@ settled within this call. Otherwise a task repeats the END, or settles what the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from txmq.client.values import SendResult
@@ -45,7 +43,7 @@ class DecidedRun(Protocol):
         ...
 
     def enter(self) -> None:
-        """Count the transaction as running."""
+        """Count the transaction as running, until :meth:`leave`."""
         ...
 
     def leave(self) -> None:
@@ -54,7 +52,8 @@ class DecidedRun(Protocol):
 
 
 class PendingEnd:
-    """The END of one transaction; it goes on even if the caller is cancelled.
+    """The END of one transaction; it goes on even if the caller is cancelled. Until it has ended,
+    the transaction counts as running.
 
     Args:
         run: The transaction.
@@ -63,7 +62,7 @@ class PendingEnd:
         pending: Holds it until an answer comes.
     """
 
-    __slots__ = ("_at_end", "_pending", "_run", "_started", "_task", "answer", "future", "sent")
+    __slots__ = ("_pending", "_run", "_started", "_task", "answer", "future", "sent")
 
     def __init__(
         self,
@@ -78,7 +77,6 @@ class PendingEnd:
         self._pending = pending
         self._started: StartedEnd | None = None
         self._task: asyncio.Task[None] | None = None
-        self._at_end: Callable[[], object] | None = None
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[TransactionOutcome] = loop.create_future()
         """Resolves with the outcome, or with the error of the transaction."""
@@ -89,7 +87,22 @@ class PendingEnd:
         if self._started is None:
             return False
         self._pending[self] = None
+        self._run.enter()
         return True
+
+    async def outcome(self) -> TransactionOutcome:
+        """Wait for the outcome.
+
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+            OutcomeUnknown: The producer was closed meanwhile.
+        """
+        try:
+            return await self.future
+        except asyncio.CancelledError:
+            if self._task is not None and self._task.cancelled():
+                raise OutcomeUnknown(CLOSED) from None
+            raise
 
     # Called by the connection
 
@@ -111,7 +124,7 @@ class PendingEnd:
         outcome = self._run.outcome_of(self.sent, self.answer, taken)
         if not self.future.done():
             self.future.set_result(outcome)
-        self._end_count()
+        self._run.leave()
 
     def _go_on(self, error: TxmqError) -> None:
         self._pending.pop(self, None)
@@ -121,13 +134,9 @@ class PendingEnd:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _: asyncio.Task[None]) -> None:
-        self.future.cancel()
-        self._end_count()
-
-    def _end_count(self) -> None:
-        at_end, self._at_end = self._at_end, None
-        if at_end is not None:
-            at_end()
+        if not (self.future.cancel() or self.future.cancelled()):
+            self.future.exception()  # The task's error is logged, and its caller may have left.
+        self._run.leave()
 
     def abandon(self) -> None:
         """Settle without an answer, because the producer stops."""
@@ -135,22 +144,3 @@ class PendingEnd:
             self._started.connection.break_off(self._started.opaque)
             self._run.note_unanswered()
             self._settle(EndAnswer(EndReply.NONE, UsageError(CLOSED)))
-
-    def leave(self) -> None:
-        """Count the transaction until it has ended: its caller was cancelled.
-
-        Raises:
-            OutcomeUnknown: The caller is released because the producer was closed meanwhile.
-        """
-        task = self._task
-        if task is not None and task.cancelled():
-            raise OutcomeUnknown(CLOSED) from None
-        if self in self._pending if task is None else not task.done():
-            self._run.enter()
-            self._at_end = self._run.leave
-
-    def detach(self, count: AbstractContextManager[None]) -> None:
-        """Count it until it has ended: no caller waits for it."""
-        self.future.cancel()
-        count.__enter__()
-        self._at_end = lambda: count.__exit__(None, None, None)

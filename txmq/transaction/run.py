@@ -132,52 +132,48 @@ class TransactionRun:
         try:
             if self.message is not None:
                 await self.begin(self.message)
-            if not runs.execute.is_async:
+            if runs.execute.is_async:
+                answer = await self._work_here(arg)
+                found = self._end_or_outcome(answer)
+                if found is None:
+                    found = await runs.shield(self.finish(answer), self.xid)
+            else:
                 # A thread cannot be cancelled, so a task of its own waits for it.
-                return await runs.shield(self._work_and_finish(arg, runner), self.xid)
-            try:
-                if self.is_followed or runs.shows_half or not self._is_safe:
-                    answer = await self.work(arg, None)
-                else:
-                    answer = await runs.execute.ask(self.xid, None, arg)
-            except asyncio.CancelledError:
-                self.finish_behind(LocalAnswer(self.left))
-                raise
-            soon = self.finish_soon(answer)
-            if soon is not None:
-                return soon
-            ending = self.start_end(answer)
-            if ending is None:
-                return await runs.shield(self.finish(answer), self.xid)
-            try:
-                return await ending.future
-            except asyncio.CancelledError:
-                ending.leave()
-                raise
+                found = await runs.shield(self._work_and_finish(arg, runner), self.xid)
+            if not isinstance(found, PendingEnd):
+                return found
+            return await found.outcome()
         finally:
             runs.leave(self.xid)
 
+    async def _work_here(self, arg: object) -> LocalAnswer:
+        """Run an ``async`` local transaction, which is cancelled together with its caller."""
+        runs = self.runs
+        try:
+            if self.is_followed or runs.shows_half or not self._is_safe:
+                return await self.work(arg, None)
+            return await runs.execute.ask(self.xid, None, arg)
+        except asyncio.CancelledError:
+            self.finish_behind(LocalAnswer(self.left))
+            raise
+
     async def _work_and_finish(
         self, arg: object, runner: Runner | None
-    ) -> TransactionOutcome | None:
+    ) -> TransactionOutcome | PendingEnd | None:
+        """Run a plain local transaction to its end, and decide."""
         try:
             answer = await self.work(arg, runner)
         except asyncio.CancelledError:
             answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(CLOSED))
             self.tell(Step.RECEIVED, _UNKNOWN)
-        soon = self.finish_soon(answer)
-        if soon is not None:
-            return soon
-        ending = self.start_end(answer)
-        if ending is None:
-            return await self.finish(answer)
-        try:
-            return await ending.future
-        except asyncio.CancelledError:
-            ending.abandon()  # Only a stop cancels this task.
-            if not ending.future.done():
-                raise
-            return ending.future.result()
+        return self._end_or_outcome(answer) or await self.finish(answer)
+
+    def _end_or_outcome(self, answer: LocalAnswer) -> TransactionOutcome | PendingEnd | None:
+        """Decide: the END that settles the transaction, or the outcome if no caller waits for that.
+
+        Returns ``None`` if the decision needs the steps of :meth:`finish`.
+        """
+        return self.finish_soon(answer) or self.start_end(answer)
 
     # Begin
 
@@ -273,11 +269,8 @@ class TransactionRun:
         runs = self.runs
         if runs.is_stopped:
             return
-        ending = self.start_end(answer)
-        if ending is None:
+        if self.start_end(answer) is None:
             runs.start_behind(self.finish(answer), self.xid)
-        else:
-            ending.detach(runs)
 
     def finish_soon(self, answer: LocalAnswer) -> TransactionOutcome | None:
         """Decide and settle in the background, and return the outcome that is certain by now.

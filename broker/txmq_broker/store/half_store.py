@@ -278,11 +278,11 @@ class HalfStore(HalfReader):
                 show, note_size = shown[queue].append, sizes[queue].append
             number, is_check = end.commit_or_rollback, end.from_transaction_check
             if number != last_number or is_check is not last_is_check:
-                kind = kinds.get(number)
-                if kind is None:
+                known_kind = kinds.get(number)
+                if known_kind is None:
                     break
+                kind, last_number, last_is_check = known_kind, number, is_check
                 ending = _ENDING.pack(now_ms, kind, _SOURCES[is_check], 0)
-                last_number, last_is_check = number, is_check
             if (
                 half_offset != end.tran_state_table_offset
                 or half_position != end.commit_log_offset

@@ -5,6 +5,7 @@ Many arrive together, so one loop stages them all.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final
@@ -27,7 +28,7 @@ from txmq_broker.core.arrival import (
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
-from txmq_broker.store.entry_group import EntryGroup
+from txmq_broker.store.entry_group import stage_entries
 from txmq_broker.store.half_reader import HIDDEN
 from txmq_broker.store.pending_transactions import KEY_MASK, LAYOUTS
 from txmq_broker.store.queue_store import ENTRY, ConsumeQueue
@@ -115,14 +116,13 @@ class UsualSends:
             STORE_V6 if len(store_host) > 8 else 0
         )
         first = position = log.next_position
-        visible = EntryGroup()
-        shown = visible.packed
-        key_hashes, key_positions = visible.key_hashes, visible.key_positions
+        shown: defaultdict[ConsumeQueue, list[bytes]] = defaultdict(list)
+        key_hashes: list[int] = []
+        key_positions: list[int] = []
         pieces: list[bytes] = []
         answers: list[bytes] = []
         keys: list[int] = []
         positions: list[int] = []
-        opened: list[bytes] = []
         entries: list[bytes] = []
         topic_name = group_name = origin = ""
         topic = usual_special = None
@@ -215,17 +215,16 @@ class UsualSends:
                     if len(hashes) == 2:  # A call without a star takes half the time.
                         one, other = hashes
                         packed = pack_two(
-                            offset, position, size, tags_code, checksum, owner, 0, 0, False,
-                            one, other,
+                            offset, position, size, tags_code, checksum, owner, 0, one, other, 0,
+                            False,
                         )  # fmt: skip
                     else:
                         packed = layouts[len(hashes)].pack(
-                            offset, position, size, tags_code, checksum, owner, 0, 0, False, *hashes
+                            offset, position, size, tags_code, checksum, owner, 0, *hashes, 0, False
                         )
                     opening[key] = packed
                     keys.append(key)
                     positions.append(position)
-                    opened.append(packed)
                     half_queue.next_offset = offset + 1
                     room -= 1
                 pieces += head, body, tail
@@ -239,7 +238,7 @@ class UsualSends:
             log.next_position = position
             if keys:
                 coordinator.tally.prepared += len(keys)
-                halves.staged.append((keys, positions, opened, b"".join(entries), 0))
+                halves.staged.append((keys, positions, b"".join(entries), 0))
             if shown:
-                visible.stage(halves.queues, first)
+                stage_entries(halves.queues, shown, first, key_hashes, key_positions)
         return answers

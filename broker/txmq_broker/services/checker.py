@@ -417,7 +417,7 @@ class Checker:
         if span.halves:
             now = self._clock.monotonic()
             is_next = False
-            for keys, _, _, _, immunity_s in span.halves:
+            for keys, _, _, immunity_s in span.halves:
                 if immunity_s:
                     for key in keys:
                         is_next |= self._arm_immune(key, immunity_s, now)

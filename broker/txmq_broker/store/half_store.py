@@ -7,9 +7,11 @@ another file, or its file is nearly full, the commit writes the message a second
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -25,7 +27,6 @@ from txmq.protocol.record import Postmark, Record
 from txmq.protocol.span import (
     HEAD_BYTES,
     MARKER_BYTES,
-    MARKER_FIELDS,
     MARKER_MAGIC,
     REASON_BYTES_MAX,
     Decision,
@@ -34,13 +35,12 @@ from txmq.protocol.span import (
     marker_of,
 )
 from txmq.protocol.topics import PARKED_TOPIC
-from txmq_broker.store.entry_group import EntryGroup
+from txmq_broker.store.entry_group import stage_entries
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
-    HASHES_AT,
     KEY_MASK,
-    LAYOUTS,
+    UNPACK_FOR_END,
     Changes,
     Half,
     PendingTransactions,
@@ -60,6 +60,13 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
 _SOURCES: Final = (int(DecisionSource.PRODUCER), int(DecisionSource.CHECK))
 """By whether an END answers a check."""
 
+_MARKER_BEGINNING: Final = Struct(">II").pack(MARKER_BYTES, MARKER_MAGIC)
+_ENDING: Final = Struct(">qBBH")
+_PIECES: Final = Struct(f">8sqqqq{_ENDING.size}s")
+"""A marker without a reason, packed from pieces: many share its beginning and its ending."""
+
+assert _PIECES.size == MARKER_BYTES
+
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
 
@@ -71,9 +78,9 @@ class RecentDecision(NamedTuple):
     kind: DecisionKind
 
 
-Opening: TypeAlias = tuple[list[int], list[int], list[bytes], bytes, int]
-"""Half messages that are not durable yet: their transactions' keys, their positions, their packed
-forms, their entries in the half queue, and the seconds without checks that all of them want.
+Opening: TypeAlias = tuple[list[int], list[int], bytes, int]
+"""Half messages that are not durable yet: their transactions' keys, their positions, their entries
+in the half queue, and the seconds without checks that all of them want.
 """
 
 
@@ -161,7 +168,7 @@ class HalfStore(HalfReader):
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
-        self.staged.append(([key], [position], [data], entry, immunity_s))
+        self.staged.append(([key], [position], entry, immunity_s))
         return offset, position
 
     def decide(
@@ -240,14 +247,16 @@ class HalfStore(HalfReader):
             How many ENDs were usual, and what they make visible.
         """
         pending, closing, op_queue, log = self.pending, self.closing, self.op_queue, self.log
-        find, layouts, last_owner = pending.table.get, LAYOUTS, -1
-        pack_marker, pack_entry, magic = MARKER_FIELDS.pack, ENTRY.pack, MARKER_MAGIC
+        find, unpack_for = pending.table.get, UNPACK_FOR_END
+        pack_marker, pack_entry, beginning = _PIECES.pack, ENTRY.pack, _MARKER_BEGINNING
         first, op_offset = log.next_position, op_queue.next_offset
         position, oldest = first, self.oldest_shown()
-        visible = EntryGroup()
-        shown = visible.packed
+        last_owner = last_number = -1
+        last_is_check: bool | None = None
+        shown: defaultdict[ConsumeQueue, list[bytes]] = defaultdict(list)
         sizes: defaultdict[ConsumeQueue, list[int]] = defaultdict(list)
-        key_hashes, key_positions = visible.key_hashes, visible.key_positions
+        key_hashes: list[bytes] = []
+        key_positions: list[int] = []
         keys: list[int] = []
         half_positions: list[int] = []
         decisions: list[int] = []
@@ -255,50 +264,51 @@ class HalfStore(HalfReader):
         groups: dict[int, str] = {}
         markers: list[bytes] = []
         entries: list[bytes] = []
-        try:
-            for end in ends:
-                key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
-                packed, kind = find(key), kinds.get(end.commit_or_rollback)
-                if packed is None or kind is None or key in closing:
+        for end in ends:
+            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+            packed = find(key)
+            if packed is None or key in closing:
+                break
+            (
+                half_offset, half_position, size, tags_code, checksum, owner, its_hashes
+            ) = unpack_for[len(packed)](packed)  # fmt: skip
+            if owner != last_owner:
+                queue, group, _ = pending.owners[owner]
+                last_owner, groups[owner] = owner, group
+                show, note_size = shown[queue].append, sizes[queue].append
+            number, is_check = end.commit_or_rollback, end.from_transaction_check
+            if number != last_number or is_check is not last_is_check:
+                known_kind = kinds.get(number)
+                if known_kind is None:
                     break
-                (
-                    half_offset, half_position, size, tags_code, checksum, owner, _, _, _, *hashes
-                ) = layouts[(len(packed) - HASHES_AT) // 4].unpack(packed)  # fmt: skip
-                if owner != last_owner:
-                    queue, group, _ = pending.owners[owner]
-                    last_owner, groups[owner] = owner, group
-                    show, note_size = shown[queue].append, sizes[queue].append
-                if (
-                    half_offset != end.tran_state_table_offset
-                    or half_position != end.commit_log_offset
-                    or group != end.producer_group
-                    or (kind is _COMMITTED and half_position < oldest)
-                ):
-                    break
-                offset = queue.next_offset if kind is _COMMITTED else -1
-                marker = pack_marker(
-                    MARKER_BYTES, magic, op_offset, half_position, half_offset, offset, now_ms,
-                    kind, _SOURCES[end.from_transaction_check], 0,
-                )  # fmt: skip
-                entries.append(
-                    pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN)
-                )
-                if kind is _COMMITTED:
-                    show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
-                    note_size(size)
-                    key_hashes += hashes
-                    key_positions += (position,) * len(hashes)
-                    queue.next_offset = offset + 1
-                markers.append(marker)
-                closing[key] = kind
-                keys.append(key)
-                half_positions.append(half_position)
-                decisions.append(half_offset << 2 | kind)
-                owners.append(owner)
-                position += MARKER_BYTES
-                op_offset += 1
-        except Exception:  # noqa: BLE001, S110 - this END is served alone next, and refused
-            pass
+                kind, last_number, last_is_check = known_kind, number, is_check
+                ending = _ENDING.pack(now_ms, kind, _SOURCES[is_check], 0)
+            if (
+                half_offset != end.tran_state_table_offset
+                or half_position != end.commit_log_offset
+                or group != end.producer_group
+                or (kind is _COMMITTED and half_position < oldest)
+            ):
+                break
+            if kind is _COMMITTED:
+                offset = queue.next_offset
+                queue.next_offset = offset + 1
+                show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
+                note_size(size)
+                key_hashes.append(its_hashes)
+                key_positions += (position,) * (len(its_hashes) // 4)
+            else:
+                offset = -1
+            marker = pack_marker(beginning, op_offset, half_position, half_offset, offset, ending)
+            markers.append(marker)
+            entries.append(pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN))
+            closing[key] = kind
+            keys.append(key)
+            half_positions.append(half_position)
+            decisions.append(half_offset << 2 | kind)
+            owners.append(owner)
+            position += MARKER_BYTES
+            op_offset += 1
         if not keys:
             return 0, []
         log.last_ms = now_ms
@@ -310,9 +320,10 @@ class HalfStore(HalfReader):
         self.markers.append(
             Closing(keys, positions, half_positions, decisions, owners, groups, joined)
         )
-        if key_positions:  # Every message has a unique key.
+        if key_hashes:  # Every message has a unique key.
             self.must_stay = True
-            visible.stage(self.queues, first)
+            hashes = array("I", b"".join(key_hashes))
+            stage_entries(self.queues, shown, first, hashes, key_positions)
         committed = [
             CommittedMessages(queue.topic, len(of_queue), sum(of_queue))
             for queue, of_queue in sizes.items()
@@ -346,11 +357,10 @@ class HalfStore(HalfReader):
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Undo the staged changes, because the write failed."""
-        for keys, _, packed, _, _ in halves:
+        for keys, *_ in halves:
             self.half_queue.next_offset -= len(keys)
-            for key, data in zip(keys, packed, strict=True):
-                del self.opening[key]
-                self.pending.drop(data)
+            for key in keys:
+                self.pending.drop(self.opening.pop(key))
         for keys, *_, is_parking in markers:
             self.op_queue.next_offset -= len(keys)
             for key in keys:
@@ -361,20 +371,32 @@ class HalfStore(HalfReader):
 
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Apply the half messages and decisions of a durable span."""
-        pending = self.pending
-        opening, table = self.opening, pending.table
-        for keys, half_positions, packed, entries, _ in halves:
-            for key in keys:
-                del opening[key]
-            table.update(zip(keys, packed, strict=True))  # New ones are never parked.
+        if halves:
+            self._open_all(halves)
+        if markers:
+            self._close_all(markers)
+
+    def _open_all(self, halves: Sequence[Opening]) -> None:
+        pending, opening = self.pending, self.opening
+        if len(opening) == sum([len(keys) for keys, *_ in halves]):
+            # Nothing was staged since. New ones are never parked.
+            pending.table.update(opening)
+            opening.clear()
+        else:
+            for keys, *_ in halves:
+                for key in keys:
+                    pending.table[key] = opening.pop(key)
+        for _, half_positions, entries, _ in halves:
             self.half_queue.publish(entries)
             pending.opened.extend(half_positions)
-        if not markers:
-            return
+
+    def _close_all(self, markers: Sequence[Closing]) -> None:
         if len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}
-        closing, recent = self.closing, self.recent
-        for keys, positions, half_positions, decisions, owners, _, entries, is_parking in markers:
+        pending, closing, recent = self.pending, self.closing, self.recent
+        for (
+            keys, positions, half_positions, decisions, owners, _, entries, is_parking
+        ) in markers:  # fmt: skip
             self.op_queue.publish(entries)
             if is_parking:
                 for key, at, half in zip(keys, positions, half_positions, strict=True):
@@ -382,8 +404,11 @@ class HalfStore(HalfReader):
                     pending.park(key)
                     pending.note_parked(at, half)
                 continue
-            for key in keys:
-                del closing[key]
+            if len(closing) == len(keys):
+                closing.clear()
+            else:
+                for key in keys:
+                    del closing[key]
             pending.closings.extend(positions)
             pending.closed.extend(half_positions)
             recent.update(zip(keys, decisions, strict=True))

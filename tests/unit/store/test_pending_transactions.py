@@ -1,11 +1,13 @@
 """The open transactions in memory."""
 
 import sys
+from array import array
 
 import pytest
 from msgspec.structs import astuple
 
 from txmq_broker.store.pending_transactions import (
+    UNPACK_FOR_END,
     Changes,
     Half,
     PendingTransactions,
@@ -50,6 +52,18 @@ def test_a_transaction_is_found_as_it_was_opened(given):
     wanted = half(5, **given)
 
     assert opened(wanted).find(0) == wanted
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 65])
+def test_an_end_reads_the_same_entry(count):
+    hashes = tuple(range(2**32 - count, 2**32))
+    pending = opened(half(5, key_hashes=hashes, immunity_s=7, checks=3, is_parked=True))
+    packed = pending.table[0]
+
+    *fields, read = UNPACK_FOR_END[len(packed)](packed)
+
+    assert fields == [5, 500, 300, -7, 0xFFFF_FFFF, pending.owner_at(0)]
+    assert tuple(array("I", read)) == hashes
 
 
 def test_one_that_was_never_opened_is_not_found():

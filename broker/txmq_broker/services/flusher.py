@@ -1,10 +1,9 @@
 """Group commit: all records staged in one turn of the event loop share one write and one sync.
 
 A turn ends when the loop calls the flusher again, which then writes the span; a large turn is
-written in parts. With
-``flush = "sync"`` its answers wait until the disk confirms. Records staged meanwhile form the next
-span, which is written as soon as the disk is free. A failed sync stops the broker, because the
-state of the disk is then unknown.
+written in parts. With ``flush = "sync"`` its answers wait until the disk confirms. Records staged
+meanwhile form the next span, which is written as soon as the disk is free. A failed sync stops the
+broker, because the state of the disk is then unknown.
 """
 
 from __future__ import annotations

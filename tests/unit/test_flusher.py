@@ -262,6 +262,22 @@ async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch
 
 
 @in_virtual_time
+async def test_without_sync_a_large_turn_is_answered_in_parts(disk):
+    async with Press(disk, ASYNC) as press:
+        body = b"x" * 150_000
+        for _ in range(3):
+            press.send(body)
+        assert press.acknowledged == []
+
+        press.send(body)
+        assert press.bodies_acknowledged() == [body] * 3
+
+        await turns(2)
+        assert press.bodies_acknowledged() == [body] * 4
+        assert len(press.spans) == 2
+
+
+@in_virtual_time
 async def test_a_turn_of_oneway_messages_that_grows_too_large_is_written_in_parts(
     disk, monkeypatch
 ):

@@ -23,7 +23,7 @@ from txmq.limits import FRAME_BYTES_MAX, HEADER_FIELDS_MAX, LAX_HEADER_BYTES_MAX
 from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.header_binary import BinaryHeader
-from txmq.protocol.headers import EndTransaction, Header, SendMessageV2, SignedSend
+from txmq.protocol.headers import EndTransaction, Header, PullMessage, SendMessageV2, SignedSend
 from txmq.quantity import quantity
 
 __all__ = [
@@ -79,14 +79,21 @@ class FrameReader:
             RemoteProtocolError: The lengths are inconsistent or over the limit, or the header's
                 form is unknown. Earlier frames in the same data are lost with the connection.
         """
-        if self.held:
-            self.held += data
-            if len(self.held) < self._wanted:
-                return []
-            data = bytes(self.held)
-            self.held = bytearray()
         frames: list[Frame] = []
         at, end = 0, len(data)
+        if held := self.held:
+            at = self._wanted - len(held)
+            if end < at:
+                held += data
+                return frames
+            self.held = bytearray()
+            if self._wanted > _WORDS.size:
+                # Only this frame is joined: the read may hold many more.
+                held += data[:at]
+                frames.append(_whole_frame(held))
+            else:
+                data = bytes(held) + data
+                at, end = 0, len(data)
         while end - at >= 8:
             length, word = _WORDS.unpack_from(data, at)
             header_length = word & 0xFFFFFF
@@ -112,6 +119,14 @@ class FrameReader:
         if at < end:
             self.held += data[at:]
         return frames
+
+
+def _whole_frame(data: bytearray) -> Frame:
+    """A frame from its bytes, whose lengths are valid."""
+    _, word = _WORDS.unpack_from(data)
+    middle = 8 + (word & 0xFFFFFF)
+    view = memoryview(data)
+    return word >> 24, bytes(view[8:middle]), bytes(view[middle:])
 
 
 def frame(kind: int, header: bytes, body: bytes = b"") -> bytes:
@@ -199,7 +214,8 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             raise RemoteProtocolError(f"{shape.__name__}: {error}") from error
 
     def field_map(self) -> dict[str, str]:
-        """All fields by their wire names, as texts. For 310 and 37 only the declared fields.
+        """All fields by their wire names, as texts. For sends, pulls and ENDs only
+        the declared fields.
 
         Raises:
             RemoteProtocolError: The fields are not a map.
@@ -224,7 +240,7 @@ class _Typed(Command, gc=False, kw_only=True):
 
 
 class _Send(_Typed, gc=False, kw_only=True):
-    """The most frequent request."""
+    """The most frequent request, or a batch."""
 
     ext: SendMessageV2  # type: ignore[valid-type]
 
@@ -241,15 +257,25 @@ class _End(_Typed, gc=False, kw_only=True):
     ext: EndTransaction  # type: ignore[assignment]
 
 
+class _Pull(_Typed, gc=False, kw_only=True):
+    """A pull."""
+
+    ext: PullMessage  # type: ignore[assignment]
+
+
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _send: Final = (msgspec.json.Decoder(_Send, strict=False).decode, int(RequestCode.SEND_MESSAGE_V2))
+_batch: Final = (_send[0], int(RequestCode.SEND_BATCH_MESSAGE))
 _end: Final = (msgspec.json.Decoder(_End, strict=False).decode, int(RequestCode.END_TRANSACTION))
+_pull: Final = (msgspec.json.Decoder(_Pull, strict=False).decode, int(RequestCode.PULL_MESSAGE))
 _decode_signed_send: Final = msgspec.json.Decoder(_SignedSend, strict=False).decode
 _by_beginning: Final[dict[bytes, tuple[Callable[[bytes], Command], int]]] = {
     b'{"code":310,': _send,
     b'{"code": 310': _send,  # Python's json writes a blank.
+    b'{"code":320,': _batch,
     b'{"code":37,"': _end,
     b'{"code": 37,': _end,
+    b'{"code":11,"': _pull,
 }
 _BEGINNING: Final = 12
 _SENDS: Final = frozenset(text for text, known in _by_beginning.items() if known is _send)

@@ -48,6 +48,7 @@ __all__ = [
     "ends_in",
     "found_in",
     "head",
+    "head_of",
     "heads_in",
     "marker_of",
     "moment_of",
@@ -269,9 +270,12 @@ def start_in(name: str) -> int | None:
 
 def head(log: int, position: int, durable: int, payload: bytes | memoryview, epoch: int) -> bytes:
     """Encode the head of a payload."""
-    fields = _FIELDS.pack(
-        HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), epoch
-    )
+    return head_of(log, position, durable, len(payload), crc32(payload), epoch)
+
+
+def head_of(log: int, position: int, durable: int, size: int, checksum: int, epoch: int) -> bytes:
+    """Encode the head of a payload of this size, with this checksum."""
+    fields = _FIELDS.pack(HEAD_BYTES + size, MAGIC, log, position, durable, checksum, epoch)
     return fields + _CHECK.pack(crc32(fields))
 
 

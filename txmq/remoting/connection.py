@@ -305,6 +305,7 @@ class Connection(asyncio.Protocol):
             self._give_up(error)
             return
         if out:
+            self._posted_bytes += collected
             self.send()
 
     def _give_up(self, error: RemoteProtocolError) -> None:

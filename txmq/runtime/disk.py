@@ -34,6 +34,9 @@ Files can be read, and room may become free.
 _NOT_THERE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
 """The error numbers of a file system for a command it does not support."""
 
+_PIECES_MAX: Final = 1024
+"""What POSIX systems take in one write; Linux and macOS take no more."""
+
 
 class Space(NamedTuple):
     """The used and total bytes of a disk."""
@@ -49,8 +52,11 @@ class File(Protocol):
         """The bytes from a position on; fewer than requested at the end of the file."""
         ...
 
-    def write(self, position: int, data: bytes) -> None:
-        """Write all data at a position, or raise; after an error any part may be written."""
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
+        """Write all pieces at a position, one after the other, or raise.
+
+        After an error any part may be written. No piece is kept.
+        """
         ...
 
     def sync(self) -> None:
@@ -348,8 +354,15 @@ class _LocalFile:
     def read(self, position: int, size: int) -> bytes:
         return os.pread(self.descriptor, size, position)
 
-    def write(self, position: int, data: bytes) -> None:
-        done = os.pwrite(self.descriptor, data, position)
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
+        done = 0
+        if 1 < len(pieces) <= _PIECES_MAX:
+            done = os.pwritev(self.descriptor, pieces, position)
+            if done == sum(map(len, pieces)):
+                return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if not done:
+            done = os.pwrite(self.descriptor, data, position)
         while done < len(data):
             # A short write is how a disk that fills up announces itself; the next write raises.
             step = os.pwrite(self.descriptor, memoryview(data)[done:], position + done)
@@ -399,10 +412,10 @@ class _GrowingFile(_LocalFile):
         self._room = 0
         """The position up to which the file has room, or until which it gets none."""
 
-    def write(self, position: int, data: bytes) -> None:
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
         if position > self._room:
             self._room = position + file_room.add_room(self.descriptor, position)
-        super().write(position, data)
+        super().write(position, *pieces)
 
     def truncate(self, size: int) -> None:
         super().truncate(size)  # This also returns the room behind it.

@@ -158,10 +158,10 @@ class MemoryFile:
         self._device.faults.check("read")
         return self.pages.read(position, size)
 
-    def write(self, position: int, data: bytes) -> None:
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
         """See :meth:`txmq.runtime.File.write`."""
         self.check()
-        self._device.write(self.path, self.pages, position, data)
+        self._device.write(self.path, self.pages, position, b"".join(pieces))
 
     def sync(self) -> None:
         """See :meth:`txmq.runtime.File.sync`."""

@@ -84,7 +84,8 @@ class _SmallFile:
     def read(self, position: int, size: int) -> bytes:
         return bytes(self._data[position : position + size])
 
-    def write(self, position: int, data: bytes) -> None:
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
+        data = b"".join(pieces)
         self._data.extend(bytes(max(0, position - len(self._data))))
         self._data[position : position + len(data)] = data
 
@@ -111,7 +112,7 @@ class _CopiedBytes:
     def read(self, position: int, size: int) -> bytes:
         return self._file.read(position, max(0, min(size, self._size - position)))
 
-    def write(self, position: int, data: bytes) -> None:  # noqa: ARG002 - the port's
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:  # noqa: ARG002
         raise _refusal()
 
     def sync(self) -> None:

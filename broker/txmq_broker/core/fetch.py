@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from enum import Enum
 from itertools import accumulate, pairwise
+from struct import Struct
 from typing import Final, NamedTuple
 
 from txmq.limits import (
@@ -22,10 +23,19 @@ from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.filter.tags import TagFilter
 from txmq_broker.store.equal_records import checksums_of
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.queue_store import Columns, ConsumeQueue, Entry
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    Columns,
+    ConsumeQueue,
+    Entry,
+    checksums_in,
+    columns_of,
+)
 
 __all__ = ["FetchOutcome", "FetchResult", "fetch"]
 
+_PLACE: Final = Struct(">qi")
+"""The position and the size in a packed entry."""
 _LOW: Final = 0xFFFFFFFF
 _OPERAND_CHARS: Final = 1_024
 """One operand costs as much time as a scan of this many characters."""
@@ -102,11 +112,20 @@ def _take_all(
     found: list[bytes] = []
     count, at = 0, offset
     while count < count_max and bytes_max > 0:
-        columns = queue.columns(at, count_max - count)
-        sizes = columns[1]
-        if not sizes:
+        entries = queue.packed(at, count_max - count)
+        if not entries:
             at = queue.next_kept(at)
             break
+        data = _read_equal(store, entries, bytes_max)
+        if data is not None:
+            found.append(data)
+            many = len(entries) // ENTRY.size
+            count += many
+            at += many
+            bytes_max -= len(data)
+            continue
+        columns = columns_of(entries)
+        sizes = columns[1]
         total = sum(sizes)
         if total > bytes_max:
             # The first message of an answer may have any size; the others must fit the limit.
@@ -218,6 +237,22 @@ def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
     return properties.find(records.property_text_of(data), properties.TAGS) in wanted.words
 
 
+def _read_equal(store: MessageStore, entries: bytes, bytes_max: int) -> bytes | None:
+    """The records of these packed entries in one piece, if all have one size and lie together.
+
+    Only the first and the last entry are decoded before: the checksums prove the rest.
+    """
+    count = len(entries) // ENTRY.size
+    start, size = _PLACE.unpack_from(entries)
+    last = _PLACE.unpack_from(entries, len(entries) - ENTRY.size)
+    if last != (start + (count - 1) * size, size) or not 0 < count * size <= bytes_max:
+        return None
+    data = store.read(start, count * size)
+    if len(data) != count * size or checksums_of(data, size, count) != checksums_in(entries):
+        return None
+    return data
+
+
 def _read_together(store: MessageStore, queue: ConsumeQueue, columns: Columns) -> list[bytes]:
     """The records of these entries; those of a batch are one piece, because they lie together."""
     positions, sizes, _, checksums = columns
@@ -231,8 +266,6 @@ def _read_together(store: MessageStore, queue: ConsumeQueue, columns: Columns) -
 
 def _checksums_in(data: bytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The checksums of records of these sizes that follow each other."""
-    if sizes.count(sizes[0]) == len(sizes):
-        return tuple(checksums_of(data, sizes[0]))
     ends = accumulate(sizes, initial=0)
     return tuple([crc32(data[start:end]) for start, end in pairwise(ends)])
 

@@ -45,10 +45,14 @@ class BatchShape(NamedTuple):
     fixed: list[bytes]
     """The stored properties before, between and after the values that differ."""
     value_sizes: list[int]
-    hash_rules: list[tuple[slice, int]]
-    """For each value that differs: the places of its hashes among those of all messages, and the
-    bits by which the seed changes them.
-    """
+    unique_at: int
+    """Which of these values is the unique key."""
+    hash_places: list[slice]
+    """The places of each value's hashes among those of all messages."""
+    seed_bits: int
+    """The bits by which the seed changes all hashes."""
+    no_hashes: bytes
+    """As many zeros as all hashes have bytes."""
     packers: dict[tuple[bytes, int], EqualRecords]
     """What packs such messages, by the topic's name and the size of a record's head."""
 
@@ -154,17 +158,28 @@ class BatchShapes:
             properties.join(decoded, shared), cluster, key_seed, new_unique_key
         )
         sizes = [place.end - place.start for place in places]
+        unique_at = [place.mark for place in places].index(_UNIQUE)
         # The hash of the unique key is a message's first one.
-        rules = [
-            (
-                slice(0 if place.mark is _UNIQUE else 1, None, len(places)),
-                _seed_bits(size, key_seed, equal.messages),
-            )
-            for place, size in zip(places, sizes, strict=True)
+        in_order = [sizes[unique_at], *sizes[:unique_at], *sizes[unique_at + 1 :]]
+        hash_places = [
+            slice(0 if number == unique_at else 1, None, len(places))
+            for number in range(len(sizes))
         ]
+        seed_bits = b"".join([_seed_bits(size, key_seed) for size in in_order]) * equal.messages
         fixed = _fixed_in(stored, places)
         return BatchShape(
-            columns, equal.flag, tags_code, special, len(stored), fixed, sizes, rules, {}
+            columns,
+            equal.flag,
+            tags_code,
+            special,
+            len(stored),
+            fixed,
+            sizes,
+            unique_at,
+            hash_places,
+            int.from_bytes(seed_bits, sys.byteorder),
+            bytes(len(seed_bits)),
+            {},
         )
 
 
@@ -173,30 +188,27 @@ def _read(shape: BatchShape, data: bytes) -> UniformBatch | None:
     if columns is None:
         return None
     values = columns[1:]
-    varying = b"".join([b"".join(column) for column in values])
+    varying = b"".join(chain.from_iterable(values))
     # A space separates several keys. Only ASCII is UTF-8 wherever it is cut.
     if not varying.isascii() or _PAIR_END in varying or b" " in varying:
         return None
-    size = _HASH_BYTES * len(values[0])
-    key_hashes = array("I", bytes(size * len(values)))
-    unique = ""
-    for (places, seed_bits), column in zip(shape.hash_rules, values, strict=True):
-        hashes = int.from_bytes(array("I", map(crc32, column)), sys.byteorder) ^ seed_bits
-        key_hashes[places] = array("I", hashes.to_bytes(size, sys.byteorder))
-        if places.start == 0:
-            unique = column[0].decode()
-    return UniformBatch(shape, columns, key_hashes, unique)
+    hashes = array("I", shape.no_hashes)
+    for places, column in zip(shape.hash_places, values, strict=True):
+        hashes[places] = array("I", map(crc32, column))
+    seeded = int.from_bytes(hashes, sys.byteorder) ^ shape.seed_bits
+    key_hashes = array("I", seeded.to_bytes(len(shape.no_hashes), sys.byteorder))
+    return UniformBatch(shape, columns, key_hashes, values[shape.unique_at][0].decode())
 
 
-def _seed_bits(size: int, key_seed: int, count: int) -> int:
-    """The bits by which a seed changes the hashes of so many texts of one size.
+def _seed_bits(size: int, key_seed: int) -> bytes:
+    """The bits by which a seed changes the checksum of a text of this size.
 
-    A seed changes the checksums of all texts of one size by the same bits. It is cheaper to change
-    all of them at once than to give the seed to each.
+    It changes those of all texts of one size by the same bits. It is cheaper to change all hashes
+    at once than to give the seed to each.
     """
     text = bytes(size)
     bits = crc32(text) ^ crc32(text, key_seed)
-    return int.from_bytes(bits.to_bytes(_HASH_BYTES, sys.byteorder) * count, sys.byteorder)
+    return bits.to_bytes(_HASH_BYTES, sys.byteorder)
 
 
 def _places_in(text: bytes) -> list[_Value]:

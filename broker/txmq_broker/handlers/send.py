@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final
@@ -317,7 +318,7 @@ class SendHandlers:
     def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.
         host = self._store_host_hex
-        return host + positions.hex(",", 8).upper().encode().replace(b",", b"," + host)
+        return host + hexlify(positions, ",", 8).upper().replace(b",", b"," + host)
 
     def _missing_or_closed(self, header: SendMessage) -> Topic:
         """A topic that does not exist yet, or that needs further checks."""

@@ -1,9 +1,9 @@
 """Group commit: all records staged in one turn of the event loop share one write and one sync.
 
-A turn ends when the loop calls the flusher again, which then writes the span. With
-``flush = "sync"`` its answers wait until the disk confirms. Records staged meanwhile form the next
-span, which is written as soon as the disk is free. A failed sync stops the broker, because the
-state of the disk is then unknown.
+A turn ends when the loop calls the flusher again, which then writes the span; a large turn is
+written in parts. With ``flush = "sync"`` its answers wait until the disk confirms. Records staged
+meanwhile form the next span, which is written as soon as the disk is free. A failed sync stops the
+broker, because the state of the disk is then unknown.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ log = logging.getLogger(__name__)
 
 STUCK_S: Final = 1.0
 """If a sync takes longer, the disk is behind: sends are refused until it catches up."""
+
+_EARLY_SPAN_BYTES: Final = 384 * 1024
+"""What a span has about at most if no sync follows. Clients continue when it is answered, while the
+broker serves the rest; otherwise the two would take turns.
+"""
 
 CHECKPOINT_RETRY_S: Final = 5.0
 """The pause after a failed save of the indexes, because each attempt builds all of them again."""
@@ -98,6 +103,7 @@ class Flusher:
         self._clock = clock
         self._admission = admission
         self._is_sync = settings.flush == "sync"
+        self._turn_bytes = SPAN_BYTES_MAX if self._is_sync else _EARLY_SPAN_BYTES
         self._interval = settings.flush_interval
         self._on_published = on_published
         self._on_fatal = on_fatal
@@ -218,7 +224,7 @@ class Flusher:
             refusal = self.refusal()
             if refusal is not None:
                 return refusal
-        self.turn_end = self._store.log.segments.end + SPAN_BYTES_MAX
+        self.turn_end = self._store.log.segments.end + self._turn_bytes
         self._turn_ms = self._plan_turn()
         return None
 

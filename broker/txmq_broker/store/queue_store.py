@@ -42,6 +42,8 @@ __all__ = [
     "KeyRun",
     "QueueStore",
     "Staged",
+    "checksums_in",
+    "columns_of",
     "key_hash",
     "keys_in",
     "topic_seed",
@@ -61,9 +63,25 @@ Columns: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tu
 """The positions, the sizes, the tags' hashes and the checksums of several entries."""
 
 
+def columns_of(entries: bytes) -> Columns:
+    """Packed entries by field."""
+    values = _entries(len(entries) // ENTRY.size).unpack(entries)
+    return values[::4], values[1::4], values[2::4], values[3::4]
+
+
+def checksums_in(entries: bytes) -> tuple[int, ...]:
+    """The checksums in packed entries."""
+    return _checksums(len(entries) // ENTRY.size).unpack(entries)
+
+
 @lru_cache(maxsize=PULL_MESSAGES_MAX)
 def _entries(count: int) -> Struct:
     return Struct(">" + "qiqI" * count)
+
+
+@lru_cache(maxsize=PULL_MESSAGES_MAX)
+def _checksums(count: int) -> Struct:
+    return Struct(">" + "20xI" * count)
 
 
 class Block(NamedTuple):
@@ -207,15 +225,10 @@ class ConsumeQueue:
 
     def read(self, offset: int, count: int) -> list[Entry]:
         """Up to ``count`` entries from an offset on; at least one if the offset is visible."""
-        return list(ENTRY.iter_unpack(self._packed(offset, count)))
+        return list(ENTRY.iter_unpack(self.packed(offset, count)))
 
-    def columns(self, offset: int, count: int) -> Columns:
-        """The entries of :meth:`read` by field."""
-        data = self._packed(offset, count)
-        values = _entries(len(data) // ENTRY.size).unpack(data)
-        return values[::4], values[1::4], values[2::4], values[3::4]
-
-    def _packed(self, offset: int, count: int) -> bytes:
+    def packed(self, offset: int, count: int) -> bytes:
+        """The entries of :meth:`read`, packed as :data:`ENTRY`."""
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
@@ -566,9 +579,10 @@ class QueueStore:
             queue.publish(entries)
             if type(key_hashes) is array:
                 # Those of a batch are copied as they are; the ones before them come first.
-                self.keys.extend(keys, positions)
+                if keys:
+                    self.keys.extend(keys, positions)
+                    keys, positions = [], []
                 self.keys.extend(key_hashes, key_positions)
-                keys, positions = [], []
                 continue
             keys += key_hashes
             positions += key_positions

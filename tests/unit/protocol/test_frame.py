@@ -1,6 +1,7 @@
 """Facts of txmq.protocol.command: where one frame ends and the next begins."""
 
 import tracemalloc
+from itertools import combinations
 
 import pytest
 
@@ -57,6 +58,18 @@ def test_the_end_of_one_frame_and_the_start_of_the_next_may_come_together():
 
     assert frames == [(JSON, b"{}", b"body")]
     assert reader.feed(SECOND[3:]) == [(BINARY, b"abc", b"")]
+
+
+def test_frames_are_the_same_wherever_reads_end():
+    data = FIRST + SECOND + FIRST
+    whole = FrameReader().feed(data)
+
+    for first, second in combinations(range(len(data) + 1), 2):
+        reader = FrameReader()
+        frames = reader.feed(data[:first])
+        frames += reader.feed(data[first:second])
+        assert frames + reader.feed(data[second:]) == whole
+        assert all(type(part) is bytes for _, *parts in frames for part in parts)
 
 
 def test_nothing_fed_is_nothing_found():

@@ -3,7 +3,8 @@
 import pytest
 
 from txmq.errors import DiskFull, WriteFailed
-from txmq.protocol.span import HEAD_BYTES, read_head
+from txmq.protocol.checksum import crc32
+from txmq.protocol.span import HEAD_BYTES, head, read_head
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.segments import Segments
@@ -44,6 +45,22 @@ def durable_end(disk):
         if segments.reach(extent) < extent.end:
             return segments.reach(extent)
     return segments.end
+
+
+@pytest.mark.parametrize("size", [10, 10_000], ids=["small", "large"])
+def test_a_span_has_the_same_bytes_whatever_its_pieces(disk, size):
+    log = CommitLog(disk, 100_000)
+    pieces = b"a" * size, bytearray(b"b" * size), b"c" * size
+    log.stage(pieces, 3 * size)
+
+    end = log.write()
+
+    payload = b"".join(pieces)
+    written = log.read(0, end)
+    found = read_head(written, 0, 0)
+    assert found is not None
+    assert written == head(0, 0, 0, payload, 0) + payload
+    assert (found.size, found.checksum) == (end, crc32(payload))
 
 
 def test_records_lie_where_they_were_told(log):

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -93,6 +94,30 @@ def test_replace_keeps_the_file_before_under_a_second_name(disk):
     assert disk.open("a/b").read(0, 100) == b"three"
     assert disk.open("a/b.old").read(0, 100) == b"two"
     assert disk.names("a") == ["b", "b.old"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 1100])
+def test_pieces_are_written_one_after_the_other(disk, count):
+    pieces = [b"%d," % number * 50 for number in range(count)]
+    file = disk.open("f", create=True)
+
+    file.write(5, bytearray(b"first,"), *pieces)
+
+    written = b"".join(pieces)
+    assert file.read(0, file.size()) == bytes(5) + b"first," + written
+
+
+def test_pieces_that_the_disk_takes_in_part_are_finished(tmp_path, monkeypatch):
+    file = LocalDisk(tmp_path).open("f", create=True)
+    pwritev = os.pwritev
+
+    def write_some(descriptor, pieces, position):
+        return pwritev(descriptor, [pieces[0], pieces[1][:2]], position)
+
+    monkeypatch.setattr(os, "pwritev", write_some)
+    file.write(3, b"one", b"two", b"three")
+
+    assert file.read(0, 100) == bytes(3) + b"onetwothree"
 
 
 def test_a_closed_file_is_of_no_use(disk):

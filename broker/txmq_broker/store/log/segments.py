@@ -199,23 +199,24 @@ class Segments:
         except OSError as error:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
-    def append(self, data: bytes, *, stay: bool = False, begin: bool = False) -> None:
-        """Write at the end; begin a new file if the current one is full and ``stay`` is false, or
-        if ``begin`` is true.
+    def append(self, *pieces: bytes | bytearray, stay: bool = False, begin: bool = False) -> None:
+        """Write pieces at the end; begin a new file if the current one is full and ``stay`` is
+        false, or if ``begin`` is true.
 
         Raises:
             DiskFull: The disk is full. The end of the log is unchanged.
             WriteFailed: The disk refused. The end of the log is unchanged.
         """
+        size = sum(map(len, pieces))
         try:
             if not self._is_tidy:
                 self._tidy()
             inside = self.end - self.starts[-1] if self.starts else 0
-            is_full = inside and inside + len(data) > self._size and not stay
+            is_full = inside and inside + size > self._size and not stay
             if not self.starts or is_full or (begin and inside):
                 self._begin_file()
                 inside = 0
-            self.files[-1].write(inside, data)
+            self.files[-1].write(inside, *pieces)
         except OSError as error:
             self._is_tidy = False
             with suppress(OSError):
@@ -223,7 +224,7 @@ class Segments:
             if error.errno in NO_ROOM:
                 raise DiskFull(f"the disk is full: {error}") from error
             raise WriteFailed(f"the disk refused a write: {error}") from error
-        self.end += len(data)
+        self.end += size
 
     def begin_at(self, position: int) -> None:
         """Begin the first file, at a position.

@@ -65,9 +65,12 @@ def write_identity(disk: Disk, log_id: int, folder: str = "") -> None:
     Raises:
         OSError: The disk refused.
     """
-    text = f"{log_id:016x}"
-    path = f"{folder}/{PATH}" if folder else PATH
-    disk.replace(path, f"{text} {crc32(text.encode()):08x}\n".encode())
+    disk.replace(f"{folder}/{PATH}" if folder else PATH, _content(log_id))
+
+
+def _content(log_id: int) -> bytes:
+    text = b"%016x" % log_id
+    return b"%b %08x\n" % (text, crc32(text))
 
 
 def known_log(disk: Disk) -> tuple[int | None, bool]:
@@ -112,11 +115,12 @@ def _read(disk: Disk) -> int | None:
         data = file.read(0, file.size())
     finally:
         file.close()
-    text, _, check = data.rstrip(b"\n").partition(b" ")
     try:
-        return int(text, 16) if int(check, 16) == crc32(text) else None
+        log_id = int(data.partition(b" ")[0], 16)
     except ValueError:
         return None
+    # Every byte counts: `int` also takes other letters, signs and blanks.
+    return log_id if data == _content(log_id) else None
 
 
 def _log_of_first_file(disk: Disk) -> int | None:

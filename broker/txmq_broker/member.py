@@ -43,6 +43,12 @@ _RETRY_S: Final = 0.5
 _CHOSEN_S: Final = 1.0
 """How long the others wait for a member that an operator chose."""
 
+_UNSEEN_EPOCHS: Final = 1_000
+"""How many epochs a leader leaves out when the store has lost its data. Other members may have led
+in epochs that this one has not seen. In a second leadership of one epoch their logs would be taken
+for copies of this one.
+"""
+
 _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
@@ -242,8 +248,8 @@ class SetMember:
     async def _try_to_lead(self, view: View) -> None:
         copies = self._settings.replication
         address = copies.address or self._settings.advertise or self._settings.listen
-        # A store that has lost its data begins with an old epoch.
-        view = view._replace(epoch=max(view.epoch, self._epoch))
+        if view.epoch < self._epoch:  # The store has lost its data.
+            view = view._replace(epoch=self._epoch + _UNSEEN_EPOCHS)
         try:
             leadership = await self._coordinator.lead(
                 Leader(self.name, address), view, copies.lease

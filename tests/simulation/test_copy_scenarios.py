@@ -60,6 +60,39 @@ def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(rest
     in_set(main)
 
 
+def test_a_member_chosen_after_a_loss_does_not_lead_in_an_epoch_that_it_has_not_seen():
+    """The others led in it, so their logs would be taken for copies of its own."""
+
+    async def main(stage):
+        leader, coordination = stage.set.leader, stage.coordination
+        chosen = next(node for node in stage.members if node is not leader)
+        coordination.partition(chosen.name)
+        stage.world.network.isolate(chosen.name)
+        for _ in range(2):
+            epoch = coordination.view().epoch
+            await stage.set.leader.kill()
+            async with asyncio.timeout(20):
+                while not stage.set.is_serving or coordination.view().epoch == epoch:
+                    for node in stage.members:
+                        node.start()
+                    await asyncio.sleep(0.1)
+        newest = coordination.view().epoch
+
+        coordination.forget()
+        coordination.heal(chosen.name)
+        stage.world.network.heal(chosen.name)
+        await asyncio.sleep(20)
+        loss = AllowedLoss(chosen.name_in_set(), "Li Na", "etcd is new", 5, ())
+        assert coordination.allow_loss(coordination.view(), loss)
+        async with asyncio.timeout(20):
+            while len(stage.set.in_sync()) < len(stage.members):
+                await asyncio.sleep(0.1)
+        assert stage.set.leader is chosen
+        assert coordination.view().epoch > newest
+
+    in_set(main)
+
+
 def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
     async def main(stage):
         leader = stage.set.leader

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,7 +29,7 @@ from txmq_broker.access.audit import AuditLog, entries_about
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
-from txmq_broker.core.admission import Admission
+from txmq_broker.core.admission import FULL, Admission
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
@@ -222,7 +223,9 @@ class Broker:
             self._gate.is_open = True
         self._registrar = await self._open_names()
         await self._registrar.start()
-        chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
+        chores = self._housekeeping.run(
+            self._client_handlers.drop_silent, self._expire_locks, self._note_room
+        )
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
         history = self._history.run(self._flusher.send_times)
@@ -263,11 +266,13 @@ class Broker:
             log_.epoch = self._leadership.epoch
         if copy_state.is_copy:
             # Before the first span of its own: from now on heads say what was durable here.
-            self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
+            self._keeper.save_copy_state(
+                replace(copy_state, is_copy=False, epoch=log_.epoch, doubt="")
+            )
         elif self._leadership is not None:
             # A member remembers its epochs in case the store of the set does not.
             with contextlib.suppress(OSError):
-                self._keeper.save_copy_state(replace(copy_state, epoch=log_.epoch))
+                self._keeper.save_copy_state(replace(copy_state, epoch=log_.epoch, doubt=""))
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return
@@ -278,7 +283,8 @@ class Broker:
                 self.recovery.end,
                 _TORN_MEANS[self.settings.store.flush],
             )
-        if self._accept_loss is not None and not self._keeper.has_lost:
+        is_asked = self._accept_loss is not None and self._leadership is None
+        if is_asked and not self._keeper.has_lost:
             log.warning("nothing is missing, so --accept-loss had no effect")
 
     async def _open_names(self) -> Registration:
@@ -397,6 +403,7 @@ class Broker:
         self._copies = CopyHandlers(parts, self._leadership, accounts)
         self._pulls.choice = self._copies.choice
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
+        self._flusher.on_trouble = partial(self._set_handlers.note_unfit, "disk")
         families: list[HandlerFamily] = [
             *plain_families(parts, self._door.accounts),
             self._pulls,
@@ -575,6 +582,9 @@ class Broker:
 
     def _expire_locks(self) -> None:
         self.locks.expire(self.clock.monotonic())
+
+    def _note_room(self) -> None:
+        self._set_handlers.note_unfit("room", self.admission.reasons.get(FULL, ""))
 
     # Questions from outside
 

@@ -26,6 +26,7 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import LogEnd
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
@@ -145,6 +146,7 @@ class FollowerServer:
         settings: The settings of the broker.
         find_leader: See :class:`Follower`.
         accounts: The copy of the leader's accounts.
+        covered: See :class:`Follower`.
 
     Raises:
         ConfigError: A file of accounts or certificates is invalid, or a variable of the
@@ -161,6 +163,7 @@ class FollowerServer:
         network: Network,
         disk: Disk,
         entropy: Entropy,
+        covered: Callable[[], Awaitable[LogEnd | None]] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -168,7 +171,9 @@ class FollowerServer:
         self._disk = disk
         self._entropy = entropy
         self._pool = own_connections(network, clock)
-        self.follower = Follower(settings, self._pool, disk, clock, entropy, find_leader, accounts)
+        self.follower = Follower(
+            settings, self._pool, disk, clock, entropy, find_leader, accounts, covered
+        )
         self.follower.on_following = self._register
         self.follower.on_indexed = self._wake
         self.follower.reads = self._reads

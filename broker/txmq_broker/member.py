@@ -9,18 +9,20 @@ is closed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from txmq.errors import ConnectFailed, TransportError
+from txmq.errors import ConnectFailed, CorruptRecord, LogTooShort, TransportError, WriteFailed
 from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, SetAct, SetCoordinator, View
-from txmq.runtime.disk import Disk, LocalDisk
+from txmq.runtime.coordinator import Leader, Leadership, LogEnd, SetAct, SetCoordinator, View
+from txmq.runtime.disk import NO_ROOM, Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
@@ -34,6 +36,8 @@ from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.log.identity import known_log
+from txmq_broker.store.log.proof import Proof, proof_of
 
 __all__ = ["SetMember", "run"]
 
@@ -41,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
 _CHOSEN_S: Final = 1.0
-"""How long the others wait for a member that an operator chose."""
+"""How long the others wait for a member that an operator chose, or that has more of the log."""
 
 _UNSEEN_EPOCHS: Final = 1_000
 """How many epochs a leader leaves out when the store has lost its data. Other members may have led
@@ -49,8 +53,21 @@ in epochs that this one has not seen. In a second leadership of one epoch their 
 for copies of this one.
 """
 
+_ASK_S: Final = 2.0
+"""How long a member that was just started waits for the logs of the others in sync."""
+_POLL_S: Final = 0.2
+_UNFIT_S: Final = 1.0
+_FULL_S: Final = 10.0
+"""How long a member with a full disk leaves it to the others to lead. Then it leads, because it can
+delete old files.
+"""
+
 _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
+_PROBE: Final = "probe"
+_PROBE_BYTES: Final = 64 * 1024
+_DISK_ERRORS: Final = NO_ROOM | {errno.EIO, errno.EROFS}
+"""Those after which a member goes on: the disk may be mended, or have room again."""
 
 
 class SetMember:
@@ -94,6 +111,12 @@ class SetMember:
         self._stopping = asyncio.Event()
         self._failure = ""
         self._removal: SetAct | None = None
+        self._is_new = True
+        """Whether it has neither led nor followed since it was started."""
+        self._has_just_led = False
+        """Whether its own leadership ended last. What ended it may still be the case."""
+        self._unfitness = ""
+        self._leaderless_since = 0.0
         self.name = ""
         self.broker: Broker | None = None
         self.follower: Follower | None = None
@@ -117,11 +140,12 @@ class SetMember:
             view = await self._ask(self._coordinator.view())
             if view is None:
                 continue
+            if view.leader is not None:
+                self._leaderless_since = 0.0
             if self._is_forgotten(view):
                 await self._ask(self._coordinator.changed(view))
             elif view.may_lead(self.name):
-                if not (view.gives_way(self.name) and await self._another_leads(view)):
-                    await self._try_to_lead(view)
+                await self._stand(view)
             elif view.leader is None or view.leader.member == self.name:
                 self._report_removal(view)
                 # The old lease of this member, from before it was started again, has to end first.
@@ -180,15 +204,6 @@ class SetMember:
             self._former = found.leader.member
         return found
 
-    async def _another_leads(self, view: View) -> bool:
-        """Wait for the member that an operator chose; false if it does not come."""
-        try:
-            async with asyncio.timeout(_CHOSEN_S):
-                await self._ask(self._coordinator.changed(view))
-        except TimeoutError:
-            return False
-        return True
-
     def _report_removal(self, view: View) -> None:
         act = view.removal_of(self.name)
         if act is not None and act != self._removal:
@@ -199,6 +214,128 @@ class SetMember:
         if str(error) != self._failure:
             self._failure = str(error)
             log.warning("the store of the set cannot be asked, trying again: %s", error)
+
+    # Standing for election
+
+    async def _stand(self, view: View) -> None:
+        """Lead, unless another member should."""
+        is_chosen = view.loss is not None and view.loss.member == self.name
+        try:
+            proof = proof_of(self._disk)
+            problem = "" if is_chosen else self._write_problem(view)
+            doubt = "" if is_chosen or problem else await self._doubt(proof)
+        except TransportError as error:
+            self._report(error)
+            await asyncio.sleep(_RETRY_S)
+            return
+        if problem or doubt:
+            self._report_unfit(problem or f"{doubt}; {self._way_out()}")
+            await self._another_leads(view, _UNFIT_S)
+            return
+        self._unfitness = ""
+        is_last, self._has_just_led = self._has_just_led, False
+        comes_later = view.gives_way(self.name) or (is_last and view.in_sync != (self.name,))
+        if comes_later and await self._another_leads(view, _CHOSEN_S):
+            return
+        if self._is_new and not is_chosen and not await self._has_most(view, proof.end):
+            return
+        await self._try_to_lead(view, proof.end)
+
+    async def _doubt(self, proof: Proof) -> str:
+        """Why this member may lack what was acknowledged; empty if it has everything.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        doubt = Keeper(self._disk).copy_state().doubt or proof.doubt
+        if not doubt:
+            acknowledged = await self._coordinator.acknowledged()
+            if acknowledged is None or proof.end >= acknowledged:
+                return ""
+            doubt = (
+                f"its log ends at position {proof.end.position} in epoch {proof.end.epoch}, and "
+                f"the set has acknowledged what is before {acknowledged.position} in epoch "
+                f"{acknowledged.epoch}"
+            )
+        self._note_doubt(doubt)
+        return doubt
+
+    def _write_problem(self, view: View) -> str:
+        """Why this member could not store what clients send; empty if it can.
+
+        If no other member leads, a full disk is no problem: a leader that refuses sends is better
+        than no leader.
+        """
+        try:
+            self._disk.replace(_PROBE, bytes(_PROBE_BYTES))
+            self._disk.remove(_PROBE)
+        except OSError as error:
+            with suppress(OSError):
+                self._disk.remove(_PROBE)
+            now = self._clock.monotonic()
+            self._leaderless_since = self._leaderless_since or now
+            is_last = view.in_sync == (self.name,) or now - self._leaderless_since >= _FULL_S
+            return "" if error.errno in NO_ROOM and is_last else f"it cannot write: {error}"
+        return ""
+
+    def _note_doubt(self, reason: str) -> None:
+        """Keep in the directory that it may lack something, until it has caught up."""
+        keeper = Keeper(self._disk)
+        state = keeper.copy_state()
+        if state.doubt:
+            return
+        keeper.owner = f"{known_log(self._disk)[0] or 0:016x}"
+        with suppress(OSError):
+            keeper.save_copy_state(replace(state, doubt=reason))
+
+    def _way_out(self) -> str:
+        settings = self._settings
+        return (
+            "it follows as soon as another member in sync leads; if there is none, this one may "
+            f"lead with what it has: txmq cluster promote {self.name} --broker {settings.name} "
+            f"--coordinator {settings.replication.coordinator} --allow-data-loss --reason TEXT"
+        )
+
+    def _report_unfit(self, reason: str) -> None:
+        if reason != self._unfitness:
+            self._unfitness = reason
+            log.critical("this member does not lead: %s", reason)
+
+    async def _another_leads(self, view: View, within_s: float) -> bool:
+        """Wait for a change of the set; false if none comes."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ask(self._coordinator.changed(view))
+        except TimeoutError:
+            return False
+        return True
+
+    async def _has_most(self, view: View, own: LogEnd) -> bool:
+        """Compare logs with the others in sync; true if no other one that answers has more.
+
+        A member that has followed up to now has everything. One that was just started may have been
+        put back to an earlier state, which only the others know.
+        """
+        copies, deadline = self._settings.replication, self._clock.monotonic() + _ASK_S
+        try:
+            await self._coordinator.stand(self.name, own, copies.lease)
+            while True:
+                standing = await self._coordinator.standing()
+                others = {name: end for name, end in standing.items() if name in view.in_sync}
+                best = max(others, key=lambda name: (others[name], name), default=self.name)
+                has_all = others.keys() == set(view.in_sync)
+                if has_all or self._clock.monotonic() >= deadline:
+                    break
+                if await self._another_leads(view, _POLL_S) or self._stopping.is_set():
+                    return False
+        except TransportError as error:
+            self._report(error)
+            await asyncio.sleep(_RETRY_S)
+            return False
+        if best == self.name:
+            return True
+        log.info("%s has at least as much of the log as this member, and leads", best)
+        return not await self._another_leads(view, _CHOSEN_S) and others[best] == own
 
     # Following
 
@@ -217,12 +354,20 @@ class SetMember:
             network=self._network,
             disk=self._disk,
             entropy=self._entropy,
+            covered=self._coordinator.acknowledged,
         )
         self.follower = server.follower
+        self._has_just_led = False
         log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
         try:
             await until_first(server.run(), self._until_changed(view))
+        except (OSError, WriteFailed) as error:
+            if isinstance(error, OSError) and error.errno not in _DISK_ERRORS:
+                raise
+            log.error("this member cannot follow, trying again: %s", error)  # noqa: TRY400
+            await self._another_leads(view, _UNFIT_S)
         finally:
+            self._is_new &= not server.follower.has_caught_up
             self.follower = None
             is_out = self._removal is not None
             await server.close(leaves=is_out or self._stopping.is_set())
@@ -245,14 +390,14 @@ class SetMember:
 
     # Leading
 
-    async def _try_to_lead(self, view: View) -> None:
+    async def _try_to_lead(self, view: View, end: LogEnd) -> None:
         copies = self._settings.replication
         address = copies.address or self._settings.advertise or self._settings.listen
         if view.epoch < self._epoch:  # The store has lost its data.
             view = view._replace(epoch=self._epoch + _UNSEEN_EPOCHS)
         try:
             leadership = await self._coordinator.lead(
-                Leader(self.name, address), view, copies.lease
+                Leader(self.name, address), view, copies.lease, end
             )
         except TransportError as error:
             self._report(error)
@@ -266,22 +411,33 @@ class SetMember:
         held = HeldLeadership(self._coordinator, leadership, view, former, self._clock)
         self._epoch = held.epoch
         log.info("leading in epoch %d", held.epoch)
-        keeping = asyncio.create_task(held.keep(), name="keep the lease")
+        keeping = [
+            asyncio.create_task(held.keep(), name="keep the lease"),
+            asyncio.create_task(held.keep_acknowledged(), name="keep what is acknowledged"),
+        ]
         broker = Broker(
             self._settings,
             clock=self._clock,
             network=self._network,
             disk=self._disk,
             entropy=self._entropy,
+            accept_loss=None if view.loss is None else view.loss.reason,
             leadership=held,
         )
         try:
             await self._serve(broker, held)
+            self._is_new = False
+        except (CorruptRecord, LogTooShort) as error:
+            if view.loss is not None or self.broker is not None:
+                raise
+            self._note_doubt(str(error))
         finally:
             self.broker = None
+            self._has_just_led = True
             await held.resign()
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            for task in keeping:
+                task.cancel()
+            await asyncio.gather(*keeping, return_exceptions=True)
 
     async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
         """Serve as the leader until the lease or this member ends, or another one is chosen."""

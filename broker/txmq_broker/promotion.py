@@ -60,6 +60,11 @@ async def _promote(
     copy = LogCopy(disk, StoreSettings(), clock, SystemEntropy())
     try:
         copy.lock()
+        if copy.doubt:
+            raise UsageError(
+                f"{data} may lack something that it had: {copy.doubt}; start it as a follower to "
+                "have it copied again, or promote another follower"
+            )
         if not copy.is_open:
             raise UsageError(f"{data} has nothing of its leader's log yet")
         if not (state.is_complete or allow_data_loss):

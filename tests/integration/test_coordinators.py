@@ -8,13 +8,14 @@ import secrets
 import pytest
 
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import AllowedLoss, Leader, SetAct, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
 
 LEASE_S = 1
 M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")
+NOTHING = LogEnd(0, 0)
 
 
 def as_base64(text):
@@ -85,7 +86,7 @@ def store(request):
 
 async def led(coordinator, leader):
     """The leadership that a member takes from the present state."""
-    return await coordinator.lead(leader, await coordinator.view(), LEASE_S)
+    return await coordinator.lead(leader, await coordinator.view(), LEASE_S, NOTHING)
 
 
 async def in_sync_set(coordinator, leadership, seen, *members):
@@ -106,7 +107,9 @@ def test_of_two_candidates_one_leads(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         seen = await first.view()
-        won = await asyncio.gather(first.lead(M1, seen, LEASE_S), second.lead(M2, seen, LEASE_S))
+        won = await asyncio.gather(
+            first.lead(M1, seen, LEASE_S, NOTHING), second.lead(M2, seen, LEASE_S, NOTHING)
+        )
         (leadership,) = [found for found in won if found is not None]
         view = await second.view()
         assert view[:3] == (leadership.leader, 1, (leadership.leader.member,))
@@ -125,7 +128,7 @@ def test_the_leader_is_gone_when_its_lease_ends_and_the_next_epoch_is_higher(sto
         assert view[:3] == (None, 1, ("m1", "m2"))
         assert view.may_lead("m2")
         assert not view.may_lead("m3")
-        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+        assert (await second.lead(M2, view, LEASE_S, NOTHING)).epoch == 2
         assert await first.renew(leadership) is None
 
     store.run(scenario)
@@ -161,14 +164,14 @@ def test_a_renewed_lease_outlives_its_first_end(store):
 def test_a_leader_that_resigns_is_followed_at_once(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         waiting = asyncio.create_task(second.changed(await second.view()))
         await first.resign(leadership)
         view = await waiting
         assert view.leader is None
         assert await first.renew(leadership) is None
         await first.resign(leadership)
-        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+        assert (await second.lead(M2, view, LEASE_S, NOTHING)).epoch == 2
 
     store.run(scenario)
 
@@ -176,7 +179,7 @@ def test_a_leader_that_resigns_is_followed_at_once(store):
 def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         seen = await first.view()
         view = await in_sync_set(first, leadership, seen, "m1", "m2")
         assert view == await second.view()
@@ -185,7 +188,7 @@ def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
         await first.resign(leadership)
         seen = await first.view()
         assert await in_sync_set(first, leadership, seen, "m1") is None
-        assert (await second.lead(M2, seen, LEASE_S)).epoch == 2
+        assert (await second.lead(M2, seen, LEASE_S, NOTHING)).epoch == 2
         assert await in_sync_set(first, leadership, await first.view(), "m1") is None
         assert (await first.view()).in_sync == ("m1", "m2")
 
@@ -195,7 +198,7 @@ def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
 def test_an_operator_gives_a_set_without_a_leader_another_member(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         loss = AllowedLoss("m2", "Li Na", "m1 has burnt", 5, ("m1",))
         seen = await second.view()
         assert await second.allow_loss(seen, loss) is None
@@ -209,7 +212,7 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
         assert view.may_lead("m2")
         assert not view.may_lead("m1")
         assert await first.allow_loss(seen, loss) is None
-        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+        assert (await second.lead(M2, view, LEASE_S, NOTHING)).epoch == 2
         view = await second.view()
         assert (view.in_sync, view.loss) == (("m2",), None)
         assert await store.losses() == [loss]
@@ -220,7 +223,7 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
 def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         seen = await in_sync_set(first, leadership, await first.view(), "m1", "m2.00000001")
         assert seen.members == ("m1", "m2.00000001")
         act = SetAct("remove", "m2", "Li Na", "its disk is slow", 5)
@@ -245,7 +248,7 @@ def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
 def test_a_chosen_member_comes_first_until_a_member_leads(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         seen = await in_sync_set(first, leadership, await first.view(), "m1", "m2", "m3")
         act = SetAct("hand-over", "m2", "Li Na", "an upgrade", 5)
         seen = await first.change(leadership, seen, seen._replace(hand_over=act), act)
@@ -255,7 +258,7 @@ def test_a_chosen_member_comes_first_until_a_member_leads(store):
         seen = await second.view()
         assert seen.hand_over == act
         assert [seen.gives_way(member) for member in ("m1", "m2", "m3")] == [True, False, True]
-        assert await second.lead(M2, seen, LEASE_S) is not None
+        assert await second.lead(M2, seen, LEASE_S, NOTHING) is not None
         assert (await second.view()).hand_over is None
 
     store.run(scenario)
@@ -267,7 +270,7 @@ def test_a_leader_may_know_a_newer_epoch_than_the_store(store):
     async def scenario(store):
         first = store.coordinator("m1")
         seen = (await first.view())._replace(epoch=7)
-        assert (await first.lead(M1, seen, LEASE_S)).epoch == 8
+        assert (await first.lead(M1, seen, LEASE_S, NOTHING)).epoch == 8
         assert (await first.view()).epoch == 8
 
     store.run(scenario)
@@ -277,7 +280,7 @@ def test_a_change_wakes_the_members_that_wait(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         waiting = asyncio.create_task(second.changed(await second.view()))
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         assert (await waiting).leader == M1
         seen = await second.view()
         waiting = asyncio.create_task(second.changed(seen))
@@ -290,7 +293,7 @@ def test_a_change_wakes_the_members_that_wait(store):
 def test_a_restarted_store_keeps_the_state_and_ends_the_waits(store):
     async def scenario(store):
         first = store.coordinator("m1")
-        leadership = await first.lead(M1, await first.view(), 60)
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
         seen = await first.view()
         waiting = asyncio.create_task(first.changed(seen))
         await asyncio.sleep(0.1)  # The request is under way; the outcome is the same if it is not.
@@ -312,7 +315,7 @@ def test_a_partitioned_member_gets_errors_and_loses_its_lease():
         with pytest.raises(TransportError):
             await first.renew(leadership)
         view = await second.changed(await second.view())
-        assert await second.lead(M2, view, LEASE_S) is not None
+        assert await second.lead(M2, view, LEASE_S, NOTHING) is not None
         store.heal("m1")
         assert await first.renew(leadership) is None
 
@@ -323,3 +326,55 @@ def test_without_an_endpoint_the_error_names_each():
     coordinator = EtcdCoordinator([("127.0.0.1", 1), ("127.0.0.1", 2)], "broker-a")
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
         asyncio.run(coordinator.view())
+
+
+def test_what_the_set_acknowledged_outlives_its_leader_and_its_in_sync_set(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        assert await second.acknowledged() is None
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
+        await first.acknowledge(leadership, LogEnd(1, 500))
+        assert await second.acknowledged() == LogEnd(1, 500)
+        seen = await first.view()
+        wanted = seen._replace(in_sync=("m1", "m2"))
+        assert await first.change(leadership, seen, wanted, None, LogEnd(1, 700)) is not None
+        await first.resign(leadership)
+        view = await second.view()
+        await first.acknowledge(leadership, LogEnd(1, 900))
+
+        assert await second.lead(M2, view, LEASE_S, LogEnd(1, 800)) is not None
+        assert await second.acknowledged() == LogEnd(1, 700)
+
+    store.run(scenario)
+
+
+def test_an_allowed_loss_ends_what_was_acknowledged_before(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60, NOTHING)
+        await first.acknowledge(leadership, LogEnd(1, 500))
+        await first.resign(leadership)
+        loss = AllowedLoss("m2", "Li Na", "m1 has burnt", 5, ("m1",))
+        view = await second.allow_loss(await second.view(), loss)
+
+        assert await second.lead(M2, view, LEASE_S, LogEnd(1, 300)) is not None
+        assert await second.acknowledged() == LogEnd(1, 300)
+
+    store.run(scenario)
+
+
+def test_members_stand_for_a_while_and_wake_nobody(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        seen = await second.view()
+        waiting = asyncio.ensure_future(second.changed(seen))
+        await first.stand("m1", LogEnd(3, 900), LEASE_S)
+        await second.stand("m2", LogEnd(3, 950), 60)
+        assert await first.standing() == {"m1": LogEnd(3, 900), "m2": LogEnd(3, 950)}
+        async with asyncio.timeout(30):
+            while await first.standing() != {"m2": LogEnd(3, 950)}:
+                await asyncio.sleep(0.05)
+        assert not waiting.done()
+        waiting.cancel()
+
+    store.run(scenario)

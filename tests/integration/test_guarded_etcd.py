@@ -14,7 +14,7 @@ from tests.certificates import Authority
 from tests.serving import environment
 from txmq.errors import ConfigError, TransportError
 from txmq.etcd_access import etcd_address, etcd_coordinator
-from txmq.runtime.coordinator import Leader
+from txmq.runtime.coordinator import Leader, LogEnd
 
 PASSWORD = "a password that nobody sees"
 USER = {"TXMQ_ETCD_USER": "txmq", "TXMQ_ETCD_PASSWORD": PASSWORD}
@@ -75,7 +75,7 @@ def with_certificate(authority, subject="/O=member"):
 async def use(etcd):
     """Lead, renew, change the set, wait for a change, and resign."""
     seen = await etcd.view()
-    leadership = await etcd.lead(M1, seen, 5)
+    leadership = await etcd.lead(M1, seen, 5, LogEnd(0, 0))
     seen = await etcd.view()
     assert seen.leader == M1
     leadership = await etcd.renew(leadership)
@@ -97,7 +97,7 @@ def test_a_set_is_kept_by_a_user(with_users):
 def test_a_token_that_etcd_has_forgotten_is_replaced(with_users):
     async def main():
         etcd = coordinator(with_users, USER)
-        leadership = await etcd.lead(M1, await etcd.view(), 5)
+        leadership = await etcd.lead(M1, await etcd.view(), 5, LogEnd(0, 0))
         etcd._token = "forgotten.1"
         seen = await etcd.view()
         etcd._token = "forgotten.1"

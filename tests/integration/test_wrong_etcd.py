@@ -14,7 +14,7 @@ from tests.cut_proxy import CutProxy
 from tests.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
 from txmq.runtime.clock import SystemClock
-from txmq.runtime.coordinator import Leader
+from txmq.runtime.coordinator import Leader, LogEnd
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq_broker.services.held_leadership import HeldLeadership
 
@@ -131,7 +131,7 @@ def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
             ports = (proxy.port, etcd.port)
             store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
             view = await store.view()
-            leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S)
+            leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S, LogEnd(0, 0))
             held = HeldLeadership(store, leadership, view, "", SystemClock())
             keeping = asyncio.create_task(held.keep())
             proxy.cut()

@@ -115,7 +115,21 @@ def the_set_shrinks_before_the_store_says_so(patch):
     patch(HeldLeadership, "record", hasty)
 
 
+def no_member_proves_its_log(patch):
+    """Without this most of what follows would only be a member that does not lead."""
+
+    async def doubt(self, proof):
+        return ""
+
+    async def has_most(self, view, own):
+        return True
+
+    patch(SetMember, "_doubt", doubt)
+    patch(SetMember, "_has_most", has_most)
+
+
 def a_follower_joins_with_less_than_was_answered(patch):
+    no_member_proves_its_log(patch)
     note = InSyncSet.note_copied
 
     def note_copied(self, member, position, answered):
@@ -134,6 +148,8 @@ def nothing_is_cut_back(patch):
 
 
 def a_wiped_member_is_taken_for_the_old_one(patch):
+    no_member_proves_its_log(patch)
+
     def own_name(self):
         self._disk.replace("member", b"same")
         return f"{self._settings.replication.member}.same"
@@ -329,6 +345,7 @@ def topics_are_not_copied(patch):
 def the_epoch_is_not_looked_at_either(patch):
     """With :func:`the_lease_is_not_looked_at`: an old leader changes the set of a newer epoch."""
     the_lease_is_not_looked_at(patch)
+    no_member_proves_its_log(patch)
 
     async def change(self, change, act=None):
         seen = await self._coordinator.view()
@@ -338,7 +355,7 @@ def the_epoch_is_not_looked_at_either(patch):
         self.in_sync = frozenset(wanted.in_sync) - {self.member}
         return True
 
-    def change_of_any_epoch(self, lease, seen, wanted, act):
+    def change_of_any_epoch(self, lease, seen, wanted, act, acknowledged):
         now = self.view()
         if now.leader is None or now.version != seen.version:
             return None

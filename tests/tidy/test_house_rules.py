@@ -89,12 +89,6 @@ def test_no_test_sleeps_to_hope():
     assert wrong == []
 
 
-def test_no_module_has_grown_into_a_house():
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
-
-    assert {name: lines for name, lines in long.items() if lines > 620} == {}
-
-
 def test_a_class_has_a_name_of_its_own():
     """One noun, one concept; the blocking twins of asynchronous classes are the exception."""
     places = defaultdict(list)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.unit.handlers.handler_stage import STEADY
-from txmq.runtime.coordinator import Leader, SetAct
+from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct
 from txmq.testing import World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.config import BrokerSettings, ReplicationSettings
@@ -13,46 +13,63 @@ from txmq_broker.core.set_acts import removal_text
 from txmq_broker.member import SetMember
 
 M1, M2 = "m1.00000001", "m2.00000002"
+NOTHING = LogEnd(0, 0)
 CHOSEN = SetAct("hand-over", M2, "Li Na", "an upgrade", 5)
 
 
+class Stage:
+    """Machine m1 in a set whose last leader, m2, has resigned; the store knows both as in sync."""
+
+    def __init__(self, world):
+        self.machine = machine = world.machine("m1")
+        machine.disk.replace("member", f"{M1.partition('.')[2]}\n".encode())
+        self.store = SimulatedCoordination(machine.entropy)
+        self.first = self.store.coordinator("m2")
+
+    async def resigned(self, acknowledged=None, **changes):
+        """Have m2 lead and resign; the state of the set has these changes then."""
+        first = self.first
+        leadership = await first.lead(Leader(M2, "m2:10911"), await first.view(), 60, NOTHING)
+        seen = await first.view()
+        wanted = seen._replace(**{"in_sync": (M1, M2), **changes})
+        assert await first.change(leadership, seen, wanted, None, acknowledged) is not None
+        await first.resign(leadership)
+
+    async def seconds_until_leading(self, within=20):
+        """Start m1; when it leads."""
+        machine = self.machine
+        leading = asyncio.Event()
+        settings = BrokerSettings(
+            listen=f"{machine.address}:10911",
+            names="names:9876",
+            replication=ReplicationSettings(
+                coordinator="etcd://store:2379", member="m1", mode="async", lease=5
+            ),
+        )
+        member = SetMember(
+            settings,
+            self.store.coordinator("m1"),
+            clock=machine.clock,
+            network=machine.network,
+            disk=machine.disk,
+            entropy=machine.entropy,
+            on_leading=lambda _: leading.set(),
+        )
+        began = machine.clock.monotonic()
+        running = machine.run(member.run(), name="member")
+        try:
+            async with asyncio.timeout(within):
+                await leading.wait()
+            return machine.clock.monotonic() - began
+        finally:
+            member.stop()
+            await running
+
+
 async def seconds_until_leading(world, **changes):
-    """Start m1 at a set without a leader whose state has these changes; when it leads."""
-    machine = world.machine("m1")
-    machine.disk.replace("member", f"{M1.partition('.')[2]}\n".encode())
-    store = SimulatedCoordination(machine.entropy)
-    first = store.coordinator("m2")
-    leadership = await first.lead(Leader(M2, "m2:10911"), await first.view(), 60)
-    seen = await first.view()
-    wanted = seen._replace(in_sync=(M1, M2), **changes)
-    assert await first.change(leadership, seen, wanted) is not None
-    await first.resign(leadership)
-    leading = asyncio.Event()
-    settings = BrokerSettings(
-        listen=f"{machine.address}:10911",
-        names="names:9876",
-        replication=ReplicationSettings(
-            coordinator="etcd://store:2379", member="m1", mode="async", lease=5
-        ),
-    )
-    member = SetMember(
-        settings,
-        store.coordinator("m1"),
-        clock=machine.clock,
-        network=machine.network,
-        disk=machine.disk,
-        entropy=machine.entropy,
-        on_leading=lambda _: leading.set(),
-    )
-    began = machine.clock.monotonic()
-    running = machine.run(member.run(), name="member")
-    try:
-        async with asyncio.timeout(20):
-            await leading.wait()
-        return machine.clock.monotonic() - began
-    finally:
-        member.stop()
-        await running
+    stage = Stage(world)
+    await stage.resigned(**changes)
+    return await stage.seconds_until_leading()
 
 
 def run(scenario):
@@ -60,13 +77,90 @@ def run(scenario):
     return world.run(scenario(world))
 
 
-def test_a_member_in_sync_leads_at_once():
-    assert run(seconds_until_leading) < 0.5
+def test_the_only_member_in_sync_leads_at_once():
+    assert run(lambda world: seconds_until_leading(world, in_sync=(M1,))) < 0.5
+
+
+def test_a_started_member_waits_a_moment_for_the_others_in_sync():
+    """They may have more of the log, if this directory was put back to an earlier state."""
+    assert 2.0 <= run(seconds_until_leading) < 2.5
+
+
+def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more():
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned()
+        await stage.first.stand(M2, LogEnd(-1, 0), 60)
+        return await stage.seconds_until_leading()
+
+    assert run(scenario) < 0.5
+
+
+def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned()
+        await stage.first.stand(M2, LogEnd(1, 500), 60)
+        return await stage.seconds_until_leading()
+
+    with pytest.raises(TimeoutError):
+        run(scenario)
+
+
+def test_a_member_that_lacks_what_the_set_acknowledged_does_not_lead_and_says_what_to_do(caplog):
+    with pytest.raises(TimeoutError):
+        run(lambda world: seconds_until_leading(world, acknowledged=LogEnd(1, 500), in_sync=(M1,)))
+
+    (line,) = [line for line in caplog.messages if "does not lead" in line]
+    assert "its log ends at position 0 in epoch 0" in line
+    assert "acknowledged what is before 500 in epoch 1" in line
+    assert f"txmq cluster promote {M1}" in line
+    assert "--allow-data-loss" in line
+
+
+def test_a_member_that_lacks_something_leads_if_an_operator_accepts_the_loss():
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned(acknowledged=LogEnd(1, 500), in_sync=(M2,))
+        loss = AllowedLoss(M1, "Li Na", "m2 has burnt", 5, (M2,))
+        await stage.first.allow_loss(await stage.first.view(), loss)
+        return await stage.seconds_until_leading(), stage.store.acknowledged
+
+    seconds, acknowledged = run(scenario)
+    assert seconds < 0.5
+    assert acknowledged == NOTHING
+
+
+def test_a_member_that_cannot_write_leads_once_it_can(caplog):
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned(in_sync=(M1,))
+        stage.machine.disk.fail_writes()
+        mending = asyncio.get_running_loop().call_later(6, stage.machine.disk.repair)
+        try:
+            return await stage.seconds_until_leading()
+        finally:
+            mending.cancel()
+
+    assert 6 <= run(scenario) < 8
+    assert sum("does not lead: it cannot write" in line for line in caplog.messages) == 1
+
+
+def test_a_full_disk_leaves_it_to_the_others_to_lead_for_a_while():
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned(in_sync=(M1,))
+        await stage.seconds_until_leading()
+        await stage.resigned()
+        stage.machine.disk.capacity = stage.machine.disk.space().used
+        return await stage.seconds_until_leading()
+
+    assert 10 <= run(scenario) < 15
 
 
 def test_another_member_that_was_chosen_comes_first_but_not_for_long():
     """It may have died since an operator chose it."""
-    assert 1.0 <= run(lambda world: seconds_until_leading(world, hand_over=CHOSEN)) < 1.5
+    assert 3.0 <= run(lambda world: seconds_until_leading(world, hand_over=CHOSEN)) < 3.5
 
 
 def test_a_member_that_was_removed_does_not_lead(caplog):

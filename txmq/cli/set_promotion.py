@@ -231,8 +231,11 @@ async def _accept(
         )
     if short_name(loss.member) == loss.member:
         loss = loss._replace(member=find_member(loss.member, seen.members, seen.in_sync))
-    if loss.member in seen.in_sync:
-        raise IllegalOperation(f"{loss.member} is in sync: it leads as soon as it is started")
+    if not allow_data_loss and loss.member in seen.in_sync:
+        raise IllegalOperation(
+            f"{loss.member} is in sync: it leads as soon as it is started, unless its log says why "
+            "not; then add --allow-data-loss"
+        )
     if not allow_data_loss:
         in_sync = ", ".join(seen.in_sync)
         raise UsageError(

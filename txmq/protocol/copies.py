@@ -58,6 +58,11 @@ class FollowLog(Header):
     """Whether the tables may come compressed; older followers cannot read those."""
     takes_changes: bool = False
     """Whether only the changed topics may come; older followers need all of them."""
+    is_out: bool = False
+    """Whether its copy does not count as in sync: it is damaged, or it has lost something and has
+    not caught up since."""
+    can_lead: bool = True
+    """Whether its disk has room for what a leader stores."""
 
 
 class FollowAnswer(Header):

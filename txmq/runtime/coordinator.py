@@ -15,6 +15,7 @@ __all__ = [
     "AllowedLoss",
     "Leader",
     "Leadership",
+    "LogEnd",
     "SetAct",
     "SetCoordinator",
     "View",
@@ -31,6 +32,14 @@ class Leader(NamedTuple):
 
     member: str
     address: str
+
+
+class LogEnd(NamedTuple):
+    """How far a log goes. Of two members of a set, the one with the higher end has more."""
+
+    epoch: int
+    """The epoch of its last span."""
+    position: int
 
 
 class AllowedLoss(NamedTuple):
@@ -132,11 +141,19 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+    async def lead(
+        self, leader: Leader, seen: View, lease_s: int, end: LogEnd
+    ) -> Leadership | None:
         """Begin an epoch as its leader; ``None`` if the state has changed since it was seen.
 
         The leader joins the in-sync set if that is empty. The caller asks :meth:`View.may_lead`
         first.
+
+        Args:
+            leader: The member.
+            seen: The state that it has seen.
+            lease_s: How long it leads unless it renews the lease.
+            end: The end of its log. After an allowed loss, this is what the set has acknowledged.
 
         Raises:
             TransportError: The store does not answer.
@@ -160,7 +177,12 @@ class SetCoordinator(Protocol):
         ...
 
     async def change(
-        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
+        self,
+        leadership: Leadership,
+        seen: View,
+        wanted: View,
+        act: SetAct | None = None,
+        acknowledged: LogEnd | None = None,
     ) -> View | None:
         """Replace the in-sync set, the members, those removed, and the hand-over.
 
@@ -169,9 +191,43 @@ class SetCoordinator(Protocol):
             seen: The state that it has seen.
             wanted: The state with other values of these.
             act: The operator's act that this carries out; the store keeps it for good.
+            acknowledged: As for :meth:`acknowledge`, in the same step.
 
         Returns:
             The new state; ``None`` if the leadership or the seen state is over.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def acknowledge(self, leadership: Leadership, end: LogEnd) -> None:
+        """Note how far every member in sync has the log; without effect if the lease has ended.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def acknowledged(self) -> LogEnd | None:
+        """How far every member in sync had the log when that was last noted; ``None`` if it never
+        was. A member that lacks part of this must not lead.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
+        """Offer a member as the next leader, with the end of its log, for some seconds.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def standing(self) -> dict[str, LogEnd]:
+        """The members that stand now.
 
         Raises:
             TransportError: The store does not answer.

@@ -44,6 +44,11 @@ class Space(NamedTuple):
     used: int
     total: int
 
+    @property
+    def used_part(self) -> float:
+        """How full the disk is, from 0 to 1."""
+        return self.used / self.total if self.total else 0.0
+
 
 class File(Protocol):
     """An open file. Every method raises ``OSError`` if the disk fails."""

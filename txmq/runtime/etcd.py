@@ -5,6 +5,9 @@ the lease of its writer, so etcd deletes it when the lease ends. Each change is 
 compares the revision of ``state`` with the one that the member has seen. Each loss that an operator
 accepted has a key below ``losses`` as well, and each other act of an operator one below ``acts``.
 
+Elsewhere, so that its changes wake nobody, is what the set has acknowledged, and a key with a lease
+for each member that stands for election.
+
 Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
 framing has to be parsed. Members send a request every second or two.
 """
@@ -27,6 +30,7 @@ from txmq.runtime.coordinator import (
     AllowedLoss,
     Leader,
     Leadership,
+    LogEnd,
     SetAct,
     View,
     known_members,
@@ -38,6 +42,7 @@ __all__ = ["EtcdCoordinator", "EtcdTls", "EtcdUser"]
 T = TypeVar("T")
 
 _PREFIX: Final = "/txmq/sets"
+_ENDS: Final = "/txmq/ends"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
 _WATCH_S: Final = 5.0
 _TRIES_PER_LEASE: Final = 4
@@ -140,16 +145,19 @@ class EtcdCoordinator:
         self._folder = f"{_PREFIX}/{name}/"
         self._state_key = _text(f"{self._folder}state")
         self._leader_key = _text(f"{self._folder}leader")
+        self._acknowledged_key = _text(f"{_ENDS}/{name}/acknowledged")
+        self._standing = f"{_ENDS}/{name}/standing/"
 
     async def view(self) -> View:
         """See :meth:`SetCoordinator.view`."""
         return (await self._read())[0]
 
-    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+    async def lead(
+        self, leader: Leader, seen: View, lease_s: int, end: LogEnd
+    ) -> Leadership | None:
         """See :meth:`SetCoordinator.lead`."""
         asked = self._clock.monotonic()
-        granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
-        lease, lease_s = int(granted["ID"]), int(granted["TTL"])
+        lease, lease_s = await self._grant(lease_s)
         in_sync = seen.in_sync or (leader.member,)
         members = known_members(seen.members, in_sync)
         state = SetState(seen.epoch + 1, in_sync, members=members, removed=seen.removed)
@@ -157,6 +165,8 @@ class EtcdCoordinator:
             self._put_state(state),
             _put(self._leader_key, msgspec.json.encode(leader), lease),
         ]
+        if seen.loss is not None:
+            puts.append(self._put_acknowledged(end))
         if not await self._commit([self._is_seen(seen), self._nobody_leads()], puts):
             await self._call("/v3/lease/revoke", {"ID": lease})
             return None
@@ -177,7 +187,12 @@ class EtcdCoordinator:
         await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused=True)
 
     async def change(
-        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
+        self,
+        leadership: Leadership,
+        seen: View,
+        wanted: View,
+        act: SetAct | None = None,
+        acknowledged: LogEnd | None = None,
     ) -> View | None:
         """See :meth:`SetCoordinator.change`."""
         state = SetState(
@@ -190,12 +205,34 @@ class EtcdCoordinator:
         puts = [self._put_state(state)]
         if act is not None:
             puts.append(self._put_for_good("acts", seen, act))
-        compare = [
-            self._is_seen(seen),
-            _compare("LEASE", self._leader_key, "lease", leadership.lease),
-        ]
-        version = await self._commit(compare, puts)
+        if acknowledged is not None:
+            puts.append(self._put_acknowledged(acknowledged))
+        version = await self._commit([self._is_seen(seen), self._leads(leadership)], puts)
         return state.seen_by(leadership.leader, version) if version else None
+
+    async def acknowledge(self, leadership: Leadership, end: LogEnd) -> None:
+        """See :meth:`SetCoordinator.acknowledge`."""
+        await self._commit([self._leads(leadership)], [self._put_acknowledged(end)])
+
+    async def acknowledged(self) -> LogEnd | None:
+        """See :meth:`SetCoordinator.acknowledged`."""
+        answer = await self._call("/v3/kv/range", {"key": self._acknowledged_key})
+        found = answer.get("kvs", [])
+        return _value(found[0], LogEnd) if found else None
+
+    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
+        """See :meth:`SetCoordinator.stand`."""
+        lease, _ = await self._grant(for_s)
+        key = _text(f"{self._standing}{member}")
+        await self._commit([], [_put(key, msgspec.json.encode(end), lease)])
+
+    async def standing(self) -> dict[str, LogEnd]:
+        """See :meth:`SetCoordinator.standing`."""
+        answer = await self._call("/v3/kv/range", _all_below(self._standing))
+        return {
+            _plain(found["key"]).removeprefix(self._standing): _value(found, LogEnd)
+            for found in answer.get("kvs", [])
+        }
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """See :meth:`SetCoordinator.allow_loss`."""
@@ -212,11 +249,7 @@ class EtcdCoordinator:
         found, revision = await self._read()
         if found != seen:
             return found
-        wanted = {
-            "key": _text(self._folder),
-            "range_end": _text(self._folder[:-1] + chr(ord(self._folder[-1]) + 1)),
-            "start_revision": revision + 1,
-        }
+        wanted = _all_below(self._folder) | {"start_revision": revision + 1}
         while found == seen:
             # The read has a valid token.
             watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
@@ -257,6 +290,12 @@ class EtcdCoordinator:
         # A key that does not exist has create revision 0.
         return _compare("CREATE", self._leader_key, "create_revision", 0)
 
+    def _leads(self, leadership: Leadership) -> dict[str, Any]:
+        return _compare("LEASE", self._leader_key, "lease", leadership.lease)
+
+    def _put_acknowledged(self, end: LogEnd) -> dict[str, Any]:
+        return _put(self._acknowledged_key, msgspec.json.encode(end))
+
     def _put_state(self, state: SetState) -> dict[str, Any]:
         return _put(self._state_key, msgspec.json.encode(state))
 
@@ -264,6 +303,11 @@ class EtcdCoordinator:
         # As an object, for people who read it in etcd.
         value = msgspec.json.encode(decision._asdict())
         return _put(_text(f"{self._folder}{folder}/{seen.version}"), value)
+
+    async def _grant(self, lease_s: int) -> tuple[int, int]:
+        """A new lease, and the seconds that etcd gives it."""
+        granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
+        return int(granted["ID"]), int(granted["TTL"])
 
     async def _commit(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> int:
         """The revision of a transaction, or 0 if a comparison failed."""
@@ -503,12 +547,21 @@ def _value(pair: dict[str, str], kind: type[T]) -> T:
     try:
         return msgspec.json.decode(base64.b64decode(pair["value"]), type=kind)
     except msgspec.DecodeError as error:
-        key = base64.b64decode(pair["key"]).decode()
+        key = _plain(pair["key"])
         raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
 
 
 def _text(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+def _plain(text: str) -> str:
+    return base64.b64decode(text).decode()
+
+
+def _all_below(folder: str) -> dict[str, Any]:
+    """The range of the keys in a folder, which ends with a slash."""
+    return {"key": _text(folder), "range_end": _text(folder[:-1] + chr(ord(folder[-1]) + 1))}
 
 
 def _compare(target: str, key: str, field: str, value: int) -> dict[str, Any]:

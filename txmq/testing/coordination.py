@@ -15,6 +15,7 @@ from txmq.runtime.coordinator import (
     AllowedLoss,
     Leader,
     Leadership,
+    LogEnd,
     SetAct,
     View,
     known_members,
@@ -47,6 +48,9 @@ class SimulatedCoordination:
         self._partitioned: set[str] = set()
         self._lives = 1
         self._changed = asyncio.Event()
+        self.acknowledged: LogEnd | None = None
+        self._standing: dict[str, tuple[LogEnd, int]] = {}
+        """The members that stand, each with the end of its log and a lease."""
 
     def coordinator(self, member: str) -> SimulatedCoordinator:
         """One member's access to the store."""
@@ -69,6 +73,8 @@ class SimulatedCoordination:
     def forget(self) -> None:
         """Restart the store without its state and its leases, as from an empty disk."""
         self._leases.clear()
+        self._standing.clear()
+        self.acknowledged = None
         self._change(View(None, 0, (), 0))
         self.restart()
 
@@ -142,11 +148,13 @@ class SimulatedCoordination:
         self._leases.pop(lease, None)
         self.view()
 
-    def lead(self, leader: Leader, seen: View, lease: int) -> bool:
+    def lead(self, leader: Leader, seen: View, lease: int, end: LogEnd) -> bool:
         """Begin an epoch if the state is the seen one and nobody leads."""
         now = self.view()
         if now.leader is not None or now.version != seen.version:
             return False
+        if now.loss is not None:
+            self.acknowledged = end
         self._lease = lease
         in_sync = now.in_sync or (leader.member,)
         members = known_members(now.members, in_sync)
@@ -155,13 +163,22 @@ class SimulatedCoordination:
         )
         return True
 
-    def change(self, lease: int, seen: View, wanted: View, act: SetAct | None) -> View | None:
+    def change(
+        self,
+        lease: int,
+        seen: View,
+        wanted: View,
+        act: SetAct | None,
+        acknowledged: LogEnd | None,
+    ) -> View | None:
         """Change what a leader may if the state is the seen one and this lease leads."""
         now = self.view()
         if now.leader is None or self._lease != lease or now.version != seen.version:
             return None
         if act is not None:
             self.acts.append(act)
+        if acknowledged is not None:
+            self.acknowledged = acknowledged
         self._change(
             now._replace(
                 in_sync=tuple(sorted(wanted.in_sync)),
@@ -172,6 +189,21 @@ class SimulatedCoordination:
             )
         )
         return self._view
+
+    def acknowledge(self, lease: int, end: LogEnd) -> None:
+        """Note what the set has acknowledged if this lease leads."""
+        if self.view().leader is not None and self._lease == lease:
+            self.acknowledged = end
+
+    def stand(self, member: str, end: LogEnd, lease: int) -> None:
+        """Note that a member stands until this lease ends."""
+        self._standing[member] = (end, lease)
+
+    def standing(self) -> dict[str, LogEnd]:
+        """The members that stand now."""
+        return {
+            member: end for member, (end, lease) in self._standing.items() if self.is_alive(lease)
+        }
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """Make one member the in-sync set if the state is the seen one and nobody leads."""
@@ -211,12 +243,14 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+    async def lead(
+        self, leader: Leader, seen: View, lease_s: int, end: LogEnd
+    ) -> Leadership | None:
         """See :meth:`SetCoordinator.lead`."""
         asked = asyncio.get_running_loop().time()
         life = await self._arrive()
         lease = self._store.grant(lease_s)
-        has_begun = self._store.lead(leader, seen, lease)
+        has_begun = self._store.lead(leader, seen, lease, end)
         await self._return(life)
         if not has_begun:
             return None
@@ -238,11 +272,42 @@ class SimulatedCoordinator:
         await self._return(life)
 
     async def change(
-        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
+        self,
+        leadership: Leadership,
+        seen: View,
+        wanted: View,
+        act: SetAct | None = None,
+        acknowledged: LogEnd | None = None,
     ) -> View | None:
         """See :meth:`SetCoordinator.change`."""
         life = await self._arrive()
-        found = self._store.change(leadership.lease, seen, wanted, act)
+        found = self._store.change(leadership.lease, seen, wanted, act, acknowledged)
+        await self._return(life)
+        return found
+
+    async def acknowledge(self, leadership: Leadership, end: LogEnd) -> None:
+        """See :meth:`SetCoordinator.acknowledge`."""
+        life = await self._arrive()
+        self._store.acknowledge(leadership.lease, end)
+        await self._return(life)
+
+    async def acknowledged(self) -> LogEnd | None:
+        """See :meth:`SetCoordinator.acknowledged`."""
+        life = await self._arrive()
+        found = self._store.acknowledged
+        await self._return(life)
+        return found
+
+    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
+        """See :meth:`SetCoordinator.stand`."""
+        life = await self._arrive()
+        self._store.stand(member, end, self._store.grant(for_s))
+        await self._return(life)
+
+    async def standing(self) -> dict[str, LogEnd]:
+        """See :meth:`SetCoordinator.standing`."""
+        life = await self._arrive()
+        found = self._store.standing()
         await self._return(life)
         return found
 

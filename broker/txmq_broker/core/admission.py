@@ -6,10 +6,12 @@ from typing import Final
 
 from txmq.errors import ServiceUnavailable
 
-__all__ = ["COPIES", "Admission"]
+__all__ = ["COPIES", "FULL", "Admission"]
 
 COPIES: Final = "copies"
 """The cause that too few copies are in sync."""
+FULL: Final = "disk"
+"""The cause that the disk is full beyond its mark."""
 
 
 class Admission:

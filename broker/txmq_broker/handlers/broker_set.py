@@ -20,12 +20,13 @@ from txmq_broker.core.set_acts import HAND_OVER, REMOVE, KnownSet, changed_by
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.parts import Parts
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.step_down import StepDown
 
 __all__ = ["BrokerSetHandlers"]
 
 
 class BrokerSetHandlers:
-    """Serves operators of a broker set."""
+    """Serves operators of a broker set, and hands over by itself from a leader that is unfit."""
 
     def __init__(
         self, parts: Parts, leadership: HeldLeadership | None, copies: CopyHandlers
@@ -35,7 +36,20 @@ class BrokerSetHandlers:
         self._leadership = leadership
         self._copies = copies
         self._tasks = Tasks()
-        self.stop = self._tasks.stop
+        self._step_down: StepDown | None = None
+        if leadership is not None:
+            self._step_down = StepDown(leadership, parts.clock, copies.shipper.successors)
+
+    def note_unfit(self, cause: str, reason: str) -> None:
+        """Note why this broker should not lead its set; without a reason, the cause is gone."""
+        if self._step_down is not None:
+            self._step_down.note(cause, reason)
+
+    async def stop(self) -> None:
+        """Stop what runs."""
+        await self._tasks.stop()
+        if self._step_down is not None:
+            await self._step_down.stop()
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""

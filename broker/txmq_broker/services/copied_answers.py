@@ -19,6 +19,7 @@ from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import RESPONSE, FrameReader
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import LogEnd
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import COPIES, Admission
@@ -90,8 +91,13 @@ class CopiedAnswers:
         self.holds_answers = self._awaits or leadership is not None
         """Whether durable spans come to :meth:`hold`."""
         self._set = InSyncSet()
+        self._began = LogEnd(0, store.log.end)
+        """The end of the log when this leadership began."""
         if leadership is not None:
+            last = store.last_span()
+            self._began = LogEnd(0 if last is None else last.epoch, store.log.end)
             self._set = InSyncSet(leadership.in_sync, leadership.former)
+            leadership.acknowledged = self.acknowledged_end
         self._held: deque[HeldSpan] = deque()
         self._answered = store.log.end
         """The end of what was answered. All that a new leader has may have been."""
@@ -155,6 +161,16 @@ class CopiedAnswers:
         end = min([self._store.checkpoints.published, self._store.log.durable, *ends])
         self._acknowledged = max(self._acknowledged, end)
         return self._acknowledged
+
+    def acknowledged_end(self) -> LogEnd | None:
+        """The end of the part that every member in sync has.
+
+        ``None`` until that is all that this leader began with: before, the epoch is unknown.
+        """
+        position = self.acknowledged
+        if position <= self._began.position:
+            return self._began if position == self._began.position else None
+        return LogEnd(self._store.log.epoch, position)
 
     @property
     def is_full(self) -> bool:

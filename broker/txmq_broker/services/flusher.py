@@ -131,6 +131,9 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._failed = self._is_stopped = False
         self._busy_refused = self._sends_refused = 0
+        self.on_trouble: Callable[[str], None] = lambda _: None
+        """Called with the reason when a write fails, and with none when one succeeds again."""
+        self._is_in_trouble = False
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
         self._finish = self.release
@@ -324,7 +327,12 @@ class Flusher:
             except StoreError as error:
                 log.warning("a write failed: %s", error)
                 self._refuse(tickets, str(error))
+                self._is_in_trouble = True
+                self.on_trouble(str(error))
             else:
+                if self._is_in_trouble:
+                    self._is_in_trouble = False
+                    self.on_trouble("")
                 if self._is_sync:
                     now = self._clock.monotonic()
                     # They arrived in all turns since the first: while the disk was busy, many.

@@ -29,6 +29,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import LogEnd
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
@@ -113,6 +114,7 @@ class Follower:
         copy: The directory.
         broker_id: The id under which it registers with name servers; 0 before its leader has given
             it one.
+        has_caught_up: Whether the copy has had everything that its leader had when it was found.
         on_following: Called when a leader is found and the id is known.
         on_indexed: Called when readers may see more.
         reads: Returns what it does for readers; nothing serves them if left out.
@@ -126,6 +128,8 @@ class Follower:
         find_leader: Returns the address and the epoch of the present leader. It waits for one, or
             raises :class:`TransportError` or :class:`BrokerRefused`.
         accounts: Receives the leader's accounts; nothing does if left out.
+        covered: Returns what the set has acknowledged, as far as its store knows. It raises
+            :class:`TransportError` if the store does not answer.
     """
 
     def __init__(
@@ -137,10 +141,14 @@ class Follower:
         entropy: Entropy,
         find_leader: Callable[[], Awaitable[tuple[str, int]]],
         accounts: OwnAccounts | None = None,
+        covered: Callable[[], Awaitable[LogEnd | None]] | None = None,
     ) -> None:
         self._member = settings.replication.member
         self._pool = pool
         self._find_leader = find_leader
+        self._covered = covered
+        self._disk = disk
+        self._full_from = settings.retention.refuse_above
         self._serves_reads = settings.replication.reads
         self.copy = self._copy = LogCopy(
             disk, settings.store, clock, entropy, serves_reads=self._serves_reads
@@ -158,6 +166,9 @@ class Follower:
         """Set when tables were taken whose changes may have become many."""
         self._leader = ""
         self._leaders_end = 0
+        self._first_end = 0
+        """Where the leader's log ended when this follower found it."""
+        self.has_caught_up = False
         self._is_following = False
         self._failure = ""
         self._is_locked = False
@@ -232,11 +243,14 @@ class Follower:
         self._leader, self._is_following = address, False
         self._connection = connection = await self._pool.connection(address)
         try:
+            was_open = self._copy.is_open
             answer, tables, _ = await self._ask(connection, self._copy.last)
             if tables is None:
                 raise RemoteProtocolError(f"{address} sent no tables")
+            self._first_end = answer.end
             self._copy.open_as(int(answer.log, 16), answer.start, tables)
-            if not answer.is_shared:
+            has_opened = not was_open and self._copy.last is not None
+            if has_opened or not answer.is_shared:
                 answer, tables, _ = await self._ask(connection, self._copy.last)
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
@@ -283,6 +297,8 @@ class Follower:
             serves_reads=self._serves_reads,
             takes_deflated=True,
             takes_changes=True,
+            is_out=bool(self._copy.doubt),
+            can_lead=self._disk.space().used_part <= self._full_from,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -343,6 +359,9 @@ class Follower:
             self._copied.clear()
             await self._copy.sync()
             self._look_near()
+            if self._copy.durable >= self._first_end:
+                self.has_caught_up = True
+                self._copy.end_doubt()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
 
@@ -385,10 +404,30 @@ class Follower:
         self, connection: Connection, leaders_start: int, tables: CopiedTables
     ) -> None:
         last = await self._last_shared(connection)
+        await self._refuse_to_lose(leaders_start if last is None else last.position + last.size)
         if last is None and self._copy.start != leaders_start:
             self._copy.start_over(leaders_start, tables)
         else:
             self._copy.cut_back(last, tables)
+
+    async def _refuse_to_lose(self, position: int) -> None:
+        """Keep what the set has acknowledged, whatever the leader lacks.
+
+        Raises:
+            BrokerRefused: The leader lacks a part of that behind this position, and this copy has
+                it.
+        """
+        covered = None if self._covered is None else await self._covered()
+        head = self._copy.last
+        if covered is None or head is None or self._copy.doubt:
+            return
+        own = LogEnd(head.epoch, head.position + head.size)
+        if own >= covered and position < covered.position:
+            raise BrokerRefused(
+                f"{self._leader} leads without {covered.position - position} bytes that the set "
+                f"has acknowledged, from position {position} on; this copy keeps them. Stop that "
+                "leader, and let this member lead"
+            )
 
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
         """The last span that both logs have; ``None`` if they share nothing."""

@@ -9,11 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from txmq.errors import IllegalOperation, TransportError
 from txmq.runtime.clock import Clock
-from txmq.runtime.coordinator import Leadership, SetAct, SetCoordinator, View, known_members
+from txmq.runtime.coordinator import (
+    Leadership,
+    LogEnd,
+    SetAct,
+    SetCoordinator,
+    View,
+    known_members,
+)
 
 __all__ = ["HeldLeadership"]
 
@@ -21,6 +29,10 @@ log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.2
+_ACKNOWLEDGED_S: Final = 1.0
+"""How often the store learns what the set has acknowledged. A member that lost only what came after
+that is found by comparison with the others.
+"""
 
 CLOCK_ERROR: Final = 0.02
 """The part of a lease by which the clocks of this machine and the store may differ in its end."""
@@ -45,7 +57,9 @@ class HeldLeadership:
         removed: The members that an operator removed, by their short names.
         former: As given.
         ended: Set when this member does not lead any more.
-        is_handing_over: Set when an operator chose another member as the leader.
+        is_handing_over: Set when another member was chosen as the leader.
+        acknowledged: Returns how far every member in sync has the log; ``None`` while that is
+            unknown.
     """
 
     def __init__(
@@ -71,6 +85,7 @@ class HeldLeadership:
         self.former = former
         self.ended = asyncio.Event()
         self.is_handing_over = asyncio.Event()
+        self.acknowledged: Callable[[], LogEnd | None] = lambda: None
 
     @property
     def seconds_since_renewal(self) -> float:
@@ -116,6 +131,17 @@ class HeldLeadership:
             else:
                 self._leadership = renewed
 
+    async def keep_acknowledged(self) -> None:
+        """Keep what the set has acknowledged in the store, until cancelled."""
+        noted: LogEnd | None = None
+        while True:
+            await asyncio.sleep(_ACKNOWLEDGED_S)
+            end = self.acknowledged()
+            if end is not None and end != noted:
+                with suppress(TransportError):
+                    await self._coordinator.acknowledge(self._leadership, end)
+                    noted = end
+
     async def record(self, members: frozenset[str]) -> frozenset[str] | None:
         """Have the store replace the in-sync set, however long that takes.
 
@@ -158,7 +184,9 @@ class HeldLeadership:
         if seen.epoch != self.epoch or seen.leader != self._leadership.leader:
             self.end(f"epoch {seen.epoch} has begun")
             return False
-        found = await self._coordinator.change(self._leadership, seen, change(seen), act)
+        found = await self._coordinator.change(
+            self._leadership, seen, change(seen), act, self.acknowledged()
+        )
         if found is None:
             return False
         self._view = found

@@ -20,7 +20,7 @@ from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq_broker.config import RetentionSettings
-from txmq_broker.core.admission import Admission
+from txmq_broker.core.admission import FULL, Admission
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
@@ -198,8 +198,7 @@ class Housekeeping:
         self._delete_old(self.retention)
 
     def _delete_old(self, settings: RetentionSettings) -> None:
-        space = self._disk.space()
-        used = space.used / space.total if space.total else 0.0
+        used = self._disk.space().used_part
         files = self._store.checkpoints.completed_files()
         now_ms = self._clock.wall_ms()
         hour = local_time(self._clock).hour
@@ -225,16 +224,16 @@ class Housekeeping:
     def _admit_halves(self, refuse: bool, mark: float) -> None:
         if refuse:
             reason = f"the disk is more than {mark:.0%} full; the rest is for decisions"
-            if self._admission.refuse_halves("disk", reason):
+            if self._admission.refuse_halves(FULL, reason):
                 log.error("refusing half messages: the disk is more than %.0f%% full", mark * 100)
-        elif self._admission.lift_halves("disk"):
+        elif self._admission.lift_halves(FULL):
             log.info("taking half messages again")
 
     def _admit(self, refuse: bool, mark: float, used: float) -> None:
         if refuse:
-            if self._admission.refuse("disk", f"the disk is more than {mark:.0%} full"):
+            if self._admission.refuse(FULL, f"the disk is more than {mark:.0%} full"):
                 log.error("refusing sends: the disk is %.1f%% full", used * 100)
-        elif self._admission.lift("disk"):
+        elif self._admission.lift(FULL):
             log.info("taking sends again: the disk is %.1f%% full", used * 100)
 
 

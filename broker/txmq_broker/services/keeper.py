@@ -105,6 +105,8 @@ class CopyState(Body):
     """The id under which it registered as a follower last."""
     accounts: str = ""
     """The digest of the leader's accounts that were taken last."""
+    doubt: str = ""
+    """Why it may lack something that it had. It must not lead before it has caught up."""
 
 
 class Keeper:

@@ -21,7 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.errors import CorruptRecord, ForeignFile, StoreError, SyncFailed
+from txmq.errors import CorruptRecord, ForeignFile, LogTooShort, StoreError, SyncFailed
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
@@ -131,7 +131,13 @@ class LogCopy:
         leader's offsets, groups would begin anew.
         """
         is_shown = self.acknowledged >= self._store.checkpoints.published
-        return self._serves_reads and self.is_open and self._has_offsets and is_shown
+        is_whole = self.is_open and self._has_offsets and not self.doubt
+        return self._serves_reads and is_whole and is_shown
+
+    @property
+    def doubt(self) -> str:
+        """Why the copy may lack something that it had; empty if there is no sign of that."""
+        return self._state.doubt
 
     @property
     def last_ms(self) -> int:
@@ -158,15 +164,21 @@ class LogCopy:
     def lock(self) -> None:
         """Lock the directory, and open it unless it is new.
 
+        A log that is damaged, or shorter than it was, stays as it is until there is a leader from
+        whom the rest can be copied.
+
         Raises:
-            StoreError: The directory is in use, or damaged.
+            StoreError: The directory is in use, or a file beside the log is damaged.
             OSError: The disk failed.
         """
         self._store.lock()
         if known_log(self._disk)[0] is not None:
             self._begin_again(None)
-            if not self._must_begin:
-                self._open()
+            if not self._must_begin and not self.doubt:
+                try:
+                    self._open()
+                except (CorruptRecord, LogTooShort) as error:
+                    self.note_doubt(str(error))
 
     def open_as(self, log_id: int, start: int, tables: CopiedTables) -> None:
         """Make the directory a copy of a log; an empty one begins where that log begins.
@@ -180,7 +192,11 @@ class LogCopy:
             self._begin_again(log_id)
             if self._must_begin:
                 self._adopt_all(tables)
-            self._open()
+            try:
+                self._open()
+            except (CorruptRecord, LogTooShort):
+                # What is damaged cannot even be cut.
+                self.start_over(start, tables)
         own = self._store.log.segments.log_id
         if own != log_id:
             raise ForeignFile(IDENTITY, own, log_id)
@@ -233,6 +249,7 @@ class LogCopy:
             committed=offsets.highest(),
             topics=queue_counts(topics),
             is_copy=self._state.is_copy,
+            is_doubtful=bool(self.doubt),
             now_ms=self._clock.wall_ms(),
         )
         self.is_open = True
@@ -250,6 +267,25 @@ class LogCopy:
         self.epoch = max(self.epoch, epoch)
         if self.is_open:
             self._save_state(epoch=self.epoch)
+
+    def note_doubt(self, reason: str) -> None:
+        """Note that the copy may lack something that it had.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        log.error("this copy does not count until it has caught up with a leader: %s", reason)
+        self._save_state(doubt=reason)
+
+    def end_doubt(self) -> None:
+        """Note that the copy has everything that its leader had.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if self.doubt:
+            log.warning("this copy has caught up and counts again; before: %s", self.doubt)
+            self._save_state(doubt="")
 
     def note_broker_id(self, broker_id: int) -> None:
         """Keep the id under which this directory's follower registers.
@@ -305,6 +341,7 @@ class LogCopy:
         self._save_state(
             is_copy=False,
             is_complete=True,
+            doubt="",
             epoch=self.epoch,
             reason=reason,
             promoted_ms=self._clock.wall_ms(),

@@ -85,6 +85,9 @@ class FollowerLink:
     broker_id: int = 0
     """The id under which it registers."""
     serves_reads: bool = False
+    is_out: bool = False
+    """Whether its copy does not count as in sync."""
+    can_lead: bool = True
     acknowledged: int = -1
     """The position that it received last: it may show the log up to there."""
     is_shared: bool = False
@@ -163,6 +166,15 @@ class LogShipper:
         members = self._links.keys() | self._answers.in_sync | set(known)
         return [self._entry(member) for member in sorted(members)]
 
+    def successors(self) -> list[str]:
+        """The in-sync followers that could lead now, those that have the most first."""
+        found = [
+            member
+            for member, link in self._links.items()
+            if link.can_lead and member in self._answers.in_sync and link.connection.is_open
+        ]
+        return sorted(found, key=self._answers.copied_to, reverse=True)
+
     def reader(self) -> int:
         """The id of an in-sync follower that serves reads, or 0 without one."""
         found = [
@@ -230,6 +242,10 @@ class LogShipper:
         link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
         link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
         link.is_shared = self._is_shared(wanted)
+        link.can_lead = wanted.can_lead
+        link.is_out = wanted.is_out
+        if link.is_out:
+            self._answers.leave(wanted.member)
         self.watch()
         return link
 
@@ -297,6 +313,8 @@ class LogShipper:
                 f"{copied.member} has the log to {copied.position}, and it ends at "
                 f"{self._store.log.end}"
             )
+        if link.is_out:
+            return
         # Who joins has the tables that every member of the set has.
         if copied.member in self._answers.awaited or link.taken == self._versions():
             self._answers.note_copied(copied.member, copied.position)

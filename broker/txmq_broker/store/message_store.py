@@ -124,6 +124,7 @@ class MessageStore:
         topics: Mapping[str, int] | None = None,
         accept_loss: str | None = None,
         is_copy: bool = False,
+        is_doubtful: bool = False,
         now_ms: int = 0,
     ) -> Recovery:
         """Bring the indexes up to the log's end, and cut a torn tail.
@@ -140,7 +141,9 @@ class MessageStore:
                 in the log, and every queue continues after all offsets that may have been assigned.
             is_copy: Whether spans of a leader were copied here since the last start, so that what
                 their heads say was durable need not have been durable here.
-            now_ms: The wall clock, for that record.
+            is_doubtful: Whether the log ends at the first damage, and other files prove nothing. A
+                side folder keeps what is cut; the caller copies it again.
+            now_ms: The wall clock, for the record of a loss and for that folder.
 
         Raises:
             LogTooShort: A part of the log is missing, and ``accept_loss`` is not given.
@@ -159,6 +162,7 @@ class MessageStore:
             self.checkpoints,
             is_async=self._settings.flush == "async",
             is_copy=is_copy,
+            is_doubtful=is_doubtful,
         )
         recovery = start.run(evidence, accept_loss, now_ms)
         last = self.last_span()

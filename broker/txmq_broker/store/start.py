@@ -56,6 +56,7 @@ class Start:
         *,
         is_async: bool,
         is_copy: bool,
+        is_doubtful: bool,
     ) -> None:
         self._disk = disk
         self._log = log
@@ -68,8 +69,11 @@ class Start:
         self._restorer = RecordRestorer(log, queues, halves, delays, checkpoints)
         self._is_async = is_async
         mark = log.high_water.mark
-        self._proven = (0 if mark is None else mark.end) if is_copy else None
-        """In a copy only the mark says what was durable here."""
+        self._is_doubtful = is_doubtful
+        self._proven: int | None = None
+        if is_copy or is_doubtful:
+            # In a copy only the mark says what was durable here, and in a doubtful one nothing.
+            self._proven = 0 if mark is None or is_doubtful else mark.end
         self._strays: list[IndexFile] = []
         self._accepted = 0
         """The end of the log according to the evidence, once the loss is accepted."""
@@ -115,7 +119,7 @@ class Start:
             self._disk.remove(path_of(stray.segment))
         self._strays.clear()
         if torn_at is not None:
-            if missing is not None:
+            if missing is not None or self._is_doubtful:
                 kept = self._keep_aside(torn_at, now_ms)
                 recovery = recovery._replace(lost=f"{recovery.lost}; {kept} keeps what is cut")
             self._segments.cut(torn_at)
@@ -128,11 +132,15 @@ class Start:
         if missing is not None:
             self._log.last_ms = max(self._log.last_ms, now_ms)
             self._accept(missing, new_offsets(missing, evidence, recovery.end), accept_loss)
+        elif self._is_doubtful:
+            self._high_water.settle(self._mark_at_end(last))
         elif self._high_water.mark is None and self._segments.is_hardened:
-            start, checksum = last or (self._segments.end, 0)
-            mark = Mark(self._segments.start, start, self._segments.end, checksum)
-            self._high_water.advance(mark)
+            self._high_water.advance(self._mark_at_end(last))
         return recovery
+
+    def _mark_at_end(self, last: tuple[int, int] | None) -> Mark:
+        start, checksum = last or (self._segments.end, 0)
+        return Mark(self._segments.start, start, self._segments.end, checksum)
 
     def _recover(self) -> tuple[Recovery, int | None, tuple[int, int] | None]:
         scanned = found = cut = 0
@@ -196,6 +204,8 @@ class Start:
         ]
 
     def _missing(self, evidence: Evidence, end: int) -> Missing | None:
+        if self._is_doubtful:
+            return None  # What is missing is copied again.
         mark, start = evidence.mark, self._segments.start
         is_empty = not self._segments.extents()
         newest = start if is_empty else self._segments.extent_at(max(end - 1, start)).start
@@ -255,7 +265,8 @@ class Start:
                 continue
             is_between = bool(extents) and segment < extents[-1].start
             index = self._load_stray(segment)
-            if index.file.size() and (is_between or not index.beyond):
+            is_proof = index.file.size() and (is_between or not index.beyond)
+            if is_proof and not self._is_doubtful:
                 raise CorruptRecord(
                     segment,
                     "a file of the log is missing there; put it back, or delete "

@@ -2,10 +2,13 @@
 
 import asyncio
 
+from tests.contract.contract_cluster import messages
 from tests.contract.test_contract_transactions import COMMIT, ROLLBACK, UNKNOWN, Bank, producer
 from tests.reconcile.log_stage import ALWAYS, Taken, order, rules_of
 from txmq.client.settings import StartFrom
+from txmq.client.values import PullOutcome
 from txmq.message import Message
+from txmq.protocol.topics import OP_TOPIC
 from txmq.reconcile.rules import Flow, LogRules
 
 
@@ -47,10 +50,38 @@ async def test_transactions_are_read_as_they_ended(cluster, tmp_path):
     yes = found.message("yes")
     (visible,) = [record for record in await cluster.all_stored(topic, 2) if record.id == yes["id"]]
     assert (yes["queue"] & 0xFFFF, yes["queue_offset"]) == (visible.queue.number, visible.offset)
+    if OP_TOPIC not in await cluster.admin.topics():
+        cluster.remark("refuses pulls of op messages, which were read through their index")
     if found.log.notes:
         cluster.remark("keeps nobody who decided a transaction")
     else:
         assert yes["decided_by"] == "producer"
+
+
+async def test_the_index_of_a_queue_leads_to_the_records_that_pulls_return(cluster):
+    """A reconciliation reads op messages so where the broker refuses pulls of them."""
+    queue, admin = await cluster.queue(), cluster.admin
+    async with cluster.producer() as sending:
+        for part in messages(queue.topic, 40):
+            await sending.send(part)
+
+    async def all_indexed():
+        return await admin.index_bounds(queue) == (0, 40)
+
+    await cluster.until(all_indexed, "40 messages in the index")
+    pulled, indexed = [], []
+    for found, read in ((pulled, admin.pull_stored), (indexed, admin.read_index)):
+        while len(found) < 40:
+            batch = await read(queue, len(found))
+            assert batch.outcome is PullOutcome.FOUND
+            found += batch.records
+            assert batch.next_offset == len(found)
+
+    assert indexed == pulled
+    assert len((await admin.read_index(queue, 3, 2)).records) == 2
+    assert (await admin.read_index(queue, 40)).outcome is PullOutcome.EMPTY
+    beyond = await admin.read_index(queue, 99)
+    assert (beyond.outcome, beyond.next_offset) == (PullOutcome.MOVED, 40)
 
 
 async def test_deliveries_are_read_as_they_ended(cluster, tmp_path):

@@ -103,13 +103,13 @@ class Cluster:
         return Taken(rules, self.directory / "files", **how)
 
 
-def on_cluster(checks=NEVER):
+def on_cluster(checks=NEVER, kind=Cluster, **how):
     """Run a coroutine with a cluster, and give it to the test's second half, which it returns."""
 
     def decorate(scenario):
         def test(tmp_path, monkeypatch):
             async def play():
-                async with Cluster(tmp_path, checks) as cluster:
+                async with kind(tmp_path, checks, **how) as cluster:
                     return cluster, await scenario(cluster, monkeypatch)
 
             cluster, verify = asyncio.run(play())
@@ -240,10 +240,9 @@ async def test_decisions_on_earlier_days(cluster, monkeypatch):
     return verify
 
 
-@on_cluster()
-async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
-    await a_day(cluster)
-    address = cluster.running["b"].address
+def restart_when_read(cluster, monkeypatch, name="b"):
+    """Restart a broker when the reading of its records begins; the result has the restart."""
+    address = cluster.running[name].address
     reader, loop, restarts = cluster_log._ClusterReader, asyncio.get_running_loop(), []
     real = reader.fetch
 
@@ -252,16 +251,23 @@ async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
             restarts.append(asyncio.ensure_future(start_again()))
 
     async def start_again():
-        await cluster.stop("b")
+        await cluster.stop(name)
         await asyncio.sleep(0.3)
-        await cluster.start("b", names=cluster.names, listen=address)
+        await cluster.start(name, names=cluster.names, listen=address)
 
     async def fetch(reading, path, wanted, limit):
-        if wanted.queue.broker == "broker-b":
+        if wanted.queue.broker == f"broker-{name}":
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(restart(), loop))
         await real(reading, path, wanted, limit)
 
     monkeypatch.setattr(reader, "fetch", fetch)
+    return restarts
+
+
+@on_cluster()
+async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
+    await a_day(cluster)
+    restarts = restart_when_read(cluster, monkeypatch)
     wire = await cluster.taken()
     await restarts[0]
 

@@ -1,18 +1,34 @@
-"""Look up stored messages: by place in a log, by key, by the producer's id."""
+"""Look up stored messages: by place in a log or an index, by key, by the producer's id."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.received_message import opened
-from txmq.client.values import BrokerInfo
-from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError, TopicNotFound
-from txmq.message import ReceivedMessage
+from txmq.client.values import BrokerInfo, PullOutcome, StoredBatch
+from txmq.errors import (
+    InternalError,
+    LocalProtocolError,
+    NotFound,
+    RemoteProtocolError,
+    TopicNotFound,
+)
+from txmq.limits import PULL_MESSAGES_MAX
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.protocol.bodies import QueueEntries
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import fields_of
-from txmq.protocol.headers import MessagePosition, MessageQuery
+from txmq.protocol.headers import (
+    MessagePosition,
+    MessageQuery,
+    OffsetAnswer,
+    QueueEntriesQuery,
+    QueueHeader,
+)
 from txmq.protocol.record import split_offset_id, unpack, unpack_all
 
 __all__ = ["LookupCalls"]
@@ -24,6 +40,9 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 
 UNIQUE_KEY_HITS: Final = 32
 """The maximum number of messages for one id, since a message may be sent again."""
+
+_VIEWS_AT_ONCE: Final = 8
+"""Requests for single records that one reader of an index has open."""
 
 
 class LookupCalls(ClusterCalls):
@@ -118,6 +137,88 @@ class LookupCalls(ClusterCalls):
                 if text in message.keys or text == message.id
             ]
         return sorted(found, key=lambda message: message.stored_ms)
+
+    async def index_bounds(self, queue: Queue) -> tuple[QueueOffset, QueueOffset]:
+        """The offsets of a queue's oldest record, and of its next one.
+
+        The name servers need not know the topic, as for :meth:`read_index`.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        (address,) = (await self._masters(broker=queue.broker)).values()
+        return await self._bounds_at(address, queue)
+
+    async def read_index(
+        self, queue: Queue, offset: int, count: int = PULL_MESSAGES_MAX
+    ) -> StoredBatch:
+        """Fetch the records of a queue that cannot be pulled, as they are stored.
+
+        Apache RocketMQ before version 5 has no settings for the topic of its op messages: name
+        servers do not know it, and pulls are refused. Its brokers do show the entries of the
+        queue's index, and then each record by its position, with one request for each.
+
+        Args:
+            queue: The queue.
+            offset: The offset of the first record.
+            count: The maximum number of records; fewer may be returned.
+
+        Returns:
+            The records. The outcome is ``MOVED`` without records if the first one was deleted.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+            RemoteProtocolError: An answer is invalid, or the index names another record.
+        """
+        (address,) = (await self._masters(broker=queue.broker)).values()
+        header = QueueEntriesQuery(queue.topic, queue.number, offset, min(count, PULL_MESSAGES_MAX))
+        answer = await self._session.request(address, RequestCode.QUERY_CONSUME_QUEUE, header)
+        # For an offset without an entry, RocketMQ sends no body.
+        entries = QueueEntries.read(answer.body).queue_data[: header.count] if answer.body else []
+        if not entries:
+            low, high = await self._bounds_at(address, queue)
+            nearest = QueueOffset(min(max(offset, low), high))
+            outcome = PullOutcome.EMPTY if nearest == offset else PullOutcome.MOVED
+            return StoredBatch(outcome, (), nearest)
+        records: list[bytes] = []
+        for start in range(0, len(entries), _VIEWS_AT_ONCE):
+            some = enumerate(entries[start : start + _VIEWS_AT_ONCE], offset + start)
+            found = await asyncio.gather(
+                *[self._indexed(address, queue, at, entry.physic_offset) for at, entry in some]
+            )
+            kept = list(takewhile(bool, found))
+            records += kept
+            if len(kept) < len(found):
+                break
+        outcome = PullOutcome.FOUND if records else PullOutcome.MOVED
+        return StoredBatch(outcome, tuple(records), QueueOffset(offset + max(1, len(records))))
+
+    async def _indexed(self, address: str, queue: Queue, offset: int, position: int) -> bytes:
+        """The record at a position that the index names; empty if it was deleted since."""
+        header = MessagePosition(position)
+        try:
+            answer = await self._session.request(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
+        except InternalError:
+            return b""
+        record = unpack(answer.body, errors="replace")[0]
+        found = Queue(record.topic, queue.broker, record.queue_id)
+        if (found, record.queue_offset) != (queue, offset):
+            raise RemoteProtocolError(
+                f"the index of {queue} names position {position} for its message {offset}; "
+                f"message {record.queue_offset} of {found} is there"
+            )
+        return answer.body
+
+    async def _bounds_at(self, address: str, queue: Queue) -> tuple[QueueOffset, QueueOffset]:
+        header = QueueHeader(queue.topic, queue.number)
+        high = await self._session.request(address, RequestCode.GET_MAX_OFFSET, header)
+        low = await self._session.request(address, RequestCode.GET_MIN_OFFSET, header)
+        oldest, following = low.read(OffsetAnswer).offset, high.read(OffsetAnswer).offset
+        return QueueOffset(oldest), QueueOffset(following)
 
     async def _query(self, topic: str, header: dict[str, str]) -> list[ReceivedMessage]:
         route = await self._session.route(topic)

@@ -21,6 +21,7 @@ from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
 from txmq.client.values import PullOutcome
 from txmq.errors import (
+    ConfigError,
     InternalError,
     ReconcileRefused,
     RequestNotSupported,
@@ -58,6 +59,8 @@ _MARGIN_MS: Final = 3_600_000
 _READ_AT_ONCE: Final = 8
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
+_OF_TRANSACTIONS: Final = (OP_TOPIC, HALF_TOPIC)
+"""Without them the end of a transaction is unknown, so they are read even if pulls are refused."""
 _FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
 _NUMBERS: Final = 1 << 15
@@ -73,6 +76,8 @@ class QueueRange(NamedTuple):
     queue: Queue
     start: int
     end: int
+    is_hidden: bool = False
+    """True if the broker refuses pulls, and is read through the index of the queue instead."""
 
 
 class BrokerPlan(NamedTuple):
@@ -87,9 +92,11 @@ class BrokerPlan(NamedTuple):
     def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
         """The files of its records by queue, in the order of offsets."""
         broker, queues = self.name.encode().hex(), []
-        for index, (queue, first, end) in enumerate(self.ranges):
-            starts = range(first, end, RECORDS_A_FILE)
-            ranges = [QueueRange(queue, at, min(at + RECORDS_A_FILE, end)) for at in starts]
+        for index, whole in enumerate(self.ranges):
+            starts = range(whole.start, whole.end, RECORDS_A_FILE)
+            ranges = [
+                whole._replace(start=at, end=min(at + RECORDS_A_FILE, whole.end)) for at in starts
+            ]
             queues.append([(folder / f"{broker}-{index}-{one.start}", one) for one in ranges])
         return queues
 
@@ -185,22 +192,36 @@ class _ClusterReader:
                 return await call(*args, **named)
             except TxmqError as error:
                 # A broker that restarts is unknown to the name servers for a moment.
-                may_pass = error.retryable or isinstance(error, TopicNotFound)
+                may_pass = error.retryable or isinstance(error, TopicNotFound | ConfigError)
                 if not may_pass or isinstance(error, InternalError) or clock.monotonic() > deadline:
                     where = f"the cluster {';'.join(self.session.names)}"
                     raise ReconcileRefused(f"{where} cannot be read: {error}") from error
             await asyncio.sleep(pauses.next_pause())
 
-    async def read(
-        self, queue: Queue, start: int, end: int, *, is_search: bool = False
-    ) -> list[bytes]:
-        """The next records of a queue in a range of offsets; empty if it has none there.
+    async def ask_hidden(self, queue: Queue, call: Callable[[Queue], Awaitable[T]]) -> T:
+        """The answer to a call about a queue of a broker that refuses pulls of it."""
+        try:
+            return await self.ask(call, queue)
+        except ReconcileRefused as error:
+            where = f"{queue.broker} refuses pulls of {queue.topic}, and reading its index failed"
+            why = "rolled-back transactions would count as open"
+            remedy = "permit the requests 30, 31, 33 and 321"
+            raise ReconcileRefused(f"{where}; without it {why}, so {remedy}: {error}") from error
+
+    async def read(self, wanted: QueueRange, *, is_search: bool = False) -> list[bytes]:
+        """The next records of a range; empty if it has none.
 
         A search gets one record, and ignores that earlier ones were deleted meanwhile.
         """
-        at, most = start, 1 if is_search else PULL_MESSAGES_MAX
+        queue, at, end, is_hidden = wanted
+        most = 1 if is_search else PULL_MESSAGES_MAX
         while at < end:
-            batch = await self.ask(self.admin.pull_stored, queue, at, min(end - at, most))
+            count = min(end - at, most)
+            if is_hidden:
+                call = partial(self.admin.read_index, offset=at, count=count)
+                batch = await self.ask_hidden(queue, call)
+            else:
+                batch = await self.ask(self.admin.pull_stored, queue, at, count)
             is_gone = batch.outcome is PullOutcome.MOVED and not is_search
             if is_gone or batch.next_offset <= at:
                 why = f"{queue} has no message {at} any more, and had it when the reading began"
@@ -220,10 +241,9 @@ class _ClusterReader:
         draft = path.with_name(f".{path.name}.{self.session.entropy.token(8).hex()}")
         async with limit:
             with draft.open("wb") as file:
-                at = wanted.start
-                while records := await self.read(wanted.queue, at, wanted.end):
+                while records := await self.read(wanted):
                     file.writelines(records)
-                    at = queue_offset_of(records[-1]) + 1
+                    wanted = wanted._replace(start=queue_offset_of(records[-1]) + 1)
             draft.rename(path)
 
 
@@ -269,9 +289,23 @@ class _Planner(_ClusterReader):
                     high = await self.ask(self.admin.max_offset, queue)
                     low = await self.ask(self.admin.min_offset, queue)
                     brokers[queue.broker].ranges.append(QueueRange(queue, low, max(low, high)))
+            if topic in _OF_TRANSACTIONS:
+                await self._add_hidden(topic, brokers.values())
         moment_ms = self.session.clock.wall_ms()
         plans = [await self._of_day(broker) for broker in brokers.values()]
         return moment_ms, plans, tuple(dict.fromkeys(self._notes))
+
+    async def _add_hidden(self, topic: str, brokers: Iterable[BrokerPlan]) -> None:
+        """Add a topic to the plans of brokers that refuse pulls of it.
+
+        Apache RocketMQ before version 5 never has settings for the topic of op messages, and those
+        for half messages only from its first round of checks on. It uses queue 0 of both.
+        """
+        for broker in brokers:
+            if not any(one.queue.topic == topic for one in broker.ranges):
+                queue = Queue(topic, broker.name, 0)
+                low, high = await self.ask_hidden(queue, self.admin.index_bounds)
+                broker.ranges.append(QueueRange(queue, low, max(low, high), is_hidden=True))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -280,7 +314,8 @@ class _Planner(_ClusterReader):
             text = f"{broker} lets nobody read {topic}; {remedy}"
             if topic in self._groups:
                 raise ReconcileRefused(text)
-            self._notes.append(text)
+            if topic not in _OF_TRANSACTIONS:
+                self._notes.append(text)
         return sorted(route.readable)
 
     async def _of_day(self, broker: BrokerPlan) -> BrokerPlan:
@@ -295,7 +330,8 @@ class _Planner(_ClusterReader):
             keys = "(retention.keep, or fileReservedTime of RocketMQ)"
             remedy = f"let the broker keep its log for longer {keys}"
             raise ReconcileRefused(f"the log of {name} begins too late: {why}; {remedy}")
-        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
+        known = next(one.queue for one in ranges if not one.is_hidden)
+        is_txmq = await self.ask(self._is_txmq, known)
         if is_txmq:  # Its op topic tells what is parked.
             ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
@@ -326,7 +362,8 @@ class _Planner(_ClusterReader):
         low, high = found.start, found.end
         while low < high:
             middle = (low + high) // 2
-            records = await self.read(found.queue, middle, high, is_search=True)
+            wanted = found._replace(start=middle, end=high)
+            records = await self.read(wanted, is_search=True)
             if not records or stored_ms_of(records[0]) >= since_ms:
                 high = middle
             else:
@@ -354,11 +391,11 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
 def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:
     """The half message of a decision; ``None`` if it was deleted, or is part of the plan."""
     offset = decision.half_offset
-    queue = Queue(HALF_TOPIC, plan.name, 0)
-    if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
+    halves = next(one for one in plan.ranges if one.queue == Queue(HALF_TOPIC, plan.name, 0))
+    if not 0 <= offset < halves.start:
         return None
+    wanted = halves._replace(start=offset, end=offset + 1)
     records = _ask_cluster(
-        names,
-        lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),
+        names, lambda session: _ClusterReader(session).read(wanted, is_search=True)
     )
     return pulled.half_of(unpack(records[0], errors="replace")[0]) if records else None

@@ -116,7 +116,7 @@ def the_set_shrinks_before_the_store_says_so(patch):
 
 
 def no_member_proves_its_log(patch):
-    """Without this most of what follows would only be a member that does not lead."""
+    """With proofs, the faults below would only leave a set without a leader."""
 
     async def doubt(self, proof):
         return ""
@@ -124,8 +124,12 @@ def no_member_proves_its_log(patch):
     async def has_most(self, view, own):
         return True
 
+    async def refuse_to_lose(self, position):
+        pass
+
     patch(SetMember, "_doubt", doubt)
     patch(SetMember, "_has_most", has_most)
+    patch(Follower, "_refuse_to_lose", refuse_to_lose)
 
 
 def a_follower_joins_with_less_than_was_answered(patch):
@@ -365,7 +369,7 @@ def the_epoch_is_not_looked_at_either(patch):
     patch(HeldLeadership, "_change", change)
     patch(SimulatedCoordination, "change", change_of_any_epoch)
     # It shows only if an old leader changes the set of a newer one, which is rare.
-    return BESIDE.but(chaos_s=60.0, sends=300)
+    return BESIDE.but(chaos_s=60.0, sends=300, faults=("pause ahead", "store apart"))
 
 
 @pytest.mark.parametrize(

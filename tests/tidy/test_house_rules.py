@@ -4,7 +4,6 @@ import ast
 import importlib
 import pkgutil
 import re
-from collections import defaultdict
 from pathlib import Path
 
 import txmq
@@ -20,7 +19,6 @@ MAY_SLEEP = {
     "test_simulated_processes.py": "shows that sleeping is an error in there",
 }
 MAY_READ_CLOCKS = {"runtime", "testing"}
-BLOCKING = ROOT / "txmq" / "blocking.py"
 
 
 def names_of(package):
@@ -87,20 +85,6 @@ def test_no_test_sleeps_to_hope():
     ]
 
     assert wrong == []
-
-
-def test_a_class_has_a_name_of_its_own():
-    """One noun, one concept; the blocking twins of asynchronous classes are the exception."""
-    places = defaultdict(list)
-    for source in SOURCES:
-        if source == BLOCKING or "tests" in source.relative_to(ROOT).parts:
-            continue
-        for node in ast.walk(ast.parse(source.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{source.relative_to(ROOT)}:{node.lineno}")
-
-    twice = {name: found for name, found in places.items() if len(found) > 1}
-    assert twice == {}
 
 
 def test_words_that_readers_had_to_translate_stay_out():

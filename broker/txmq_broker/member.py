@@ -291,8 +291,8 @@ class SetMember:
     def _way_out(self) -> str:
         settings = self._settings
         return (
-            "it follows as soon as another member in sync leads; without one it can lead with what it "
-            f"has: txmq cluster promote {self.name} --broker {settings.name} "
+            "it follows as soon as another member in sync leads; without one it can lead with "
+            f"what it has: txmq cluster promote {self.name} --broker {settings.name} "
             f"--coordinator {settings.replication.coordinator} --allow-data-loss --reason TEXT"
         )
 

@@ -141,7 +141,11 @@ class Broker:
         topics = MessageTopics(self._topic_at, self._topic_of_half)
         self._authorizer = self._door.authorizer(topics)
         # A bound method: calling the object would look it up for each request.
-        self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
+        self._dispatch = Dispatcher(
+            {},
+            self._authorizer.check if self._authorizer else None,
+            self.store.damage.note_error,
+        )
         self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
         self._registrar: Registration | None = None

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from txmq.errors import InternalError, ServiceUnavailable
+from txmq.errors import InternalError, ServiceUnavailable, TxmqError
 from txmq.limits import HELD_PULLS_MAX
 from txmq.protocol import templates
 from txmq.protocol.bodies import ConsumerOffsets, GroupConfigs, TopicConfigs
@@ -182,7 +182,7 @@ class FollowerServer:
             settings.acl, settings.security, settings.tls, network, may_lack_accounts=True
         )
         authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
-        self._dispatch = Dispatcher({}, authorizer.check if authorizer else None)
+        self._dispatch = Dispatcher({}, authorizer.check if authorizer else None, self._note_error)
         self._dispatch.serve(self._table())
         protection = self._door.protection
         self._listener = Listener(
@@ -344,6 +344,11 @@ class FollowerServer:
         timer = asyncio.get_running_loop().call_later(_SEND_BACK_S, send)
         self._sent_back.add(timer)
         return None
+
+    def _note_error(self, error: TxmqError) -> None:
+        reading = self._current()
+        if reading is not None:
+            reading.store.damage.note_error(error)
 
     def _topic_at(self, position: int) -> str | None:
         reading = self._current()

@@ -71,15 +71,27 @@ class Postponed(Exception):
 
 
 class Dispatcher:
-    """The service of a server's connections: a table of handlers by request code."""
+    """The service of a server's connections: a table of handlers by request code.
 
-    __slots__ = ("_authorize", "_faults", "_handlers", "_serve_one", "_serve_usual")
+    Args:
+        handlers: The handlers by request code.
+        authorize: Looks at each request first.
+        on_error: Called with every error that is not a refusal, before it is answered.
+    """
 
-    def __init__(self, handlers: Mapping[int, Handler], authorize: Authorize | None = None) -> None:
+    __slots__ = ("_authorize", "_faults", "_handlers", "_serve_one", "_serve_usual", "on_error")
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        authorize: Authorize | None = None,
+        on_error: Callable[[TxmqError], None] = lambda _error: None,
+    ) -> None:
         self._handlers: dict[int, Handler] = {}
         self._serve_one: dict[int, Handler] = {}
         self._serve_usual: dict[int, ServeUsual] = {}
         self._authorize = authorize
+        self.on_error = on_error
         self._faults = RepeatedLines()
         self.serve(handlers)
 
@@ -130,6 +142,7 @@ class Dispatcher:
             wait.postpone(connection, request)
             found = None
         except TxmqError as error:
+            self.on_error(error)
             # The text may have words of the peer, which must not make each line a new one.
             kind = f"{request.code} {connection.host} {type(error).__name__}"
             if (times := self._faults.note(kind)) is not None:

@@ -93,7 +93,8 @@ class Protection:
 
         handlers = whole.handlers
         return Dispatcher(
-            {code: handlers[code] if code in allowed else refuse for code in handlers}
+            {code: handlers[code] if code in allowed else refuse for code in handlers},
+            on_error=whole.on_error,
         )
 
 

@@ -15,6 +15,7 @@ from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.store.checkpoints import Checkpoints
+from txmq_broker.store.damage import MetDamage
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, Opening
@@ -55,12 +56,16 @@ class MessageStore:
 
     ``append``, ``read`` and ``queue`` are the parts' own methods: every message uses them, and a
     method here would add one more call per message.
+
+    Attributes:
+        damage: What notes damage; whoever catches :class:`CorruptRecord` while serving calls it.
     """
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
         self._disk = disk
         self._settings = settings
         self._lock: Lock | None = None
+        self.damage = MetDamage()
         self.log = CommitLog(disk, settings.segment_size, is_async=settings.flush == "async")
         self.queues = QueueStore(self.log)
         self.halves = HalfStore(self.log, self.queues)

@@ -155,7 +155,10 @@ class MemoryFile:
     def read(self, position: int, size: int) -> bytes:
         """See :meth:`txmq.runtime.File.read`."""
         self.check()
-        self._device.faults.check("read")
+        faults = self._device.faults
+        faults.check("read")
+        if self.path in faults.unreadable:
+            size = faults.readable(self.path, position, size)
         return self.pages.read(position, size)
 
     def write(self, position: int, *pieces: bytes | bytearray) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from txmq.runtime.disk import File, Lock, Space
 from txmq.testing.device import Device, DiskEvent, MemoryFile, MemoryLock
 from txmq.testing.entropy import SeededEntropy
-from txmq.testing.pages import Loss, Pages
+from txmq.testing.pages import PAGE, Loss, Pages
 
 __all__ = ["MemoryDisk", "power_cuts"]
 
@@ -201,6 +201,15 @@ class MemoryDisk:
             FileNotFoundError: The file does not exist.
         """
         self._pages(path).flip(position, bit)
+
+    def make_unreadable(self, path: str, position: int) -> None:
+        """Make the page at a position of a file unreadable, until :meth:`repair` or a crash.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        self._pages(path)
+        self._device.faults.unreadable.setdefault(path, set()).add(position // PAGE * PAGE)
 
     def crash(self, entropy: SeededEntropy | None = None, loss: Loss = Loss.ANY) -> None:
         """Lose power and return: the disk keeps synced bytes and an arbitrary part of the rest.

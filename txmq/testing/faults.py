@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from txmq.testing.entropy import SeededEntropy
+from txmq.testing.pages import PAGE
 
 __all__ = ["Faults", "Operation"]
 
@@ -26,6 +28,8 @@ class Faults:
     capacity: int | None = None
     sync_low_s: float = 0.0
     sync_high_s: float = 0.0
+    unreadable: dict[str, set[int]] = field(default_factory=dict)
+    """The positions of unreadable pages, by file."""
     _failing: dict[Operation, tuple[int | None, int]] = field(default_factory=dict)
 
     def fail(self, operation: Operation, times: int | None, error: int) -> None:
@@ -35,16 +39,31 @@ class Faults:
     def repair(self) -> None:
         """End all failures. Capacity and speed stay as they are."""
         self._failing.clear()
+        self.unreadable.clear()
 
     def copy(self) -> Faults:
         """An independent copy."""
-        return replace(self, _failing=self._failing.copy())
+        unreadable = {path: pages.copy() for path, pages in self.unreadable.items()}
+        return replace(self, unreadable=unreadable, _failing=self._failing.copy())
 
     def sync_s(self, entropy: SeededEntropy) -> float:
         """The duration of the next sync."""
         if self.sync_high_s <= self.sync_low_s:
             return self.sync_low_s
         return self.sync_low_s + (self.sync_high_s - self.sync_low_s) * entropy.fraction()
+
+    def readable(self, path: str, position: int, size: int) -> int:
+        """How many bytes a read there returns: as on Linux, it ends before an unreadable page.
+
+        Raises:
+            OSError: The read begins in an unreadable page.
+        """
+        for page in sorted(self.unreadable[path]):
+            if position < page + PAGE and page < position + size:
+                if page <= position:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+                return page - position
+        return size
 
     def check(self, operation: Operation) -> None:
         """Count one operation of a kind.

@@ -221,6 +221,9 @@ UNKNOWN_OFFSETS_MAX: Final = 10_000
 """Committed offsets of groups that the broker does not know. Such a commit is rare: a client of
 another broker's group, or one that consumes nothing here yet."""
 
+SKIPS_MAX: Final = 10_000
+"""Ranges of damaged messages that groups skip because operators said so."""
+
 SUBSCRIPTION_CHARS_MAX: Final = 16 * 1024
 """A filter expression in a pull; the broker keeps it while it holds the pull."""
 

@@ -1,5 +1,6 @@
 """``txmq group reset``, ``skip`` and ``clone``: groups moved to other offsets."""
 
+import getpass
 from typing import Annotated
 
 import typer
@@ -21,7 +22,7 @@ from txmq.cli.output import print_result, progress_bar, table
 from txmq.client import Admin
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import OffsetMove
-from txmq.errors import ConsumerOffline, IllegalOperation
+from txmq.errors import ConsumerOffline, IllegalOperation, UsageError
 from txmq.message import Queue, QueueOffset
 from txmq.quantity import quantity
 
@@ -58,11 +59,40 @@ def skip(
     everything: Annotated[
         bool, typer.Option("--all", help="In all topics in which the group has an offset.")
     ] = False,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Only this message of a queue, which is damaged.")
+    ] = None,
+    through: Annotated[
+        int | None,
+        typer.Option(min=0, help="Also what is damaged from --offset up to this message."),
+    ] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="The queue of the message.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="The broker of the queue, if several have the topic.")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="Why a damaged message is skipped; the broker's audit keeps it.")
+    ] = "",
+    operator: Annotated[
+        str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
+    ] = "",
     yes: Yes = False,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Skip all messages that a group has not consumed yet; shows how many, and asks."""
+    """Skip all messages that a group has not consumed yet; shows how many, and asks.
+
+    With --offset it skips a damaged message at which the group is stuck, and no other: the group
+    receives every message before and behind it, and every whole one up to --through.
+    """
+    if offset is not None:
+        _skip_damaged(
+            name, topic, queue, broker, offset, through, reason, operator or getpass.getuser(),
+            everything=everything, yes=yes, names=names, json=json,
+        )  # fmt: skip
+        return
+    if any(option is not None for option in (through, queue, broker)) or reason or operator:
+        fail("--offset names the damaged message to skip", WRONGLY_CALLED)
     if (topic is None) is not everything:
         fail("name a topic, or add --all", WRONGLY_CALLED)
     if topic is not None:
@@ -90,6 +120,56 @@ def skip(
     moved = ask(names, skip_each, changes=True)
     where = f"{quantity(len(moved), 'queue')} of {quantity(len(topics), 'topic')}"
     print_result(_moves(plan, moved), f"group {name} is moved in {where}", json=json)
+
+
+def _skip_damaged(
+    name: str,
+    topic: str | None,
+    number: int | None,
+    broker: str | None,
+    offset: int,
+    through: int | None,
+    reason: str,
+    operator: str,
+    *,
+    everything: bool,
+    yes: bool,
+    names: str,
+    json: bool,
+) -> None:
+    if topic is None or number is None or not reason.strip() or everything:
+        fail("with --offset name the topic, --queue and --reason", WRONGLY_CALLED)
+    last = offset if through is None else through
+    if last < offset:
+        fail(f"--through {last} lies before --offset {offset}", WRONGLY_CALLED)
+
+    async def find_queue(admin: Admin) -> Queue:
+        brokers = {one.broker for one in (await admin.route(topic)).readable}
+        if broker is None and len(brokers) > 1:
+            raise UsageError(
+                f"{quantity(len(brokers), 'broker')} have the topic {topic}; name one with "
+                f"--broker: {', '.join(sorted(brokers))}"
+            )
+        return Queue(topic, broker or next(iter(brokers), ""), number)
+
+    queue = ask(names, find_queue, topic=topic)
+    where = f"{topic}/{number} at {queue.broker}"
+    what = f"message {offset}" if last == offset else f"what is damaged in {offset} to {last}"
+    confirm(f"have group {name} skip {what} of {where}? It will not receive it.", yes=yes)
+    ask(
+        names,
+        lambda admin: admin.skip_damaged(
+            name, queue, offset, last, operator=operator, reason=reason
+        ),
+        changes=True,
+        topic=topic,
+    )
+    made = {"group": name, "queue": queue, "offset": offset, "through": last}
+    print_result(
+        made | {"operator": operator, "reason": reason},
+        f"group {name} skips {what} of {where}",
+        json=json,
+    )
 
 
 async def _plan_of_all(admin: Admin, name: str) -> list[OffsetMove]:

@@ -31,6 +31,7 @@ from txmq.cli.output import (
     listing,
     message_fields,
     message_listing,
+    note,
     print_result,
     say,
 )
@@ -198,7 +199,7 @@ def pull(
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
             queues = (await admin.route(topic)).readable
-        pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags)
+        pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags, on_damage=note)
         found: list[ReceivedMessage] = []
         for source in queues:
             found += await _fetch(admin, source, offset, count, pulls)
@@ -238,10 +239,13 @@ def list_(
 
     async def scan(admin: Admin) -> list[ReceivedMessage]:
         step = await scan_messages(admin, wish, count)
-        found = step.messages
+        found, damaged = step.messages, step.damaged
         while step.next and len(found) < count:
             step = await scan_messages(admin, wish, count - len(found), step.next)
             found += step.messages
+            damaged += step.damaged
+        for text in dict.fromkeys(damaged):
+            note(text)
         return [scanned.message for scanned in found]
 
     return Listing(ask(names, scan, topic=topic), as_json=_all_fields)

@@ -69,6 +69,8 @@ class MessageScan(NamedTuple):
     """The messages that the step read."""
     next: str
     """The cursor of the next step; empty if all are read."""
+    damaged: list[str]
+    """What brokers said of damaged messages, which are left out."""
 
 
 class _BackwardQueue:
@@ -83,6 +85,7 @@ class _BackwardQueue:
         self._low = low
         self._at_once = at_once
         self._fetched: list[ScannedMessage] = []
+        self.damaged: list[str] = []
         self.read_bytes = 0
         self.before = end
         """The messages before this offset are not taken yet."""
@@ -92,7 +95,9 @@ class _BackwardQueue:
         while not self._fetched and self.before > self._low:
             at = start = max(self._low, self.before - self._at_once)
             while at < self.before:
-                pulled = await self._admin.pull(self._queue, at, self.before - at)
+                pulled = await self._admin.pull(
+                    self._queue, at, self.before - at, on_damage=self.damaged.append
+                )
                 for message in pulled.messages:
                     if start <= message.offset < self.before:
                         self._keep(message)
@@ -174,7 +179,9 @@ async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = 
     has_more = any(source.has_more for source in sources)
     # Numbers alone, in the order of the queues.
     following = ".".join(str(source.before) for source in sources) if has_more else ""
-    return MessageScan(found, read, following)
+    # The oldest messages of a batch may be read twice.
+    damaged = list(dict.fromkeys(text for source in sources for text in source.damaged))
+    return MessageScan(found, read, following, damaged)
 
 
 def _entry(source: _BackwardQueue, place: int) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class _Following:
             at = await admin.offset_by_time(queue, since_ms)
         while True:
             try:
-                pulled = await admin.pull(queue, at, hold_ms=HOLD_MS)
+                pulled = await admin.pull(queue, at, hold_ms=HOLD_MS, on_damage=note)
             except TransportError as error:
                 # A broker that restarts must not end this.
                 note(f"txmq: {sentence_of(error)}")

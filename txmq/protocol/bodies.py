@@ -557,6 +557,9 @@ class ConsumerOffsets(Body):
     """43: all groups' offsets, by ``topic@group`` and queue."""
 
     offset_table: dict[str, dict[int, int]] = {}
+    skipped_damage: dict[str, dict[int, list[tuple[int, int]]]] | msgspec.UnsetType = msgspec.UNSET
+    """Ranges of offsets in which groups skip damaged messages: the first and the last of each.
+    Only txmq keeps them, in its files and copies."""
 
 
 class ConsumerState(Body):

@@ -1,5 +1,5 @@
 """The requests of operators' pages to a broker: 7720 lists its audit, 7721 and 7722 list and recall
-delayed messages, 7723 shows its settings.
+delayed messages, 7723 shows its settings, 7724 has a group skip damaged messages.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "RecallDelayed",
     "SettingEntry",
     "SettingsView",
+    "SkipDamaged",
 ]
 
 
@@ -149,3 +150,20 @@ class SettingsView(Body):
     """The answer to 7723."""
 
     settings: list[SettingEntry]
+
+
+class SkipDamaged(Header):
+    """7724: an operator has a group skip the damaged messages in a range of a queue.
+
+    The group still receives the whole messages of the range.
+    """
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    offset: Int64
+    """The first message of the range, which must be damaged."""
+    through: Int64
+    """The last message of the range."""
+    operator: str
+    reason: str

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Final, NamedTuple
 
+from txmq.errors import CorruptRecord
 from txmq.limits import (
     FILTER_SCAN_BYTES_MAX,
     FILTER_WORK_MAX,
@@ -52,6 +53,8 @@ class FetchOutcome(Enum):
     PAST_END = "OFFSET_OVERFLOW_BADLY"
     TOO_SMALL = "OFFSET_TOO_SMALL"
     EMPTY = "NO_MESSAGE_IN_QUEUE"
+    DAMAGED = "MESSAGE_DAMAGED"
+    """RocketMQ has no such result: it gives out what it reads."""
 
 
 _FOUND: Final = FetchOutcome.FOUND
@@ -67,6 +70,8 @@ class FetchResult(NamedTuple):
     """Their bytes, one piece after the other; records that lie together may share a piece."""
     messages: int = 0
     """The number of records."""
+    damage: CorruptRecord | None = None
+    """What is wrong with the message at the next offset, if the pull begins with it."""
 
 
 def fetch(
@@ -77,10 +82,12 @@ def fetch(
     bytes_max: int = PULL_BYTES_MAX,
     wanted: Filter | None = None,
 ) -> FetchResult:
-    """Read a queue from an offset on.
+    """Read a queue from an offset on, up to the first damaged message.
+
+    Every record is compared with the checksum in its queue entry, which covers all of its bytes.
 
     Raises:
-        CorruptRecord: A record does not match its queue entry or its checksum.
+        CorruptRecord: The queue's index is damaged at this offset.
     """
     low, high = queue.min_offset, queue.max_offset
     if high in (0, low):
@@ -112,7 +119,7 @@ def _take_all(
     found: list[bytes] = []
     count, at = 0, offset
     while count < count_max and bytes_max > 0:
-        entries = queue.packed(at, count_max - count)
+        entries = _entries_at(queue, at, count_max - count, offset)
         if not entries:
             at = queue.next_kept(at)
             break
@@ -134,10 +141,13 @@ def _take_all(
                 break
             positions, sizes, codes, checksums = columns
             columns = positions[:fitting], sizes[:fitting], codes[:fitting], checksums[:fitting]
-        found += _read_together(store, queue, columns)
-        count += len(columns[1])
-        at += len(columns[1])
+        pieces, many, damage = _read_together(store, queue, columns)
+        found += pieces
+        count += many
+        at += many
         bytes_max -= total
+        if damage is not None:
+            return _up_to_damage(offset, at, found, count, damage)
     return FetchResult(_FOUND if found else FetchOutcome.NO_MATCH, at, found, count)
 
 
@@ -153,7 +163,7 @@ def _collect(
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     while at < end:
-        entries = queue.read(at, end - at)
+        entries = list(ENTRY.iter_unpack(_entries_at(queue, at, end - at, offset)))
         if not entries:
             at = queue.next_kept(at)
             break
@@ -161,10 +171,13 @@ def _collect(
         # The first message of an answer may have any size; the others must fit the limit.
         taken, looked_at, size = _take(entries, room, bytes_max, wanted, is_first=not found)
         is_full = looked_at < len(entries) and len(taken) < room
-        at += looked_at
-        read = _read(store, queue, taken, size)
+        read, damage = _read(store, queue, taken, size)
         bytes_max -= size
         found += [record for record in read if _is_tagged(record, wanted)]
+        if damage is not None:
+            at += entries.index(taken[len(read)])
+            return _up_to_damage(offset, at, found, len(found), damage)
+        at += looked_at
         if is_full or len(found) >= count_max or (found and bytes_max <= 0):
             break
     outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
@@ -184,12 +197,14 @@ def _sift(
     at, end = offset, offset + PULL_SCAN_MAX
     unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
     while at < end and unread > 0:
-        entries = queue.read(at, min(end - at, PULL_MESSAGES_MAX))
+        packed = _entries_at(queue, at, min(end - at, PULL_MESSAGES_MAX), offset)
+        entries = list(ENTRY.iter_unpack(packed))
         if not entries:
             at = queue.next_kept(at)
             break
         some, _, total = _take(entries, len(entries), PULL_BYTES_MAX, None, is_first=True)
-        for record in _read(store, queue, some, total):
+        read, damage = _read(store, queue, some, total)
+        for record in read:
             text = records.property_text_of(record)
             size = len(record)
             unread -= size
@@ -203,8 +218,33 @@ def _sift(
             if len(found) == count_max or work <= 0 or (found and bytes_max <= 0):
                 outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
                 return FetchResult(outcome, at, found, len(found))
+        if damage is not None:
+            return _up_to_damage(offset, at, found, len(found), damage)
     outcome = FetchOutcome.FOUND if found else FetchOutcome.NO_MATCH
     return FetchResult(outcome, at, found, len(found))
+
+
+def _entries_at(queue: ConsumeQueue, at: int, count: int, start: int) -> bytes:
+    """Packed entries; none where the index is damaged, unless the pull begins there.
+
+    Raises:
+        CorruptRecord: The index is damaged where the pull begins.
+    """
+    try:
+        return queue.packed(at, count)
+    except CorruptRecord:
+        if at == start:
+            raise
+        return b""  # The next pull begins here.
+
+
+def _up_to_damage(
+    start: int, at: int, found: list[bytes], count: int, damage: CorruptRecord
+) -> FetchResult:
+    """The result of a pull that met a damaged message: the next pull begins with it."""
+    if at > start:
+        return FetchResult(_FOUND if found else FetchOutcome.NO_MATCH, at, found, count)
+    return FetchResult(FetchOutcome.DAMAGED, at, [], 0, damage)
 
 
 def _take(
@@ -247,21 +287,27 @@ def _read_equal(store: MessageStore, entries: bytes, bytes_max: int) -> bytes | 
     last = _PLACE.unpack_from(entries, len(entries) - ENTRY.size)
     if last != (start + (count - 1) * size, size) or not 0 < count * size <= bytes_max:
         return None
-    data = store.read(start, count * size)
+    data = _bytes_at(store, start, count * size)
     if len(data) != count * size or checksums_of(data, size, count) != checksums_in(entries):
         return None
     return data
 
 
-def _read_together(store: MessageStore, queue: ConsumeQueue, columns: Columns) -> list[bytes]:
-    """The records of these entries; those of a batch are one piece, because they lie together."""
+def _read_together(
+    store: MessageStore, queue: ConsumeQueue, columns: Columns
+) -> tuple[list[bytes], int, CorruptRecord | None]:
+    """The records of these entries and their number, and the damage that ended the read.
+
+    Those of a batch are one piece, because they lie together.
+    """
     positions, sizes, _, checksums = columns
     start, total = positions[0], sum(sizes)
     if positions[-1] + sizes[-1] - start == total:
-        data = store.read(start, total)
+        data = _bytes_at(store, start, total)
         if len(data) == total and _checksums_in(data, sizes) == checksums:
-            return [data]
-    return _read(store, queue, list(zip(*columns, strict=True)), total)
+            return [data], len(sizes), None
+    read, damage = _read(store, queue, list(zip(*columns, strict=True)), total)
+    return read, len(read), damage
 
 
 def _checksums_in(data: bytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -272,33 +318,49 @@ def _checksums_in(data: bytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _read(
     store: MessageStore, queue: ConsumeQueue, entries: list[Entry], total: int
-) -> list[bytes]:
+) -> tuple[list[bytes], CorruptRecord | None]:
+    """The records of these entries up to the first damaged one, and its damage."""
     if not entries:
-        return []
+        return [], None
     start = entries[0][0]
     stretch = entries[-1][0] + entries[-1][1] - start
     if stretch <= _READ_TOGETHER * total:
-        data = store.read(start, stretch)
+        data = _bytes_at(store, start, stretch)
         if len(data) == stretch:
             return _cut(store, queue, data, start, entries)
-    # The records are far apart, or in two files of the log.
-    return [
-        _cut(store, queue, store.read(entry[0], entry[1]), entry[0], [entry])[0]
-        for entry in entries
-    ]
+    # The records are far apart, in two files of the log, or partly unreadable.
+    found: list[bytes] = []
+    for entry in entries:
+        data = _bytes_at(store, entry[0], entry[1])
+        record, damage = _cut(store, queue, data, entry[0], [entry])
+        if damage is not None:
+            return found, damage
+        found += record
+    return found, None
 
 
 def _cut(
     store: MessageStore, queue: ConsumeQueue, data: bytes, start: int, entries: list[Entry]
-) -> list[bytes]:
-    """Cut records from a piece of the log and verify each checksum."""
+) -> tuple[list[bytes], CorruptRecord | None]:
+    """Cut records from a piece of the log, up to the first damaged one."""
     found: list[bytes] = []
-    for entry in entries:
-        position, size, _, checksum = entry
-        at = position - start
-        record = data[at : at + size]
-        if crc32(record) != checksum:
-            # A committed half message is assembled from two records; damage raises.
-            record = store.halves.shown(queue, entry)
-        found.append(record)
-    return found
+    try:
+        for entry in entries:
+            position, size, _, checksum = entry
+            at = position - start
+            record = data[at : at + size]
+            if crc32(record) != checksum:
+                # A committed half message is assembled from two records; damage raises.
+                record = store.halves.shown(queue, entry)
+            found.append(record)
+    except CorruptRecord as error:
+        return found, error
+    return found, None
+
+
+def _bytes_at(store: MessageStore, position: int, size: int) -> bytes:
+    """Bytes of several records; none if the disk cannot read some of them."""
+    try:
+        return store.read(position, size)
+    except CorruptRecord:
+        return b""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, KeysView
 
+from msgspec import structs
+
 from txmq.errors import ServiceUnavailable
-from txmq.limits import OFFSETS_MAX, UNKNOWN_OFFSETS_MAX
+from txmq.limits import OFFSETS_MAX, SKIPS_MAX, UNKNOWN_OFFSETS_MAX
 from txmq.protocol.bodies import ConsumerOffsets
 
 __all__ = ["Offsets"]
@@ -39,6 +41,8 @@ class Offsets:
         """The topics of each group, so that no request reads the pairs of all groups."""
         self._groups: dict[str, dict[str, None]] = {}
         """The groups of each topic."""
+        self._skipped: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
+        """The ranges in which groups skip damaged messages: the first and the last offset."""
         self.unsaved = False
 
     def figures(self) -> dict[str, int]:
@@ -57,17 +61,28 @@ class Offsets:
             self.count += len(queues)
             if not self._is_known(group):
                 self._count_unknown(group, len(queues))
+        for name, ranges in (saved.skipped_damage or {}).items():
+            topic, _, group = name.partition("@")
+            self._skipped[group, topic] = dict(ranges)
 
     def adopt(self, saved: ConsumerOffsets) -> None:
         """Have the offsets of another copy of this broker, and no others."""
         self._offsets, self._unknown = {}, {}
         self._topics, self._groups = {}, {}
+        self._skipped = {}
         self.count = self.unknown = 0
         self.load(saved)
 
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""
-        return ConsumerOffsets(dict(self.rows()))
+        return structs.replace(self.saved_without_rows(), offset_table=dict(self.rows()))
+
+    def saved_without_rows(self) -> ConsumerOffsets:
+        """What is saved beside the rows."""
+        if not self._skipped:
+            return ConsumerOffsets()
+        named = {f"{topic}@{group}": dict(found) for (group, topic), found in self._skipped.items()}
+        return ConsumerOffsets(skipped_damage=named)
 
     def rows(self) -> Iterator[tuple[str, dict[int, int]]]:
         """The same row by row; groups may commit and vanish meanwhile."""
@@ -142,6 +157,32 @@ class Offsets:
         self._unknown[group] = self._unknown.get(group, 0) + count
         self.unknown += count
 
+    # Damaged messages
+
+    def skip_damaged(self, group: str, topic: str, queue: int, first: int, last: int) -> None:
+        """Have a group skip the damaged messages in a range; it receives the whole ones.
+
+        Raises:
+            ServiceUnavailable: The limit of ranges is reached.
+        """
+        ranges = self._skipped.get((group, topic), {}).get(queue, [])
+        if (first, last) in ranges:
+            return
+        if sum(len(found) for of in self._skipped.values() for found in of.values()) >= SKIPS_MAX:
+            raise ServiceUnavailable(
+                f"this broker keeps {SKIPS_MAX} ranges of skipped messages, which is the limit; "
+                "name larger ranges (--through), or restore the log"
+            )
+        self._skipped.setdefault((group, topic), {})[queue] = [*ranges, (first, last)]
+        self.unsaved = True
+
+    def skips(self, group: str, topic: str, queue: int, offset: int) -> bool:
+        """Whether a group skips the message at an offset if it is damaged."""
+        ranges = self._skipped.get((group, topic), {}).get(queue, ())
+        return any(first <= offset <= last for first, last in ranges)
+
+    # Lists
+
     def pairs(self) -> KeysView[tuple[str, str]]:
         """The groups and topics that have offsets, the oldest first."""
         return self._offsets.keys()
@@ -175,11 +216,13 @@ class Offsets:
         """Delete a group's offsets."""
         for topic in self.topics_of(group):
             self._forget(group, topic)
+        self._skipped = {pair: of for pair, of in self._skipped.items() if pair[0] != group}
 
     def forget_topic(self, topic: str) -> None:
         """Delete a topic's offsets."""
         for group in self.groups_of(topic):
             self._forget(group, topic)
+        self._skipped = {pair: of for pair, of in self._skipped.items() if pair[1] != topic}
 
     def _forget(self, group: str, topic: str) -> None:
         count = len(self._offsets.pop((group, topic)))

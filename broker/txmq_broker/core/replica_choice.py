@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from txmq.errors import CorruptRecord
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -28,14 +29,13 @@ class ReplicaChoice:
         self._reader = reader
 
     def replica_for(self, queue: ConsumeQueue, offset: int) -> int:
-        """The replica for a consumer whose next message has this offset.
-
-        Raises:
-            CorruptRecord: An index file differs from what was written.
-        """
+        """The replica for a consumer whose next message has this offset."""
         reader = self._reader()
         if not reader:
             return 0
-        entries = queue.read(queue.next_kept(offset), 1)
+        try:
+            entries = queue.read(queue.next_kept(offset), 1)
+        except CorruptRecord:
+            return 0  # The next pull reports it; this one has its messages.
         is_far = bool(entries) and self._store.log.end - entries[0][0] > self._far_behind
         return reader if is_far else 0

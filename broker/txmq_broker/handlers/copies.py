@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import wraps
 from typing import Final
 
-from txmq.protocol.bodies import ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.bodies import GroupConfigs, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.copies import CopiedTables, CopiesView, RemovedMember
@@ -180,7 +180,7 @@ class CopyHandlers:
         yield b',"groups":'
         yield from table_in_parts(GroupConfigs(groups.data_version), group_rows)
         yield b',"offsets":'
-        yield from table_in_parts(ConsumerOffsets(), parts.offsets.rows())
+        yield from table_in_parts(parts.offsets.saved_without_rows(), parts.offsets.rows())
         yield b',"floors":'
         yield from rows_in_parts(list(parts.floors().items()))
         yield b"}"

@@ -1,19 +1,28 @@
-"""200, 201, 207, 225, 352: create, change, list and delete consumer groups."""
+"""200, 201, 207, 225, 352, and 7724 of txmq: create, change, list and delete consumer groups; have
+one skip damaged messages.
+"""
 
 from __future__ import annotations
 
-from txmq.errors import GroupNotFound, InternalError
+import logging
+from typing import Final
+
+from txmq.errors import GroupNotFound, IllegalOperation, InternalError, InvalidParameter
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import DeleteGroup, NamedGroup
+from txmq.protocol.operations import SkipDamaged
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.parts import Parts, ReadParts
 from txmq_broker.services.long_answers import LongAnswers, table_answer
 from txmq_broker.services.long_requests import Steps
 
 __all__ = ["GroupHandlers", "GroupReads"]
+
+log: Final = logging.getLogger(__name__)
 
 
 class GroupReads:
@@ -55,6 +64,8 @@ class GroupHandlers(GroupReads):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        self._topics = parts.topics
+        self._store = parts.store
         self._offsets = parts.offsets
         self._statistics = parts.statistics
         self._clock = parts.clock
@@ -66,6 +77,7 @@ class GroupHandlers(GroupReads):
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_all,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.SKIP_DAMAGED: self.skip_damaged,
         }
 
     def put(self, connection: Connection, request: Command) -> bytes:
@@ -95,4 +107,38 @@ class GroupHandlers(GroupReads):
         if header.remove_offset or header.clean_offset:
             self._offsets.forget_group(header.group_name)
         self._groups_changed()
+        return answer(request)
+
+    def skip_damaged(self, connection: Connection, request: Command) -> bytes:
+        """7724: an operator has a group skip damaged messages, which the audit keeps with the
+        reason.
+        """
+        del connection
+        header = request.read(SkipDamaged)
+        name, first, last = header.consumer_group, header.offset, header.through
+        if not header.operator.strip() or not header.reason.strip():
+            raise InvalidParameter("operator and reason must not be empty")
+        if self._groups.find(name) is None:
+            raise GroupNotFound(f"the group {name} does not exist")
+        topic = self._topics.get(header.topic)
+        if not 0 <= header.queue_id < len(topic.queues):
+            raise InvalidParameter(f"topic {topic.name} has no queue {header.queue_id}")
+        queue = topic.queues[header.queue_id]
+        where = f"{topic.name}/{queue.number}"
+        if not queue.min_offset <= first <= last < queue.max_offset:
+            raise InvalidParameter(
+                f"{where} has the messages {queue.min_offset} to {queue.max_offset - 1}, "
+                f"not all of {first} to {last}"
+            )
+        if fetch(self._store, queue, first, 1).outcome is not FetchOutcome.DAMAGED:
+            raise IllegalOperation(
+                f"message {first} of {where} is not damaged; to move a group past whole messages: "
+                f"txmq group reset {name} {topic.name} --to TIME"
+            )
+        self._offsets.skip_damaged(name, topic.name, queue.number, first, last)
+        self._groups_changed()
+        log.warning(
+            "group %s skips what is damaged in the messages %d to %d of %s, by %s: %s",
+            *(name, first, last, where, header.operator, header.reason),
+        )
         return answer(request)

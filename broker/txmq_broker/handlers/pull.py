@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from txmq.errors import (
+    CorruptRecord,
     InternalError,
     NoPermission,
     OffsetMoved,
@@ -76,6 +77,7 @@ class PullHandlers:
     """Serves stored messages to consumers."""
 
     def __init__(self, parts: ReadParts) -> None:
+        self._broker = parts.identity.name
         self._topics = parts.topics
         self._groups = parts.groups
         self._clients = parts.clients
@@ -187,6 +189,8 @@ class PullHandlers:
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
+        if found.damage is not None:
+            return self._answer_damaged(pull, found.next_offset, found.damage)
         if self.is_copy and found.outcome is FetchOutcome.PAST_END:
             # The consumer has read more at the leader than is copied. It keeps its offset.
             found = FetchResult(FetchOutcome.AT_END, pull.offset, [])
@@ -221,6 +225,23 @@ class PullHandlers:
         if self.choice is not None:
             replica = self.choice.replica_for(queue, found.next_offset)
         return templates.pulled(pull.request, code, bounds, remark, found.records, replica)
+
+    def _answer_damaged(self, pull: HeldPull, offset: int, damage: CorruptRecord) -> bytes:
+        """The answer to a pull that begins with a damaged message."""
+        queue, group = pull.queue, pull.header.consumer_group
+        if self._offsets.skips(group, queue.topic, queue.number, offset):
+            return self._answer(pull, FetchResult(FetchOutcome.NO_MATCH, offset + 1, []))
+        self._store.damage.note(damage)
+        self._missed.total += 1
+        remark = (
+            f"message {offset} of {queue.topic}/{queue.number} at {self._broker} is damaged "
+            f"({damage}); restore the log, or have the group go on behind the message: "
+            f"txmq group skip {group} {queue.topic} --broker {self._broker} "
+            f"--queue {queue.number} --offset {offset} --reason TEXT"
+        )
+        # No stock client reads the offsets beside an error; tools of txmq go on behind it.
+        bounds = (offset + 1, queue.min_offset, queue.max_offset)
+        return templates.pulled(pull.request, InternalError.code, bounds, remark, [])
 
     def _has_room(self, pull: HeldPull) -> bool:
         # A held filter takes about as much memory as its text.
@@ -300,6 +321,8 @@ class PullHandlers:
         try:
             answer = self._serve(self._renewed(pull), may_hold=may_hold, is_woken=True)
         except (TxmqError, OSError) as error:
+            if isinstance(error, CorruptRecord):
+                self._store.damage.note(error)
             log.error("a held pull of %s failed: %s", pull.queue.topic, error)  # noqa: TRY400
             answer = command.answer(pull.request, InternalError.code, remark=str(error))
         if answer is not None:

@@ -390,7 +390,7 @@ class Keeper:
         offsets.unsaved = False
         try:
             await self._offset_saves.write(
-                self.owner, ConsumerOffsets(), offsets.rows(), _formatted
+                self.owner, offsets.saved_without_rows(), offsets.rows(), _formatted
             )
         except BaseException:
             offsets.unsaved = True

@@ -17,15 +17,16 @@ AT_ONCE: Final = 2_000
 
 
 def table_in_parts(empty: Body, rows: Iterable[tuple[str, object]]) -> Iterator[bytes]:
-    """The bytes of a body whose last member is a table.
+    """The bytes of a body with a table.
 
     Args:
         empty: The body with an empty table.
         rows: The rows of the table.
     """
-    yield empty.write().removesuffix(b"{}}")
+    before, _, behind = empty.write().partition(b"{}")
+    yield before
     yield from rows_in_parts(rows)
-    yield b"}"
+    yield behind
 
 
 def rows_in_parts(rows: Iterable[tuple[str, object]]) -> Iterator[bytes]:

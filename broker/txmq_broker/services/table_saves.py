@@ -58,7 +58,7 @@ class TableSaves:
 
         Args:
             owner: The identity of the directory.
-            empty: The body of the file, whose last member is the empty table.
+            empty: The body of the file with the empty table.
             rows: The rows of the table as they are now. Their values may change meanwhile.
             finish: Returns the text to save.
 

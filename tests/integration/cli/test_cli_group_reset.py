@@ -49,6 +49,35 @@ def test_what_is_skipped_is_said(asking, orders, terminal):
     assert "move group billing in topic Orders: 1 message skipped?" in asked.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("Orders", "--offset", 3, "--queue", 0), "name the topic, --queue and --reason"),
+        (("Orders", "--offset", 3, "--reason", "x"), "name the topic, --queue and --reason"),
+        (("--all", "--offset", 3, "--queue", 0, "--reason", "x"), "name the topic, --queue and"),
+        (("Orders", "--reason", "x"), "--offset names the damaged message to skip"),
+        (
+            ("Orders", "--offset", 3, "--through", 2, "--queue", 0, "--reason", "x"),
+            "--through 2 lies before --offset 3",
+        ),
+    ],
+)
+def test_a_damaged_message_is_skipped_only_if_it_is_named_in_full(asking, orders, words, why):
+    refused = asking("group", "skip", "billing", *words, "--yes")
+
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert why in refused.stderr
+    assert orders.brokers[0].offsets["billing", "Orders", 0] == 2
+
+
+def test_with_several_brokers_the_one_of_the_damaged_message_is_named(asking, orders):
+    where = ("Orders", "--offset", 1, "--queue", 0, "--reason", "x")
+    refused = asking("group", "skip", "billing", *where, "--yes")
+
+    assert refused.exit_code == 2
+    assert "name one with --broker: broker-a, broker-b" in refused.stderr
+
+
 def test_a_script_says_yes(asking, orders):
     refused = asking(*RESET, "--json")
 

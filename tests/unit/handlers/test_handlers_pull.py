@@ -516,10 +516,11 @@ def test_damage_is_told_to_who_pulls_and_to_who_waits_and_to_nobody_else():
         await client.send("U", b"good")
         held = client.asking(PULL, pulling("T", hold_ms=15_000))
         await client.max_offset("T")
-        stage.disk.fail_reads(1)
+        stage.disk.fail_reads()
         await client.send("T", b"bad luck")
 
         assert (await held).code == ERROR
+        stage.disk.repair()
         assert (await client.pull("T")).bodies == [b"bad luck"]
         assert (await client.pull("U")).bodies == [b"good"]
 

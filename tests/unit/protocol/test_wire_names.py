@@ -161,7 +161,7 @@ BODIES = {
     "ConsumeStats": "consumeTps",
     "ConsumeTimeSpan": ("messageQueue minTimeStamp maxTimeStamp consumeTimeStamp delayTime"),
     "ConsumeTimeSpans": "consumeTimeSpanSet",
-    "ConsumerOffsets": "offsetTable",
+    "ConsumerOffsets": "offsetTable skippedDamage",
     "ConsumerState": "properties subscriptionSet",
     "RegisteredProducer": "clientId remoteIP language version lastUpdateTimestamp",
     "AllProducers": "data",

@@ -193,6 +193,8 @@ class Shelf:
         at = queue.next_kept(queue.min_offset) if queue is not None else 0
         while queue is not None and at < queue.max_offset:
             got = fetch(self.store, queue, at, 32)
+            if got.damage is not None:
+                raise got.damage
             assert got.outcome is FetchOutcome.FOUND, got
             for record in records.unpack_all(b"".join(got.records)):
                 assert (record.topic, record.queue_id) == (topic, number)

@@ -7,9 +7,11 @@ lets a connected consumer handle it instead, and the broker does not record the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
@@ -51,6 +53,8 @@ from txmq.protocol.record import position_in, split_offset_id, unpack
 from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["DeadLetterCalls", "DeadLetters"]
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 16
 """Sent with each copy. Older RocketMQ requires it; without it, a group with zero retries would get
@@ -298,7 +302,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         else:
             at = await self.min_offset(queue)
         while at < end:
-            pulled = await self.pull(queue, at)
+            pulled = await self.pull(queue, at, on_damage=partial(log.error, "%s"))
             for message in pulled.messages:
                 if message.offset >= end or message.stored_ms > end_ms:
                     return

@@ -7,7 +7,7 @@ that retry and consumers that share queues build on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from txmq.client.received_message import opened
@@ -18,9 +18,11 @@ from txmq.client.values import PulledBatch, PullOutcome, SendResult, StoredBatch
 from txmq.errors import (
     ConnectFailed,
     IllegalOperation,
+    InternalError,
     InvalidParameter,
     LimitExceeded,
     NoPermission,
+    PullRetryImmediately,
     TopicNotFound,
     TxmqError,
     UsageError,
@@ -181,6 +183,7 @@ class MessageCalls:
         hold_ms: int = 0,
         *,
         tags: str = ANY_TAG,
+        on_damage: Callable[[str], None] | None = None,
     ) -> PulledBatch:
         """Fetch messages of a queue, starting at an offset.
 
@@ -191,15 +194,21 @@ class MessageCalls:
             group: The consumer group; its offsets do not change.
             hold_ms: How long the broker waits for messages if the queue has none.
             tags: The accepted tags, separated by ``||``.
+            on_damage: Called with the broker's text if the message at ``offset`` is damaged; the
+                result is then empty and goes on behind the message.
 
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no messages.
+            BrokerRefused: The broker refused for another reason than that it has no messages. The
+                message at ``offset`` is damaged, say, and ``on_damage`` is not given.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         try:
             answer = await self._pull(queue, offset, count, group, hold_ms, tags)
+            if on_damage is not None and _is_about_damage(answer):
+                on_damage(answer.remark or "")
+                answer.code = PullRetryImmediately.code
             return _pulled(answer, queue.broker, tags)
         except TxmqError as error:
             self._doubt_route(queue.topic, queue.broker, error)
@@ -263,6 +272,11 @@ class MessageCalls:
             self._session.remove(topic, broker)
         elif isinstance(error, _ROUTE_IS_WRONG):
             self._session.forget(topic)
+
+
+def _is_about_damage(answer: Command) -> bool:
+    """Whether txmq's broker refused a pull that begins with a damaged message."""
+    return answer.code == InternalError.code and "nextBeginOffset" in answer.field_map()
 
 
 def _bounds_in(answer: Command) -> tuple[PullOutcome, PullAnswer]:

@@ -20,6 +20,7 @@ from txmq.protocol.headers import (
     QueueHeader,
     ResetOffset,
 )
+from txmq.protocol.operations import SkipDamaged
 
 __all__ = ["TO_THE_END", "OffsetCalls"]
 
@@ -198,6 +199,44 @@ class OffsetCalls(ClusterCalls):
                 route.master(broker), RequestCode.CLONE_GROUP_OFFSET, header
             ),
         )
+
+    async def skip_damaged(
+        self,
+        group: str,
+        queue: Queue,
+        offset: int,
+        through: int | None = None,
+        *,
+        operator: str,
+        reason: str,
+    ) -> None:
+        """Have a group skip a damaged message of a queue, or the damaged ones in a range.
+
+        The group still receives the whole messages of the range, and its offset stays where it is:
+        the next pull that meets the damage goes on behind it. The broker's audit keeps the operator
+        and the reason.
+
+        Args:
+            group: The group.
+            queue: The queue.
+            offset: The offset of the damaged message, the first one of the range.
+            through: The last offset of the range; by default ``offset``.
+            operator: Who decides.
+            reason: Why.
+
+        Raises:
+            IllegalOperation: The message at ``offset`` is not damaged.
+            InvalidParameter: The queue has no such messages, or operator or reason is missing.
+            GroupNotFound: The group does not exist at the broker.
+            TopicNotFound: The topic does not exist, or not on this broker.
+            RequestNotSupported: The broker is not a txmq broker, or older.
+            TransportError: No answer came; the subclass says whether the broker may have done it.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        address = await self._session.address_of(queue)
+        last = offset if through is None else through
+        header = SkipDamaged(group, queue.topic, queue.number, offset, last, operator, reason)
+        await self._session.request(address, RequestCode.SKIP_DAMAGED, header)
 
     async def _target(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
         if time_ms == TO_THE_END:

@@ -29,6 +29,7 @@ _ACTS: Final = {
     "DELETE_SUBSCRIPTIONGROUP": "delete a group",
     "INVOKE_BROKER_TO_RESET_OFFSET": "move a group",
     "CLONE_GROUP_OFFSET": "copy the offsets of a group",
+    "SKIP_DAMAGED": "skip damaged messages",
     "CONSUME_MESSAGE_DIRECTLY": "let a consumer handle a message",
     "UPDATE_BROKER_CONFIG": "change settings",
     "UPDATE_NAMESRV_CONFIG": "change settings of a name server",

@@ -51,7 +51,7 @@ async def show_search(visit: Visit) -> PageContent:
     )
     if fields.by not in _WAYS:
         raise UsageError(f"messages are found by key, id, place or time, not by {fields.by!r}")
-    scan = MessageScan([], 0, "")
+    scan = MessageScan([], 0, "", [])
     rows: list[MessageLine] = []
     is_asked = bool(fields.wanted)
     if fields.by == "time":

@@ -218,6 +218,7 @@ class Broker:
             may_publish = self._authorizer.may_publish
             self._checker.may_check = lambda producer, half: may_publish(producer, half.queue.topic)
         self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
+        self._checker.on_damage = self._deliverer.on_damage = self.store.damage.note
         self.parts = self._parts()
         self._serve(self.parts)
         self._flusher.start()

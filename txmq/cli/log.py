@@ -346,7 +346,10 @@ def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
     size, records, offsets = repair.loss(disk)
     if isinstance(repair, Cut):
         what = f"cut the log at position {repair.position}"
-        lost = f"loses {quantity(size, 'byte')} with {quantity(records, 'readable record')}"
+        lost = (
+            "keeps everything before, leaves everything behind in a copy under cut/, and so loses "
+            f"{quantity(size, 'byte')} with {quantity(records, 'readable record')}"
+        )
     elif isinstance(repair, AcceptLoss):
         what = "go on without what is missing, and record the loss in the log"
         lost = "gives no offset a second time"

@@ -347,7 +347,7 @@ class Coordinator:
         log.error(
             "the transaction %s of %s is parked: %s brought no decision; "
             "once the cause is fixed, check it again with: txmq tx recheck",
-            "at an unreadable position" if sent is None else sent.unique,
+            f"with the damaged half message {half.offset}" if sent is None else sent.unique,
             half.group,
             quantity(half.checks + 1, "check"),
         )

@@ -204,6 +204,7 @@ class Schedule:
 
         Raises:
             IllegalOperation: There is no such message, or there are too many to read.
+            CorruptRecord: There is only one that is damaged.
         """
         # From time 0 on, because the longest delay may have been different when the message came.
         last_ms = self._store.log.last_ms
@@ -215,16 +216,23 @@ class Schedule:
                 RECALLED_TOGETHER_MAX + 1,
             )
         ]
-        read: list[bytes] = []
+        found: list[Record] = []
+        damage: CorruptRecord | None = None
         room = RECALLED_BYTES_MAX
         for position in positions:
-            data = self._store.log.bytes_at(position)
-            if data is not None:
-                read.append(data)
-                room -= len(data)
+            try:
+                record = self._store.delays.record_at(position)
+            except CorruptRecord as error:
+                damage = error
+                continue
+            if record is not None:
+                room -= len(record.body)
+                if _is(record, topic, unique):
+                    found.append(record)
             if room < 0 or len(positions) > RECALLED_TOGETHER_MAX:
                 raise IllegalOperation(f"too many messages wait under the id {unique}")
-        found = [record for data in read if _is(record := records.unpack(data)[0], topic, unique)]
+        if damage is not None and not found:
+            raise damage
         if not found:
             raise IllegalOperation(f"no message {unique} of {topic} waits here")
         return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from txmq.errors import InternalError, NotFound
+from txmq.errors import CorruptRecord, InternalError, NotFound
 from txmq.limits import PULL_BYTES_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
+from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import ReadParts
@@ -36,7 +37,11 @@ class QueryHandlers:
         }
 
     def by_key(self, connection: Connection, request: Command) -> bytes:
-        """12: a topic's messages with a key, newest first, stored within a time range."""
+        """12: a topic's messages with a key, newest first, stored within a time range.
+
+        A damaged message may carry the key or not. It is left out if others are found, and the
+        remark then names it.
+        """
         del connection
         header = request.read(MessageQuery)
         only_unique = request.field_map().get(_UNIQUE, "").lower() == "true"
@@ -44,10 +49,16 @@ class QueryHandlers:
         wanted = 32 if only_unique else max(1, min(header.max_num, _FOUND_MAX))
         begin, end = header.begin_timestamp, header.end_timestamp
         found: list[bytes] = []
+        damaged: list[CorruptRecord] = []
         size = 0
         places = self._store.positions_of_key(header.topic, header.key, begin, end)
         for _, position in zip(range(_LOOKED_AT_MAX), places, strict=False):
-            data = self._store.record_bytes(position)
+            try:
+                data = self._store.record_bytes(position, is_indexed=True)
+            except CorruptRecord as error:
+                self._store.damage.note(error)
+                damaged.append(error)
+                continue
             if data is None or not _carries(data, header.topic, header.key, only_unique):
                 continue
             if not begin <= records.stored_ms_of(data) <= end:
@@ -56,10 +67,13 @@ class QueryHandlers:
             size += len(data)
             if len(found) >= wanted or size >= PULL_BYTES_MAX:
                 break
+        if damaged and not found:
+            raise InternalError(_about(damaged))
         if not found:
             raise NotFound("can not find message, maybe time range not correct")
         state = QueryAnswer(self._store.log.last_ms, self._store.log.end)
-        return answer(request, 0, state, body=b"".join(found))
+        remark = _about(damaged) if damaged else None
+        return answer(request, 0, state, body=b"".join(found), remark=remark)
 
     def by_id(self, connection: Connection, request: Command) -> bytes:
         """33: the message at a position of the log."""
@@ -69,6 +83,11 @@ class QueryHandlers:
         if data is None:
             raise InternalError(f"can not find message by the offset, {position}")
         return answer(request, body=data)
+
+
+def _about(damaged: list[CorruptRecord]) -> str:
+    many = quantity(len(damaged), "message")
+    return f"{many} that may have the key cannot be read, such as the first: {damaged[0]}"
 
 
 def _carries(data: bytes, topic: str, key: str, only_unique: bool) -> bool:

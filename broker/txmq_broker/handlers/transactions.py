@@ -36,6 +36,7 @@ from txmq.protocol.rechecks import (
     RecheckTransaction,
     RecheckTransactions,
 )
+from txmq.protocol.record import offset_id as record_place
 from txmq.protocol.record import position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.templates import done, done_all
@@ -74,6 +75,7 @@ class TransactionHandlers:
         self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
+        self._store_host = parts.identity.store_host
         self._pending = parts.coordinator.halves.pending
 
     def table(self) -> dict[int, Handler]:
@@ -275,9 +277,9 @@ class TransactionHandlers:
                 yield key, half
 
     def _described(self, key: int, half: Half) -> TransactionEntry:
-        unique = offset_id = keys = ""
-        stored_ms = 0
-        # An unreadable half message is listed with the known fields, and hides no other.
+        unique = keys = ""
+        offset_id, stored_ms = record_place(self._store_host, half.position), 0
+        # A damaged half message is listed with the known fields, and hides no other.
         with suppress(CorruptRecord):
             record = self._coordinator.halves.record_of(half)
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
@@ -315,7 +317,11 @@ class TransactionHandlers:
         except RemoteProtocolError:
             return None
         sent = self._coordinator.halves.sent_at(position)
-        return None if sent is None else self._coordinator.find_by_key(transaction_key(sent.unique))
+        if sent is not None:
+            return self._coordinator.find_by_key(transaction_key(sent.unique))
+        # It may be damaged; its transaction is open all the same.
+        key = self._pending.key_at(position)
+        return None if key is None else self._coordinator.find_by_key(key)
 
 
 def _refused(request: Command, error: BrokerRefused) -> bytes:

@@ -277,10 +277,13 @@ class FileInspection:
         if refuses:
             return (
                 f"{text}; the broker does not start: restore the file from a backup, or cut the "
-                "log there (txmq log verify --repair) to lose what follows"
+                "log there (txmq log verify --repair) to keep what precedes and lose what follows"
             )
         known = "these messages" if is_known else "messages that lie there"
-        return f"{text}; the broker starts and cannot serve {known}: restore the file from a backup"
+        return (
+            f"{text}; the broker starts and serves all but {known}: restore the file from a "
+            "backup, or have each group skip them (txmq group skip); --repair leaves them alone"
+        )
 
     def _torn(self, gap: Gap) -> Iterator[Finding]:
         end = self._log.end

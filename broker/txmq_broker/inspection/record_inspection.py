@@ -176,7 +176,7 @@ class RecordInspection:
         self._gaps.append((gap.position, gap.end))
 
     def note_lost_half(self, position: int, gap: Gap) -> None:
-        """Record an unreadable half message: if it is still open, the start needs it."""
+        """Record an unreadable half message, which may still be open."""
         if position in self._decided_lost:
             return
         start = gap.extent.start
@@ -187,10 +187,9 @@ class RecordInspection:
             position=position,
             offset=position - start,
             text=f"the half message of an open transaction lies in the damaged part at position "
-            f"{gap.position}; the broker does not start: restore the file from a backup, or cut "
-            "the log there (txmq log verify --repair) to lose what follows",
-            refuses_start=True,
-            cut_at=gap.position,
+            f"{gap.position}; no producer can be asked about it, so the broker parks the "
+            "transaction: restore the file from a backup, or find out what became of the "
+            "transaction, and roll it back (txmq tx rollback)",
         )
 
     def find_half(self, position: int) -> tuple[Record, bytes] | None:

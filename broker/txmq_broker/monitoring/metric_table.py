@@ -130,6 +130,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         "oldest_message_timestamp_seconds": _gauge(
             "When the oldest record of the log was stored, in Unix time."
         ),
+        "damaged_reads_total": _counter("Reads of messages that met damage in the log."),
         "unsynced_bytes": _gauge("Bytes of the log that wait for the disk."),
         "disk_bytes": _gauge("The size of the file system that has the data directory."),
         "disk_used_bytes": _gauge("The used part of it."),

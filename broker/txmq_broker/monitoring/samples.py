@@ -7,6 +7,7 @@ its own use, and a scrape reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
@@ -230,9 +231,12 @@ def _log_and_disk(broker: Broker) -> Iterator[SamplePoint]:
     log = broker.store.log
     yield SamplePoint("log_bytes", log.end - log.start)
     yield SamplePoint("log_end_position", log.end)
-    earliest_ms = broker.store.earliest_ms()
+    earliest_ms = None
+    with suppress(CorruptRecord):
+        earliest_ms = broker.store.earliest_ms()
     if earliest_ms is not None:
         yield SamplePoint("oldest_message_timestamp_seconds", earliest_ms / 1000)
+    yield SamplePoint("damaged_reads_total", broker.store.damage.reads)
     yield SamplePoint("unsynced_bytes", log.end - log.durable)
     try:
         space = broker.disk.space()

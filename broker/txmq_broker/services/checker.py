@@ -23,7 +23,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from txmq.errors import TransportError, TxmqError
+from txmq.errors import CorruptRecord, TransportError, TxmqError
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
@@ -47,13 +47,11 @@ _WIDTH_S: Final = 0.05
 _AT_ONCE: Final = 4096
 """Keys that one call takes from the buckets; bounds the time after a restart with a million."""
 
-
 _CELLS: Final = 1 << 14
 """Cells of the hash table of waiting keys; a look-up reads one cell."""
 
 _TIDIED: Final = 4
 """Keys of the queue that each removal tidies."""
-
 
 _KEY_BYTES: Final = array("q").itemsize
 
@@ -357,6 +355,8 @@ class Checker:
         self._decision_ms = decision_ms
         self.may_check: Callable[[Connection, Half], bool] = lambda _connection, _half: True
         """Whether a producer may see a half message; a check shows it."""
+        self.on_damage: Callable[[CorruptRecord], None] = lambda _error: None
+        """Notes a damaged half message, which no check can show."""
         self._wake = asyncio.Event()
         self._forced: set[int] = set()
         self._immune_until: dict[int, float] = {}
@@ -507,7 +507,10 @@ class Checker:
                 self._check(key, now)
             except Exception as error:
                 # One bad transaction must not keep the others from being checked.
-                if isinstance(error, (TxmqError, OSError)):
+                if isinstance(error, CorruptRecord) and (half := self._pending.find(key)):
+                    self.on_damage(error)  # It counts as a check, so it is parked in the end.
+                    self._spend(key, half)
+                elif isinstance(error, (TxmqError, OSError)):
                     log.error("a check failed: %s", error)  # noqa: TRY400
                 else:
                     log.exception("a check failed")

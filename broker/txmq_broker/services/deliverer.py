@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -38,6 +39,8 @@ class Deliverer:
         self._delays = delays
         self._flusher = flusher
         self._clock = clock
+        self.on_damage: Callable[[CorruptRecord], None] = lambda _error: None
+        """Notes a damaged message, which is not delivered."""
         self._wake = asyncio.Event()
         self._sleeps_until: int | None = None
         self._held_back = 0
@@ -109,7 +112,12 @@ class Deliverer:
             except Exception as error:
                 # One bad message must not keep the others from being delivered.
                 if isinstance(error, CorruptRecord):
-                    log.error("a message that is due cannot be read: %s", error)  # noqa: TRY400
+                    self.on_damage(error)
+                    log.error(  # noqa: TRY400
+                        "a message that is due cannot be read, and is left out; after the log is "
+                        "restored, a restart may deliver it: %s",
+                        error,
+                    )
                 else:
                     log.exception("a message that is due cannot be delivered")
                 delays.pass_over()

@@ -184,6 +184,22 @@ class DelayStore(DelayLines):
         except RemoteProtocolError as error:
             raise CorruptRecord(position, str(error)) from error
 
+    def record_at(self, position: int) -> Record | None:
+        """The record at a position from the key index; ``None`` if its file was deleted.
+
+        Raises:
+            CorruptRecord: It is damaged.
+        """
+        if position < self._log.start:
+            return None
+        data = self._log.bytes_at(position)
+        try:
+            if data is not None:
+                return records.unpack(data)[0]
+        except RemoteProtocolError as error:
+            raise CorruptRecord(position, str(error)) from error
+        raise CorruptRecord(position, "a waiting message differs from what was stored")
+
     # After the write
 
     def take_staged(self) -> Delayed:

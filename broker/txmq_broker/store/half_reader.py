@@ -45,6 +45,8 @@ _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 
 _NOWHERE: Final = bytes(8)
+_BODY_CRC: Final = records.CRC_AT
+_HALF_DIFFERS: Final = "a half message differs from what was stored"
 
 
 class HalfContent(NamedTuple):
@@ -71,25 +73,48 @@ class HalfReader:
 
     # By place
 
-    def _half_at(self, position: int) -> tuple[Half, str, bytes]:
+    def _half_at(self, position: int) -> tuple[Half, str]:
+        """The half message at a position, with its unique key; its body may be damaged.
+
+        Raises:
+            CorruptRecord: More than its body is damaged, or the half queue has none there.
+        """
         data = self._record_at(position)
-        record, _ = _unpacked(data, position)
+        try:
+            record, _ = records.unpack(data)
+        except RemoteProtocolError:
+            # If only the body differs from its checksum, the other fields are whole.
+            record, _ = _unpacked(data[:_BODY_CRC] + bytes(4) + data[_BODY_CRC + 4 :], position)
+            is_body_whole = False
+        else:
+            is_body_whole = True
         text = record.properties
-        tag = properties.find(text, properties.TAGS)
+        known = self._entry_if(self.half_queue, record.queue_offset, position)
+        if known is not None:
+            _, size, tags_code, checksum = known[1]
+        elif is_body_whole and record.queue_offset < self.half_queue.min_offset:
+            # A crash came before its file could be deleted.
+            tag = properties.find(text, properties.TAGS)
+            size, tags_code = len(data), java.string_hash(tag) if tag else 0
+            checksum = crc32(data) ^ HIDDEN
+        else:
+            raise CorruptRecord(position, "the half queue has no half message there")
+        if is_body_whole and crc32(data) ^ HIDDEN != checksum:
+            raise CorruptRecord(position, _HALF_DIFFERS)
         seed = topic_seed(record.topic)
         half = Half(
             offset=record.queue_offset,
             position=position,
-            size=len(data),
-            tags_code=java.string_hash(tag) if tag else 0,
-            checksum=crc32(data),
+            size=size,
+            tags_code=tags_code,
+            checksum=checksum ^ HIDDEN,
             queue=self.queues.queue(record.topic, record.queue_id),
             group=properties.find(text, properties.PRODUCER_GROUP) or "",
             origin="",
             key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
             immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
         )
-        return half, properties.find(text, properties.UNIQUE_KEY) or "", data
+        return half, properties.find(text, properties.UNIQUE_KEY) or ""
 
     def sent_at(self, position: int) -> HalfContent | None:
         """The content of the half message at a position, or ``None`` if it was deleted."""
@@ -113,8 +138,7 @@ class HalfReader:
         entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
         if not entries or entries[0][0] != position:
             return None
-        half, unique, _ = self._half_at(position)
-        return half, unique
+        return self._half_at(position)
 
     def decision_on(self, half: Half) -> Decision | None:
         """The last marker of a half message; the search begins in the half message's file."""
@@ -154,11 +178,9 @@ class HalfReader:
                 if not position:
                     return None
         try:
-            half, unique, _ = self._half_at(position)
+            return self._half_at(position)
         except CorruptRecord:
             return None
-        known = self._entry_if(self.half_queue, half.offset, position)
-        return None if known is None else (half, unique)
 
     def _decision_at(self, entry: Entry) -> Decision:
         position, size, _, checksum = entry
@@ -170,7 +192,7 @@ class HalfReader:
     def _read_half(self, half: Half) -> bytes:
         data = self.log.read(half.position, half.size)
         if crc32(data) != half.checksum:
-            raise CorruptRecord(half.position, "a half message differs from what was stored")
+            raise CorruptRecord(half.position, _HALF_DIFFERS)
         return data
 
     def record_of(self, half: Half) -> Record:
@@ -195,7 +217,7 @@ class HalfReader:
         if queue.topic == HALF_TOPIC:
             data = self.log.read(position, size)
             if crc32(data) ^ HIDDEN != checksum:
-                raise CorruptRecord(position, "a half message differs from what was stored")
+                raise CorruptRecord(position, _HALF_DIFFERS)
             record, _ = _unpacked(data, position)
             flags = record.sys_flag & ~_TYPE_BITS
             return records.pack(moved(_with_real_place(record), HALF_TOPIC, sys_flag=flags))
@@ -204,7 +226,9 @@ class HalfReader:
             raise CorruptRecord(position, "a message differs from what was stored")
         data = self.log.read(decision.half_position, size)
         if crc32(data) ^ HIDDEN != checksum:
-            raise CorruptRecord(position, "a committed message differs from what was stored")
+            raise CorruptRecord(
+                decision.half_position, "a committed message differs from what was stored"
+            )
         return records.committed(
             data, decision.queue_offset, position, decision.decided_ms, decision.half_position
         )
@@ -273,6 +297,22 @@ class HalfReader:
         if known is None or crc32(data[: known[1][1]]) ^ HIDDEN != known[1][3]:
             return None
         return decision
+
+    def _half_entry_at(self, position: int) -> tuple[int, Entry] | None:
+        """The offset and the entry of the half message at a position; ``None`` without one."""
+        queue = self.half_queue
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            offset = queue.next_kept(middle)
+            entries = queue.read(offset, 1) if offset < high else []
+            if not entries or entries[0][0] > position:
+                high = middle
+            elif entries[0][0] < position:
+                low = offset + 1
+            else:
+                return offset, entries[0]
+        return None
 
     def _entry_if(
         self, queue: ConsumeQueue, offset: int, position: int

@@ -7,6 +7,7 @@ another file, or its file is nearly full, the commit writes the message a second
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ from txmq_broker.store.pending_transactions import (
 from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, QueueStore
 
 __all__ = ["Closing", "CommittedMessages", "HalfStore", "Opening", "RecentDecision"]
+
+log = logging.getLogger(__name__)
 
 _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.COMMITTED,
@@ -187,8 +190,9 @@ class HalfStore(HalfReader):
         """
         log, op_queue = self.log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
-        is_here = kind is _COMMITTED and half.position >= self.oldest_shown()
-        copy = None if is_here or kind is _ROLLED_BACK else self._read_half(half)
+        is_known = half.queue is not self.half_queue
+        is_here = kind is _COMMITTED and half.position >= self.oldest_shown() and is_known
+        copy = None if is_here or kind is _ROLLED_BACK else self._copied(half, kind)
         position = log.next_position
         offset = half.queue.next_offset if is_here else -1
         marker = marker_of(
@@ -341,6 +345,19 @@ class HalfStore(HalfReader):
         room = segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start
         return file_start if room <= self.log.segment_size else self.log.next_position
 
+    def _copied(self, half: Half, kind: DecisionKind) -> bytes | None:
+        """The half message to write again; ``None`` if it is damaged and its transaction parked."""
+        try:
+            return self._read_half(half)
+        except CorruptRecord as error:
+            if kind is _PARKED:
+                return None
+            raise CorruptRecord(
+                half.position,
+                f"{error.reason}, so its transaction cannot be committed; restore the log, or roll "
+                "the transaction back and send the message again",
+            ) from error
+
     def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
         if kind is _PARKED:
@@ -439,9 +456,8 @@ class HalfStore(HalfReader):
             return False
         if decision.queue_offset < 0:
             return True
-        half, _, half_data = self._half_at(decision.half_position)
-        checksum = crc32(half_data) ^ HIDDEN
-        committed = (position, half.size, half.tags_code, checksum)
+        half, _ = self._half_at(decision.half_position)
+        committed = (position, half.size, half.tags_code, half.checksum ^ HIDDEN)
         if not half.queue.restore(decision.queue_offset, committed):
             return False
         self.queues.restore_keys(half.key_hashes, position)
@@ -464,23 +480,47 @@ class HalfStore(HalfReader):
             end: The position after the log's last byte.
 
         Raises:
-            CorruptRecord: One of them cannot be read.
+            CorruptRecord: The half queue lacks one of them, or two have one id.
         """
         for position, is_parked in self._open.items():
             if start <= position < end:
-                half, unique, _ = self._half_at(position)
-                known = self._entry_if(self.half_queue, half.offset, position)
-                if known is None or known[1][3] != half.checksum ^ HIDDEN:
-                    raise CorruptRecord(position, "a half message differs from what was stored")
-                key = transaction_key(unique)
+                try:
+                    half, unique = self._half_at(position)
+                    key = transaction_key(unique)
+                except CorruptRecord as error:
+                    half, unique = self._unknown_half(position, error), ""
+                    key = -1 - position  # No id has a negative key.
                 if key in self.pending:
                     raise CorruptRecord(position, f"two open half messages have the id {unique}")
-                data = self.pending.pack(
-                    *msgspec.structs.astuple(msgspec.structs.replace(half, is_parked=is_parked))
-                )
+                half = msgspec.structs.replace(half, is_parked=is_parked or half.is_parked)
+                data = self.pending.pack(*msgspec.structs.astuple(half))
                 self.pending.open(key, data)
         self._open.clear()
         self._recall()
+
+    def _unknown_half(self, position: int, error: CorruptRecord) -> Half:
+        """An open half message that tells neither its queue nor its group any more.
+
+        Its transaction is parked. An operator can roll it back; a commit would have to read it.
+
+        Raises:
+            CorruptRecord: The half queue has none there.
+        """
+        found = self._half_entry_at(position)
+        if found is None:
+            raise error
+        offset, (_, size, tags_code, checksum) = found
+        log.error(
+            "the half message %d of an open transaction is damaged (%s), and neither its topic nor "
+            "its producer is known; the transaction is parked: restore the log, or find out what "
+            "became of the transaction, and roll it back (txmq tx list, txmq tx rollback)",
+            offset,
+            error,
+        )
+        return Half(
+            offset, position, size, tags_code, checksum ^ HIDDEN, self.half_queue, "", "", (),
+            is_parked=True,
+        )  # fmt: skip
 
     def _recall(self) -> None:
         """Remember the last decisions: a producer may still repeat its half message or END."""
@@ -498,7 +538,7 @@ class HalfStore(HalfReader):
 
     def _recall_decision(self, decision: Decision) -> None:
         if decision.kind is not _PARKED and decision.half_position >= self.log.start:
-            half, unique, _ = self._half_at(decision.half_position)
+            half, unique = self._half_at(decision.half_position)
             self.recent[transaction_key(unique)] = half.offset << 2 | decision.kind
 
     # Reading

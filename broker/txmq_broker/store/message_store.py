@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -31,6 +32,9 @@ __all__ = ["MessageStore", "Span"]
 
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
+_NEAR: Final = 100
+"""Unreadable messages that are passed by in the search for a time."""
+_DIFFERS: Final = "a message differs from what was stored"
 
 
 class Span(NamedTuple):
@@ -58,7 +62,7 @@ class MessageStore:
     method here would add one more call per message.
 
     Attributes:
-        damage: What notes damage; whoever catches :class:`CorruptRecord` while serving calls it.
+        damage: Notes the damage that requests meet; who catches a :class:`CorruptRecord` calls it.
     """
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
@@ -311,51 +315,66 @@ class MessageStore:
 
     # Reading
 
-    def record_bytes(self, position: int) -> bytes | None:
+    def record_bytes(self, position: int, *, is_indexed: bool = False) -> bytes | None:
         """The record at a position; ``None`` if no record begins, or its queue deleted it.
 
         A client chooses the position, and a body may hold bytes that look like a record. So the
         queue that the record names must have an entry for this position.
 
+        Args:
+            position: Where it begins.
+            is_indexed: True if the key index says that a record begins there.
+
         Raises:
-            CorruptRecord: Its body differs from its checksum.
+            CorruptRecord: It is damaged. If ``is_indexed`` is false, that shows only where enough
+                is left to recognize the record.
         """
         if not self.log.segments.start <= position < self.checkpoints.published:
             return None
         head = self.read(position, records.SMALLEST)
         if self.halves.is_hidden(head):
             place = self.halves.entry_at(position, head)
-            return None if place is None else self.halves.shown(*place)
-        return self._plain_record(position, head)
+            if place is not None:
+                return self.halves.shown(*place)
+        elif len(head) == records.SMALLEST:
+            size, magic = _SIZE_MAGIC.unpack_from(head)
+            own_position = _POSITION.unpack_from(head, records.POSITION_AT)[0]
+            if magic == records.MAGIC and own_position == position and size <= FRAME_BYTES_MAX:
+                return self._plain_record(position, size, is_indexed=is_indexed)
+        if is_indexed:
+            raise CorruptRecord(position, _DIFFERS)
+        return None
 
-    def _plain_record(self, position: int, head: bytes) -> bytes | None:
-        if len(head) < records.SMALLEST:
-            return None
-        size, magic = _SIZE_MAGIC.unpack_from(head)
-        own_position = _POSITION.unpack_from(head, records.POSITION_AT)[0]
-        if magic != records.MAGIC or own_position != position or size > FRAME_BYTES_MAX:
-            return None
+    def _plain_record(self, position: int, size: int, *, is_indexed: bool) -> bytes | None:
         data = self.read(position, size)
         try:
             record, _ = records.unpack(data)
         except RemoteProtocolError as error:
             raise CorruptRecord(position, str(error)) from error
         queue = self.find_queue(record.topic, record.queue_id)
-        if queue is None or record.queue_offset < queue.min_offset:
+        if queue is not None and record.queue_offset < queue.min_offset:
             return None
-        entries = queue.read(record.queue_offset, 1)
+        entries = [] if queue is None else queue.read(record.queue_offset, 1)
         if not entries or entries[0][0] != position:
+            if is_indexed:
+                raise CorruptRecord(position, _DIFFERS)
             return None
         if crc32(data) != entries[0][3]:
-            raise CorruptRecord(position, "a message differs from what was stored")
+            raise CorruptRecord(position, _DIFFERS)
         return data
 
     def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
-        """Return the time at which a queue's message was stored or committed."""
-        entries = queue.read(offset, 1)
-        if not entries:
-            return None
-        return self.log.stored_ms_at(entries[0][0])
+        """Return the time at which a queue's message was stored or committed.
+
+        If the disk cannot read the message, the next readable one gives the time.
+        """
+        for near in range(offset, offset + _NEAR):
+            entries = queue.read(near, 1)
+            if not entries:
+                return None
+            with suppress(CorruptRecord):
+                return self.log.stored_ms_at(entries[0][0])
+        return None
 
     def earliest_ms(self) -> int | None:
         """Return the time of the oldest record of the log."""

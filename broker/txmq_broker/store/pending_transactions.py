@@ -301,6 +301,14 @@ class PendingTransactions:
         position: int = _LONG.unpack_from(self.table[oldest], _POSITION_AT)[0]
         return position
 
+    def key_at(self, position: int) -> int | None:
+        """The open transaction whose half message has this position; reads the whole table."""
+        read = _LONG.unpack_from
+        for key, data in self.table.items():
+            if read(data, _POSITION_AT)[0] == position:
+                return key
+        return None
+
     # Changes for the next checkpoint
 
     def note_closed(self, at: int, half_position: int) -> None:

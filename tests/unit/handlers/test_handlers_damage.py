@@ -1,18 +1,38 @@
 """One damaged message hides nothing else: what a broker serves, refuses and says about it."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import pulled, pulling
 from tests.unit.handlers.transaction_stage import (
+    COMMIT,
+    DECISIONS,
     DURABLE,
+    GROUP,
+    HALVES,
+    ROLLBACK,
+    checks_heard,
+    end,
     in_lives,
+    prepare,
+    quick,
+    stay,
 )
-from txmq.protocol.bodies import GroupConfig
+from txmq.protocol import record as records
+from txmq.protocol.bodies import GroupConfig, OpenTransactions
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
+    DecideTransaction,
     DeleteGroup,
+    ListTransactions,
+    MessagePosition,
+    MessageQuery,
+    OffsetAnswer,
+    OffsetByTime,
     PullAnswer,
+    RecallMessage,
 )
 from txmq.protocol.operations import AuditPage, ListAudit, SkipDamaged
 from txmq_broker.config import FilterSettings
@@ -285,5 +305,196 @@ def test_a_retry_that_is_damaged_is_skipped_like_any_message():
         await client.ok(SKIP, skipping(1, topic=topic))
         assert (await client.pull(topic, 1)).next == 2
         assert (await client.pull(topic, 2)).bodies == [b"2"]
+
+    in_lives(main, DURABLE)
+
+
+# Single messages
+
+
+@pytest.mark.parametrize("inside", [0, 4, 15, 27, 35, 88, -3], ids=str)
+def test_a_query_by_key_leaves_out_a_damaged_message_and_says_so(inside):
+    async def main(life):
+        client = await life.client()
+        for number in range(3):
+            await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
+        position, size = place_of(life, "T", 1)
+        flip(life, "T", 1, inside if inside >= 0 else size + inside)
+
+        answer = await client.ok(RequestCode.QUERY_MESSAGE, MessageQuery("T", "k", 9, 0, 2**62))
+        assert [record.body for record in records.unpack_all(answer.body)] == [b"2", b"0"]
+        assert "1 message that may have the key cannot be read" in answer.remark
+        assert f"position {position}" in answer.remark
+        only = MessageQuery("T", "only-1", 9, 0, 2**62)
+        refused = await client.ask(RequestCode.QUERY_MESSAGE, only)
+        assert (refused.code, f"position {position}" in refused.remark) == (ERROR, True)
+
+    in_lives(main, DURABLE)
+
+
+def test_a_damaged_message_is_not_shown_by_its_id_and_its_neighbours_are():
+    async def main(life):
+        client = await life.client()
+        await client.fill("T", 3)
+        flip(life, "T", 1)
+        view = RequestCode.VIEW_MESSAGE_BY_ID
+
+        for offset, code in ((0, 0), (1, ERROR), (2, 0)):
+            position, _ = place_of(life, "T", offset)
+            answer = await client.ask(view, MessagePosition(position))
+            assert answer.code == code
+        assert life.broker.store.damage.reads == 1
+
+    in_lives(main, DURABLE)
+
+
+def test_a_search_by_time_passes_an_unreadable_sector():
+    async def main(life):
+        client = await life.client()
+        for _ in range(12):
+            await client.send("T", b"x" * 1000)
+            await asyncio.sleep(1)
+        position, _ = place_of(life, "T", 6)
+        times = [life.broker.store.stored_ms(life.broker.store.queue("T", 0), n) for n in range(12)]
+        life.disk.make_unreadable(path_of(0), position)
+
+        search = OffsetByTime("T", 0, times[2], "lower")
+        answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        assert answer.read(OffsetAnswer).offset == 2
+        search = OffsetByTime("T", 0, times[11], "lower")
+        answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        assert answer.read(OffsetAnswer).offset == 11
+
+    in_lives(main, DURABLE)
+
+
+# Transactions
+
+
+def damage_half(life, half, inside=88):
+    life.disk.flip_bit(path_of(0), half.position + inside)
+
+
+def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(caplog):
+    async def main(life):
+        producer = await life.client()
+        await producer.beat(producers=[GROUP])
+        damaged = await prepare(producer, unique="U1")
+        await prepare(producer, unique="U2")
+        damage_half(life, damaged)
+
+        await stay(producer, 2.5, GROUP)
+        assert set(checks_heard(producer)) == {"U2"}
+        assert life.broker.coordinator.tally.parked == 0
+        await stay(producer, 2.0, GROUP)
+        assert "U2" in checks_heard(producer)
+        listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
+        entries = OpenTransactions.read(listed.body).transactions
+        assert damaged.offset_id in [entry.offset_msg_id for entry in entries]
+        by_hand = DecideTransaction(damaged.offset_id, "rollback", "ann", "the disk lost it")
+        await producer.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
+        assert await end(producer, damaged, ROLLBACK) == 0
+
+    in_lives(main, quick(DURABLE))
+    assert "with the damaged half message 0 of P is parked" in caplog.text
+
+
+@pytest.mark.parametrize("inside", [15, 88], ids=["queue", "body"])
+def test_a_broker_starts_with_a_damaged_open_half_message(inside):
+    async def main(life):
+        producer = await life.client()
+        damaged = await prepare(producer, unique="U1")
+        whole = await prepare(producer, unique="U2", body=b"whole")
+        await life.stop()
+        damage_half(life, damaged, inside)
+        await life.start()
+
+        producer = await life.client()
+        assert await end(producer, whole, COMMIT) == 0
+        assert (await producer.pull("T", 0)).bodies == [b"whole"]
+        listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
+        (entry,) = OpenTransactions.read(listed.body).transactions
+        assert entry.offset_msg_id == damaged.offset_id
+        assert await end(producer, damaged, COMMIT) == (0 if inside == 88 else ERROR)
+
+    in_lives(main, DURABLE)
+
+
+def test_the_commit_of_a_damaged_half_message_shows_a_damaged_message_to_consumers():
+    async def main(life):
+        producer = await life.client()
+        damaged = await prepare(producer, unique="U1")
+        whole = await prepare(producer, unique="U2", body=b"whole")
+        damage_half(life, damaged)
+        assert await end(producer, damaged, COMMIT) == 0
+        assert await end(producer, whole, COMMIT) == 0
+
+        refused = await producer.ask(PULL, pulling("T", 0))
+        assert "message 0 of T/0" in refused.remark
+        assert f"position {damaged.position}" in refused.remark
+        assert (await producer.pull("T", 1)).bodies == [b"whole"]
+        # The decision holds.
+        assert await end(producer, damaged, COMMIT) == 0
+        assert await end(producer, damaged, ROLLBACK) == 200
+
+    in_lives(main, DURABLE)
+
+
+def test_a_damaged_decision_hides_its_own_message_only():
+    async def main(life):
+        producer = await life.client()
+        halves = [await prepare(producer, unique=f"U{number}") for number in range(3)]
+        for half in halves:
+            assert await end(producer, half, COMMIT) == 0
+        marker, _ = place_of(life, DECISIONS, 1)
+        life.disk.flip_bit(path_of(0), marker + 9)
+
+        assert (await producer.pull("T", 0)).next == 1
+        refused = await producer.ask(PULL, pulling("T", 1))
+        assert f"position {marker}" in refused.remark
+        assert (await producer.pull("T", 2)).next == 3
+        assert (await producer.pull(DECISIONS, 0)).next == 1
+        assert (await producer.pull(DECISIONS, 2)).next == 3
+        assert (await producer.pull(HALVES, 0)).next == 3
+
+    in_lives(main, DURABLE)
+
+
+# Delayed messages
+
+
+def test_a_damaged_delayed_message_is_left_out_loudly_and_the_others_come(caplog):
+    async def main(life):
+        client = await life.client()
+        for number in range(4):
+            await client.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"U{number}")
+        line = life.broker.store.delays.line(0).queue
+        position = line.read(1, 1)[0][0]
+        life.disk.flip_bit(path_of(0), position + 88)
+
+        await asyncio.sleep(5)
+        client = await life.client()
+        assert (await client.pull("T", 0)).bodies == [b"0", b"2", b"3"]
+        assert life.broker.store.damage.reads == 1
+
+    in_lives(main, DURABLE)
+    assert "a message that is due cannot be read, and is left out" in caplog.text
+
+
+def test_a_damaged_delayed_message_does_not_keep_others_from_being_recalled():
+    async def main(life):
+        client = await life.client()
+        handles = []
+        for number in range(2):
+            answer = await client.send(
+                "T", b"%d" % number, TIMER_DELAY_SEC="600", UNIQ_KEY="same", KEYS=str(number)
+            )
+            handles.append(answer.field_map()["recallHandle"])
+        queue = next(
+            queue for queue in life.broker.store.queues.all_queues() if queue.next_offset == 2
+        )
+        life.disk.flip_bit(path_of(0), queue.read(0, 1)[0][0] + 88)
+
+        await client.ok(RequestCode.RECALL_MESSAGE, RecallMessage("T", handles[0]))
 
     in_lives(main, DURABLE)

@@ -849,28 +849,74 @@ def test_a_damaged_half_message_is_not_shown_to_a_producer_and_not_committed_int
     prepare(shelf, "b")
     shelf.disk.flip_bit(shelf.log_files()[0], half.position + 88)
 
-    for kind in (COMMITTED, PARKED):
-        with pytest.raises(CorruptRecord, match="a half message differs"):
-            shelf.decide("a", kind)
+    with pytest.raises(CorruptRecord, match="a half message differs.*cannot be committed"):
+        shelf.decide("a", COMMITTED)
     with pytest.raises(CorruptRecord, match="a half message differs"):
         shelf.store.halves.record_of(half)
     assert not shelf.store.log.staged
-    assert (shelf.store.halves.closing, shelf.store.halves.parking) == ({}, set())
+    assert shelf.store.halves.closing == {}
     decide(shelf, "b", COMMITTED)
     assert shelf.bodies() == {0: b"b"}
     decide(shelf, "a", ROLLED_BACK)
     assert list(shelf.transactions()) == []
 
 
-def test_an_open_half_message_that_cannot_be_read_refuses_the_start():
+def test_a_damaged_half_message_is_parked_without_its_copy_also_after_a_restart():
     shelf = Shelf(sizes=IN_PLACE)
     (half,) = prepare(shelf, "a")
+    prepare(shelf, "b")
     shelf.restart_cleanly()
-    shelf.close()
     shelf.disk.flip_bit(shelf.log_files()[0], half.position + 88)
 
-    with pytest.raises(CorruptRecord, match="differs"):
-        shelf.open()
+    decide(shelf, "a", PARKED)
+    decide(shelf, "b", PARKED)
+    shelf.restart()
+    pending = shelf.store.halves.pending
+    assert pending.parked == 2
+    assert [shelf.bodies(PARKED_TOPIC)[0]] == [b"b"]
+    decide(shelf, "a", ROLLED_BACK)
+    assert pending.parked == 1
+
+
+def test_an_open_half_message_with_a_damaged_body_is_open_after_a_restart():
+    shelf = Shelf(sizes=IN_PLACE)
+    (half,) = prepare(shelf, "a")
+    prepare(shelf, "b")
+    shelf.restart_cleanly()
+    shelf.disk.flip_bit(shelf.log_files()[0], half.position + 88)
+
+    shelf.restart()
+    again = shelf.store.halves.pending.find(transaction_key("a"))
+    assert (again.offset, again.position, again.checksum) == (0, half.position, half.checksum)
+    assert (again.group, again.queue.topic, again.is_parked) == ("P", "T", False)
+    with pytest.raises(CorruptRecord, match="a half message differs"):
+        shelf.store.halves.record_of(again)
+    decide(shelf, "b", COMMITTED)
+    assert shelf.bodies() == {0: b"b"}
+
+
+@pytest.mark.parametrize("inside", [0, 4, 15, 27, 39, 87, -1], ids=str)
+def test_a_half_message_that_tells_nothing_any_more_is_parked_after_a_restart(inside, caplog):
+    shelf = Shelf(sizes=IN_PLACE)
+    prepare(shelf, "b")
+    (half,) = prepare(shelf, "a")
+    shelf.restart_cleanly()
+    place = half.position + (inside if inside >= 0 else half.size - 20)
+    shelf.disk.flip_bit(shelf.log_files()[0], place)
+
+    shelf.restart()
+    pending = shelf.store.halves.pending
+    key = pending.key_at(half.position)
+    assert (len(pending), pending.parked, list(pending.parked_keys())) == (2, 1, [key])
+    assert "neither its topic nor its producer is known" in caplog.text
+    operator = DecisionSource.OPERATOR
+    with pytest.raises(CorruptRecord, match="cannot be committed"):
+        shelf.store.halves.decide(key, pending.find(key), COMMITTED, operator, shelf.next_ms())
+    decide(shelf, "b", COMMITTED)
+    assert shelf.bodies() == {0: b"b"}
+    shelf.store.halves.decide(key, pending.find(key), ROLLED_BACK, operator, shelf.next_ms())
+    shelf.restart_cleanly()
+    assert len(shelf.store.halves.pending) == 0
 
 
 def test_strange_positions_show_nothing_that_no_queue_has():

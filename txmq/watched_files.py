@@ -19,6 +19,10 @@ T = TypeVar("T")
 WATCH_S: Final = 1.0
 """The interval at which changed files are noticed."""
 
+_LOOKS_PER_RETRY: Final = 30
+"""How often unchanged files are looked at before files that could not be read are tried again: the
+reason may lie outside of them, such as too many open files."""
+
 _Stamp: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
 
 
@@ -27,11 +31,14 @@ class WatchedFiles(Generic[T]):
 
     Args:
         files: Lists the files; called before each look at them.
-        read: Reads the value.
+        read: Reads the value. It may run in a thread.
         name: What the value is, in log lines.
 
     Raises:
         ConfigError: The files are invalid.
+
+    Attributes:
+        reads: How often a value was read.
     """
 
     def __init__(
@@ -40,33 +47,84 @@ class WatchedFiles(Generic[T]):
         self._files = files
         self._read = read
         self._name = name
+        self._turn = asyncio.Lock()
+        self._failure = ""
+        """Why the files cannot be read; empty while they can."""
+        self._looks = 0
+        """How often unchanged files were looked at since they could not be read."""
+        self.reads = 0
         self._stamp = self._stamp_now()
         self.value = read()
         """The value of now."""
+        self.reads = 1
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether the files are other ones than those that were read last."""
+        return self._stamp_now() != self._stamp
 
     async def watch(self) -> None:
         """Read the files again whenever they have changed. Invalid ones change nothing."""
         while True:
             await asyncio.sleep(WATCH_S)
-            self.refresh()
+            await self.refresh_in_thread()
+
+    async def refresh_in_thread(self) -> None:
+        """Do the same as :meth:`refresh`, without holding up the event loop.
+
+        Changes from before the call are in force at its end, also if another call reads meanwhile.
+        """
+        async with self._turn:
+            stamp = self._stamp_now()
+            if self._is_due(stamp):
+                try:
+                    value = await asyncio.to_thread(self._read)
+                except Exception as error:  # noqa: BLE001 - no file may end the watch
+                    self._keep(stamp, error)
+                else:
+                    self._put(stamp, value)
 
     def refresh(self) -> None:
-        """Read the files again if they have changed."""
+        """Read the files again if they have changed. Invalid ones change nothing."""
         stamp = self._stamp_now()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self.value = self._read()
-        except ConfigError as error:
-            # The text names keys and values, never a secret.
-            log.error("%s; the %s from before stay in force", error, self._name)  # noqa: TRY400
-            return
+        if self._is_due(stamp):
+            try:
+                value = self._read()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._keep(stamp, error)
+            else:
+                self._put(stamp, value)
+
+    def _is_due(self, stamp: _Stamp) -> bool:
+        if stamp != self._stamp:
+            return True
+        if not self._failure:
+            return False
+        self._looks += 1
+        return self._looks >= _LOOKS_PER_RETRY
+
+    def _put(self, stamp: _Stamp, value: T) -> None:
+        self.value = value
+        self.reads += 1
+        self._stamp, self._failure = stamp, ""
         log.warning("%s read again: %s", self._name, ", ".join(sorted({one[0] for one in stamp})))
 
+    def _keep(self, stamp: _Stamp, error: Exception) -> None:
+        failure = str(error)
+        if not isinstance(error, ConfigError):
+            # Its text may show a secret; that of a ConfigError names keys and values only.
+            failure = f"the {self._name} cannot be read: {type(error).__name__}"
+        if (stamp, failure) != (self._stamp, self._failure):
+            log.error("%s; the %s from before stay in force", failure, self._name)
+        self._stamp, self._failure, self._looks = stamp, failure, 0
+
     def _stamp_now(self) -> _Stamp:
+        try:
+            paths = list(self._files())
+        except OSError as error:
+            return ((str(error), 0, 0, 0, 0),)  # Reading them explains why, once.
         found: list[tuple[str, int, int, int, int]] = []
-        for path in self._files():
+        for path in paths:
             try:
                 status = path.stat()
             except OSError:

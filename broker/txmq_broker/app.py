@@ -39,6 +39,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
+from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
@@ -320,10 +321,10 @@ class Broker:
             registrar.may_register = self._leadership.is_certain
         return registrar
 
-    def refresh_files(self) -> None:
+    async def refresh_files(self) -> None:
         """Read the files of accounts and certificates again now, if they have changed."""
         for files in self._door.files:
-            files.refresh()
+            await files.refresh_in_thread()
 
     def _pool_to_names(self) -> ConnectionPool:
         """The connections to name servers elsewhere; the environment has account and TLS."""
@@ -407,10 +408,12 @@ class Broker:
         accounts = AccountsSource(self._door.accounts, self._audit)
         self._copies = CopyHandlers(parts, self._leadership, accounts)
         self._pulls.choice = self._copies.choice
+        self._account_handlers = AccountHandlers(parts, self._door.accounts)
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         self._flusher.on_trouble = partial(self._set_handlers.note_unfit, "disk")
         families: list[HandlerFamily] = [
-            *plain_families(parts, self._door.accounts),
+            *plain_families(parts),
+            self._account_handlers,
             self._pulls,
             self._client_handlers,
             self._relays,
@@ -420,7 +423,9 @@ class Broker:
         table: dict[int, Handler] = {}
         for family in families:
             table |= family.table()
-        self._dispatch.serve(self._audit.watched(self._copies.confirmed(table)))
+        table = self._audit.watched(self._copies.confirmed(table))
+        self._dispatch.serve(table)
+        self._account_handlers.serve_again(table)
 
     # Stopping
 
@@ -486,6 +491,7 @@ class Broker:
         self._tasks.clear()
         self._creator.close()
         if hasattr(self, "_copies"):
+            self._account_handlers.close()
             await self._set_handlers.stop()
             self._copies.close()
         if self._listener is not None:

@@ -123,10 +123,10 @@ def test_changed_accounts_are_in_force_without_a_restart(acl):
                 with pytest.raises(BrokerRefused):
                     await producer.send(Message(topic="Wages", body=b"1"))
                 acl.write_text(ACCOUNTS.replace("Orders=PUB", "Wages=PUB"))
-                broker.refresh_files()
+                await broker.refresh_files()
                 await producer.send(Message(topic="Wages", body=b"1"))
                 acl.write_text("accounts: [{accessKey: short}]")
-                broker.refresh_files()
+                await broker.refresh_files()
                 await producer.send(
                     Message(topic="Wages", body=b"the rules from before are in force")
                 )

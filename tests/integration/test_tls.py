@@ -195,11 +195,11 @@ def test_certificates_are_replaced_under_load_without_a_failed_send(
                 for name in ("second", "third"):
                     await some_sends()
                     show(authority.issue(name))
-                    broker.refresh_files()
+                    await broker.refresh_files()
                     await some_sends()
                     seen.append(await serial(broker))
                 key.write_text("no key")
-                broker.refresh_files()
+                await broker.refresh_files()
                 await some_sends()
                 seen.append(await serial(broker))
                 is_over.set()

@@ -6,6 +6,7 @@ only a follower that proves to be an administrator receives them, whatever its a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from hashlib import sha256
@@ -14,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from txmq.errors import ConfigError, NoPermission
+from txmq.errors import ConfigError, NoPermission, ServiceUnavailable
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
 from txmq.protocol.signature import ACCESS_KEY
@@ -29,7 +30,7 @@ __all__ = ["AccountsCopy", "AccountsSource"]
 
 log = logging.getLogger(__name__)
 
-_LOOKS: Final = 3
+_LOOKS: Final = 5
 """More than a leader needs to notice and ship a change."""
 
 
@@ -53,20 +54,20 @@ class AccountsSource:
 
     def texts(self) -> Mapping[str, str]:
         """The texts of the files; empty without accounts."""
-        if self._files is None:
-            return {}
-        # A follower on the same machine may have the same files, and must not undo a change.
-        self._files.refresh()
-        return self._files.texts
+        return {} if self._files is None else self._files.rules.texts
 
     def check(self, connection: Connection, request: Command) -> None:
         """Refuse a follower unless a signature or a certificate proves an administrator.
 
         Raises:
             NoPermission: It is not; its address alone proves nothing.
+            ServiceUnavailable: The accounts are about to be read again.
         """
         if self._files is None:
             return
+        if self._files.are_changed:
+            # A follower on the same machine may have the same files, and must not undo a change.
+            raise ServiceUnavailable("the accounts have just changed; follow once they are read")
         rules, fields = self._files.rules, request.field_map()
         account = rules.accounts.get(fields.get(ACCESS_KEY, ""))
         is_proven = account is not None and account.key.has_signed(fields, request.body)
@@ -94,12 +95,13 @@ class AccountsCopy:
     def __init__(self, acl: str, clock: Clock) -> None:
         self._path = Path(acl) if acl else None
         self._clock = clock
+        self._turn = asyncio.Lock()
         self._wanted: Mapping[str, str] = {}
         self._is_alone = False
         self._looks = 0
         """How often files were found changed here."""
 
-    def take(self, texts: Mapping[str, str], before: str) -> str:
+    async def take(self, texts: Mapping[str, str], before: str) -> str:
         """Put the leader's accounts in place of this follower's.
 
         Args:
@@ -124,12 +126,13 @@ class AccountsCopy:
                 "the leader has accounts, and without them this member may not lead; start it "
                 "with --acl FILE, which it writes"
             )
-        _check(texts, path)
-        self._wanted = texts
-        self._replace(path, before)
+        async with self._turn:
+            await asyncio.to_thread(_check, texts, path)
+            self._wanted = texts
+            await asyncio.to_thread(self._replace, path, before)
         return _digest(texts)
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Put the leader's accounts in force again if the files were changed here a while ago.
 
         The leader may have the same files, and ship a change at any moment.
@@ -139,9 +142,10 @@ class AccountsCopy:
         """
         if self._path is None or not self._wanted:
             return
-        self._looks = 0 if _present(self._path) == self._wanted else self._looks + 1
-        if self._looks >= _LOOKS:
-            self._replace(self._path, _digest(self._wanted))
+        async with self._turn:
+            self._looks = 0 if _present(self._path) == self._wanted else self._looks + 1
+            if self._looks >= _LOOKS:
+                await asyncio.to_thread(self._replace, self._path, _digest(self._wanted))
 
     def _replace(self, path: Path, before: str) -> None:
         self._looks = 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import IntFlag
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ConfigError
+from txmq.protocol.bodies import DataVersion
 from txmq.protocol.signature import KEY_CHARS_MIN, SigningKey
 from txmq.tls import PeerSubject
 from txmq_broker.access.addresses import AddressPattern
@@ -65,7 +67,16 @@ class AclFile(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     global_white_remote_addresses: list[str] | None = None
     accounts: list[AccountSettings] | None = None
     data_version: Any = None
-    """RocketMQ's tools count changes here; txmq keeps it as it is."""
+    """RocketMQ's tools count changes here, in a list of one version."""
+
+    @property
+    def version(self) -> DataVersion:
+        """The version in the file; zeros if it has none."""
+        found = self.data_version
+        if isinstance(found, list) and found:
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(found[0], DataVersion)
+        return DataVersion()
 
 
 class Account:
@@ -78,7 +89,11 @@ class Account:
         self.settings = settings
         self.name = settings.access_key
         # Without a secret nobody can sign as this account.
-        self.key = SigningKey((settings.secret_key or secrets.token_hex()).encode())
+        secret = settings.secret_key or secrets.token_hex()
+        try:
+            self.key = SigningKey(secret.encode())
+        except UnicodeEncodeError:
+            raise ConfigError("secretKey is not Unicode text") from None
         self.tls_subject = settings.tls_subject or ""
         self.publishes: set[str] = set()
         """The topics that it was allowed to publish to so far."""
@@ -153,7 +168,7 @@ class AccessRules:
         """The accounts for which the address of a request makes no difference."""
 
     @classmethod
-    def of(cls, files: Mapping[str, AclFile]) -> AccessRules:
+    def of(cls, files: Mapping[str, AclFile]) -> Self:
         """The rules of one or several files, by name.
 
         Raises:

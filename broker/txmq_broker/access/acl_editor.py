@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from txmq.errors import ConfigError
-from txmq.protocol.bodies import DataVersion
 from txmq.runtime.clock import Clock
+from txmq_broker.access.accounts import AccessRules, AclFile
 from txmq_broker.access.acl_files import AclFiles, parse, read_text, replace_text
 from txmq_broker.access.acl_text import put_account, put_key, remove_account
 
@@ -22,6 +22,9 @@ __all__ = ["AclEditor"]
 
 class AclEditor:
     """Changes accounts in the files that hold them. New accounts go to the first file.
+
+    A change is in force once ``files`` were read again. Reading and changing many accounts takes
+    long, and a lock may keep a change waiting, so a server calls this in a thread.
 
     All methods raise :class:`~txmq.errors.ConfigError` if the change is refused or cannot be
     written; then nothing was changed.
@@ -43,12 +46,13 @@ class AclEditor:
         """
         key = changes["accessKey"]
         with self._exclusive():
-            path = self._file_of(key)
-            known = {} if path is None else self._account(path, key)
+            files = self._parsed()
+            path = _file_of(key, files)
+            known = {} if path is None else _account(key, files[path])
             account = {**known, **changes}
             if "secretKey" not in account:
                 raise ConfigError(f"account {key} does not exist, and a new one needs a secretKey")
-            self._store(path or self._first(), lambda text: put_account(text, account))
+            self._store(files, path or self._first(), lambda text: put_account(text, account))
 
     def remove_account(self, key: str) -> None:
         """Remove an account.
@@ -57,12 +61,11 @@ class AclEditor:
             ConfigError: See the class.
         """
         with self._exclusive():
-            path = self._file_of(key)
+            files = self._parsed()
+            path = _file_of(key, files)
             if path is not None:
-                self._store(path, lambda text: remove_account(text, key))
-            elif key in self.files.rules.accounts:
-                self.files.refresh()  # Another broker of this machine has just removed it.
-            else:
+                self._store(files, path, lambda text: remove_account(text, key))
+            elif key not in self.files.rules.accounts:  # Else another broker has just removed it.
                 raise ConfigError(f"no account has the accessKey {key}")
 
     def put_addresses(self, addresses: list[str], file: str = "") -> None:
@@ -71,16 +74,16 @@ class AclEditor:
         Raises:
             ConfigError: See the class.
         """
-        paths = {str(path): path for path in self.files.paths()}
-        if file and file not in paths:
-            raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
-        path = paths[file] if file else self._first()
         with self._exclusive():
-            self._store(path, lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses))
-
-    def versions(self) -> dict[str, DataVersion]:
-        """The version of each file, which every change here raises."""
-        return {str(path): _version(path, read_text(path)) for path in self.files.paths()}
+            files = self._parsed()
+            paths = {str(path): path for path in files}
+            if file and file not in paths:
+                raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
+            self._store(
+                files,
+                paths[file] if file else self._first(),
+                lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses),
+            )
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -100,26 +103,18 @@ class AclEditor:
     def _first(self) -> Path:
         return self.files.paths()[0]
 
-    def _file_of(self, key: str) -> Path | None:
-        for path in self.files.paths():
-            accounts = parse(str(path), read_text(path)).accounts or ()
-            if any(account.access_key == key for account in accounts):
-                return path
-        return None
+    def _parsed(self) -> dict[Path, AclFile]:
+        return {path: parse(str(path), read_text(path)) for path in self.files.paths()}
 
-    def _account(self, path: Path, key: str) -> dict[str, Any]:
-        accounts = parse(str(path), read_text(path)).accounts or ()
-        (found,) = (account for account in accounts if account.access_key == key)
-        values: dict[str, Any] = msgspec.to_builtins(found)
-        return {name: value for name, value in values.items() if value is not None}
-
-    def _store(self, path: Path, change: Callable[[str], str]) -> None:
-        before = read_text(path)
-        version = _version(path, before)
+    def _store(
+        self, files: Mapping[Path, AclFile], path: Path, change: Callable[[str], str]
+    ) -> None:
+        counter = files[path].version.counter + 1
         # In RocketMQ's format, which its brokers and tools read too.
-        counted = [{"counter": version.counter + 1, "timestamp": self._clock.wall_ms()}]
-        text = put_key(change(before), "dataVersion", counted)
-        rules = self.files.rules_with({path: text})
+        counted = [{"counter": counter, "timestamp": self._clock.wall_ms()}]
+        text = put_key(change(read_text(path)), "dataVersion", counted)
+        changed = {**files, path: parse(str(path), text)}
+        rules = AccessRules.of({str(one): changed[one] for one in sorted(changed)})
         had_admin = any(account.is_admin for account in self.files.rules.accounts.values())
         if had_admin and not any(account.is_admin for account in rules.accounts.values()):
             raise ConfigError(
@@ -132,13 +127,16 @@ class AclEditor:
             raise ConfigError(
                 f"{path} cannot be written: {error.strerror}; nothing was changed"
             ) from error
-        self.files.refresh()
 
 
-def _version(path: Path, text: str) -> DataVersion:
-    found = parse(str(path), text).data_version
-    first = found[0] if isinstance(found, list) and found else {}
-    try:
-        return msgspec.convert(first, DataVersion)
-    except msgspec.ValidationError:
-        return DataVersion()
+def _file_of(key: str, files: Mapping[Path, AclFile]) -> Path | None:
+    for path, file in files.items():
+        if any(account.access_key == key for account in file.accounts or ()):
+            return path
+    return None
+
+
+def _account(key: str, file: AclFile) -> dict[str, Any]:
+    (found,) = (account for account in file.accounts or () if account.access_key == key)
+    values: dict[str, Any] = msgspec.to_builtins(found)
+    return {name: value for name, value in values.items() if value is not None}

@@ -6,15 +6,16 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from txmq.credentials import check_private
 from txmq.errors import ConfigError
-from txmq.extras import named_extra
+from txmq.protocol.bodies import DataVersion
 from txmq.watched_files import WatchedFiles
 from txmq_broker.access.accounts import AccessRules, AclFile
+from txmq_broker.access.acl_yaml import load
 
 __all__ = ["SUFFIXES", "AclFiles", "parse", "read_text", "read_texts", "replace_text"]
 
@@ -24,7 +25,22 @@ SUFFIXES: Final = (".yml", ".yaml")
 _MODE: Final = 0o600
 
 
-class AclFiles(WatchedFiles[AccessRules]):
+class FileRules(AccessRules):
+    """The rules of files.
+
+    Attributes:
+        texts: The texts of the files, by their names in the directory. The name is empty if there
+            is one file and no directory.
+        versions: The version of each file, by its path.
+    """
+
+    __slots__ = ("texts", "versions")
+
+    texts: Mapping[str, str]
+    versions: Mapping[str, DataVersion]
+
+
+class AclFiles(WatchedFiles[FileRules]):
     """The accounts in a file, or in all ``.yml`` and ``.yaml`` files below a directory.
 
     Args:
@@ -33,51 +49,35 @@ class AclFiles(WatchedFiles[AccessRules]):
 
     Raises:
         ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
-
-    Attributes:
-        texts: The texts that the rules were read from, by their names in the directory. The name is
-            empty if there is one file and no directory.
-        reads: How often rules were read.
     """
 
     def __init__(self, path: Path, *, may_lack: bool = False) -> None:
         self._path = path
         self._may_lack = may_lack
-        self.texts: Mapping[str, str] = {}
-        self.reads = 0
         super().__init__(lambda: _files(path), self._read, "accounts")
 
-    def _read(self) -> AccessRules:
+    def _read(self) -> FileRules:
         path = self._path
         if self._may_lack and not self.reads and not path.exists():
-            return AccessRules.of({})
-        texts = read_texts(path)
-        if not texts:
+            texts = {}
+        elif not (texts := read_texts(path)):
             raise ConfigError(f"acl {path} holds no .yml file")
-        rules = _rules_of({path / name: text for name, text in texts.items()})
-        if not rules.accounts:
+        parsed = _parsed({path / name: text for name, text in texts.items()})
+        rules = FileRules.of(parsed)
+        if texts and not rules.accounts:
             log.warning("%s has no account: only its white addresses are served", path)
-        self.texts = texts
-        self.reads += 1
+        rules.texts = texts
+        rules.versions = {name: _version(Path(name), file) for name, file in parsed.items()}
         return rules
 
     @property
-    def rules(self) -> AccessRules:
+    def rules(self) -> FileRules:
         """The rules of the last files that were valid."""
         return self.value
 
     def paths(self) -> list[Path]:
         """The files as they are now."""
         return _files(self._path)
-
-    def rules_with(self, changed: Mapping[Path, str]) -> AccessRules:
-        """The rules of the files, some of them with another text.
-
-        Raises:
-            ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
-        """
-        texts = {one: read_text(one) for one in _files(self._path) if one not in changed}
-        return _rules_of({**texts, **changed})
 
 
 def _files(path: Path) -> list[Path]:
@@ -86,8 +86,19 @@ def _files(path: Path) -> list[Path]:
     return sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES)
 
 
-def _rules_of(texts: Mapping[Path, str]) -> AccessRules:
-    return AccessRules.of({str(one): parse(str(one), texts[one]) for one in sorted(texts)})
+def _parsed(texts: Mapping[Path, str]) -> dict[str, AclFile]:
+    return {str(one): parse(str(one), texts[one]) for one in sorted(texts)}
+
+
+def _version(path: Path, file: AclFile) -> DataVersion:
+    """The version of a file; one that no tool has changed has the time of its last change."""
+    if file.version.timestamp:
+        return file.version
+    try:
+        changed_s = path.stat().st_mtime
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return DataVersion(int(changed_s * 1000), file.version.counter)
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -96,9 +107,13 @@ def read_texts(path: Path) -> dict[str, str]:
     Raises:
         ConfigError: A file cannot be read, or others may read it.
     """
-    if not path.is_dir():
-        return {"": read_text(path)}
-    return {one.relative_to(path).as_posix(): read_text(one) for one in _files(path)}
+    try:
+        files = _files(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return {
+        "" if one == path else one.relative_to(path).as_posix(): read_text(one) for one in files
+    }
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -146,15 +161,7 @@ def parse(name: str, text: str) -> AclFile:
     Raises:
         ConfigError: It is not YAML, or a value is invalid.
     """
-    with named_extra():  # A broker without accounts does without the package.
-        import yaml
-    try:
-        values: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        # Its own text would show the line, which may hold a secret.
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark is not None else "some line"
-        raise ConfigError(f"{name}: {where} is not YAML") from None
+    values = load(name, text)
     try:
         return msgspec.convert(values or {}, AclFile)
     except msgspec.ValidationError as error:

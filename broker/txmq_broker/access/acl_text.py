@@ -7,9 +7,11 @@ edited line by line, such as one in JSON's style, is written anew as a whole, wi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from txmq.extras import named_extra
+from txmq.errors import ConfigError
+from txmq_broker.access.acl_yaml import compose, dump, load
 
 __all__ = ["put_account", "put_key", "remove_account"]
 
@@ -26,7 +28,7 @@ def put_account(text: str, account: Mapping[str, Any]) -> str:
         return _checked(_append(text, accounts, account), values)
     accounts[at] = dict(account)
     values[_ACCOUNTS] = accounts
-    return _checked(_replace_item(text, at, _dump([dict(account)])), values)
+    return _checked(_replace_item(text, at, dump([dict(account)])), values)
 
 
 def remove_account(text: str, key: str) -> str:
@@ -52,12 +54,12 @@ def put_key(text: str, key: str, value: Any) -> str:
     values = _values(text)
     is_there = key in values
     values[key] = value
-    line = _dump({key: value})
+    line = dump({key: value})
     return _checked(_replace_key(text, key, line) if is_there else _ended(text) + line, values)
 
 
 def _values(text: str) -> dict[str, Any]:
-    return dict(_yaml().safe_load(text) or {})
+    return dict(load("the accounts", text) or {})
 
 
 def _position(accounts: list[Any], key: str) -> int | None:
@@ -66,22 +68,19 @@ def _position(accounts: list[Any], key: str) -> int | None:
 
 
 def _checked(text: str | None, values: dict[str, Any]) -> str:
-    yaml = _yaml()
     if text is not None:
-        try:
-            if yaml.safe_load(text) == values:
+        with suppress(ConfigError):
+            if load("the edited accounts", text) == values:
                 return text
-        except yaml.YAMLError:
-            pass
-    return _dump(values)
+    return dump(values)
 
 
 def _append(text: str, accounts: list[Any], account: Mapping[str, Any]) -> str | None:
     if not accounts:
-        return _replace_key(_ended(text), _ACCOUNTS, _dump({_ACCOUNTS: [dict(account)]}))
+        return _replace_key(_ended(text), _ACCOUNTS, dump({_ACCOUNTS: [dict(account)]}))
     lines = _ended(text).splitlines(keepends=True)
     last = _items(text)[-1]
-    item = _indented(_dump([dict(account)]), _indent(lines, last))
+    item = _indented(dump([dict(account)]), _indent(lines, last))
     return "".join([*lines[: last[1]], item, *lines[last[1] :]])
 
 
@@ -93,7 +92,7 @@ def _replace_item(text: str, at: int, item: str) -> str:
 
 def _replace_key(text: str, key: str, line: str) -> str:
     lines = _ended(text).splitlines(keepends=True)
-    root = _yaml().compose(text)
+    root = compose(text)
     for name, value in root.value if root is not None else ():
         if name.value == key:
             first, last = name.start_mark.line, max(name.end_mark.line, _last_line(value))
@@ -103,7 +102,7 @@ def _replace_key(text: str, key: str, line: str) -> str:
 
 def _items(text: str) -> list[tuple[int, int]]:
     """The lines of each account: the first one, and the one after the last."""
-    root = _yaml().compose(text)
+    root = compose(text)
     (accounts,) = (value for name, value in root.value if name.value == _ACCOUNTS)
     return [(item.start_mark.line, _last_line(item) + 1) for item in accounts.value]
 
@@ -130,14 +129,3 @@ def _indented(text: str, indent: str) -> str:
 
 def _ended(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
-
-
-def _dump(value: Any) -> str:
-    dumped: str = _yaml().safe_dump(value, sort_keys=False, allow_unicode=True)
-    return dumped
-
-
-def _yaml() -> Any:
-    with named_extra():
-        import yaml
-    return yaml

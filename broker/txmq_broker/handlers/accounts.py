@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.access.account_changes import AccountChanges
 from txmq_broker.access.acl_editor import AclEditor
 from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.parts import Parts
@@ -42,7 +43,18 @@ class AccountHandlers:
 
     def __init__(self, parts: Parts, files: AclFiles | None) -> None:
         self._identity = parts.identity
-        self._editor = None if files is None else AclEditor(files, parts.clock)
+        self._changes = None if files is None else AccountChanges(files, parts.clock)
+
+    def serve_again(self, handlers: Mapping[int, Handler]) -> None:
+        """Have changes answered by these handlers, which are those of the table and around them."""
+        if self._changes is not None:
+            own = self.table()
+            self._changes.dispatch.serve({code: handlers[code] for code in own})
+
+    def close(self) -> None:
+        """Forget the changes that wait."""
+        if self._changes is not None:
+            self._changes.close()
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -68,20 +80,17 @@ class AccountHandlers:
             "groupPerms": _listed(wanted.group_perms),
         }
         given = {name: value for name, value in changes.items() if value is not None}
-        with _refused_as(_NOT_CHANGED):
-            self._edit().put_account(given)
-        return answer(request)
+        return self._change(request, _NOT_CHANGED, lambda edit: edit.put_account(given))
 
     def remove(self, _: Connection, request: Command) -> bytes:
         """51: remove an account."""
-        with _refused_as(_NOT_REMOVED):
-            self._edit().remove_account(request.read(AccountName).access_key)
-        return answer(request)
+        key = request.read(AccountName).access_key
+        return self._change(request, _NOT_REMOVED, lambda edit: edit.remove_account(key))
 
     def version(self, _: Connection, request: Command) -> bytes:
         """52: the versions of the files."""
         with _refused_as(_FAILED):
-            versions = self._edit().versions()
+            versions = self._accounts().files.rules.versions
         first = next(iter(versions.values()), DataVersion())
         found = AccountsVersion(
             msgspec.json.encode(first).decode(),
@@ -97,14 +106,15 @@ class AccountHandlers:
         wanted = request.read(AddressesChange)
         texts = [text.strip() for text in _BETWEEN.split(wanted.global_white_addrs)]
         addresses = [text for text in texts if text]
-        with _refused_as(_ADDRESSES_NOT_CHANGED):
-            self._edit().put_addresses(addresses, wanted.acl_file_full_path or "")
-        return answer(request)
+        file = wanted.acl_file_full_path or ""
+        return self._change(
+            request, _ADDRESSES_NOT_CHANGED, lambda edit: edit.put_addresses(addresses, file)
+        )
 
     def show(self, _: Connection, request: Command) -> bytes:
         """54: the accounts without their secrets, which no request can read."""
         with _refused_as(_FAILED):
-            rules = self._edit().files.rules
+            rules = self._accounts().files.rules
         accounts = [
             PlainAccount(
                 account.access_key,
@@ -119,10 +129,15 @@ class AccountHandlers:
         ]
         return answer(request, body=Accounts(list(rules.trusted_texts), accounts).write())
 
-    def _edit(self) -> AclEditor:
-        if self._editor is None:
+    def _change(self, request: Command, refusal: int, change: Callable[[AclEditor], None]) -> bytes:
+        with _refused_as(refusal):
+            self._accounts().make(request, change)
+        return answer(request)
+
+    def _accounts(self) -> AccountChanges:
+        if self._changes is None:
             raise ConfigError("this broker has no file of accounts; start it with --acl FILE")
-        return self._editor
+        return self._changes
 
 
 @contextmanager

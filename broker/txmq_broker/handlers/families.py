@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from txmq_broker.access.acl_files import AclFiles
-from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.history import HistoryHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -23,8 +21,8 @@ from txmq_broker.parts import Parts
 __all__ = ["plain_families"]
 
 
-def plain_families(parts: Parts, accounts: AclFiles | None) -> list[HandlerFamily]:
-    """Handlers that need only the broker's parts, and its accounts."""
+def plain_families(parts: Parts) -> list[HandlerFamily]:
+    """Handlers that need only the broker's parts."""
     sends = SendHandlers(parts)
     return [
         sends,
@@ -40,5 +38,4 @@ def plain_families(parts: Parts, accounts: AclFiles | None) -> list[HandlerFamil
         StatisticsHandlers(parts),
         HistoryHandlers(parts),
         SettingHandlers(parts),
-        AccountHandlers(parts, accounts),
     ]

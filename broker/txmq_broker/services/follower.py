@@ -59,7 +59,7 @@ _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull,
 class OwnAccounts(Protocol):
     """The accounts of a follower, which are those of its leader."""
 
-    def take(self, texts: Mapping[str, str], before: str, /) -> str:
+    async def take(self, texts: Mapping[str, str], before: str, /) -> str:
         """Put the leader's accounts in place, and return their digest.
 
         Raises:
@@ -67,7 +67,7 @@ class OwnAccounts(Protocol):
         """
         ...
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Undo changes that were made here.
 
         Raises:
@@ -342,7 +342,8 @@ class Follower:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
                 if tables.accounts is not None and self._accounts is not None:
-                    copy.note_accounts(self._accounts.take(tables.accounts, copy.accounts))
+                    digest = await self._accounts.take(tables.accounts, copy.accounts)
+                    copy.note_accounts(digest)
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
                 self._has_tables.set()
@@ -377,7 +378,7 @@ class Follower:
     async def _keep_accounts(self, accounts: OwnAccounts) -> None:
         while True:
             await asyncio.sleep(_ACCOUNTS_S)
-            accounts.restore()
+            await accounts.restore()
 
     async def _index_copies(self) -> None:
         while True:

@@ -408,6 +408,7 @@ class LogShipper:
         has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
         if not has_offsets and not is_changed:
             return b""
+        accounts = None if link.versions is None else link.versions[2]
         known, link.versions = link.versions or link.first, versions
         every = self._tables()
         # A large table that has not changed would cost both ends more than all else.
@@ -422,7 +423,7 @@ class LogShipper:
         if has_offsets:
             link.offsets_at = now
             tables.offsets, tables.floors = every.offsets, every.floors
-        if is_changed:
+        if accounts != versions[2]:
             tables.accounts = self._accounts.texts()
         return tables.write()
 

@@ -107,15 +107,18 @@ def editor(files):
     return AclEditor(files, SetClock())
 
 
-def test_a_change_is_in_force_at_once_and_counted(editor, files, file):
+def test_a_change_is_in_force_once_it_is_read_and_counted(editor, files, file):
     editor.put_account({"accessKey": "the-shop", "topicPerms": ["Orders=SUB"]})
+    files.refresh()
     shop = files.rules.accounts["the-shop"].settings
     assert (shop.secret_key, shop.topic_perms) == ("the-shop-secret", ["Orders=SUB"])
     editor.put_addresses(["10.0.0.{1,7}"])
+    files.refresh()
     assert files.rules.trusted_texts == ("10.0.0.{1,7}",)
     editor.remove_account("the-shop")
+    files.refresh()
     assert set(files.rules.accounts) == {"operator"}
-    assert editor.versions()[str(file)].counter == 3
+    assert files.rules.versions[str(file)].counter == 3
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert "# The last words." in file.read_text()
@@ -168,8 +171,10 @@ def test_brokers_that_share_a_file_take_each_other_s_changes(editor, file):
         lambda edit: edit.put_account(BILL),
         lambda edit: edit.remove_account("the-shop"),
     ):
+        # A tool asks each broker of the cluster.
         change(editor)
-        change(other)  # A tool asks each broker of the cluster.
+        change(other)
+        others.refresh()
     assert set(others.rules.accounts) == {"operator", "the-bill"}
     with pytest.raises(ConfigError, match="no account has the accessKey"):
         other.remove_account("the-shop")

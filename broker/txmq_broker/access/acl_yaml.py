@@ -1,0 +1,104 @@
+"""YAML as files of accounts have it, read by libyaml where PyYAML was built with it.
+
+libyaml reads 5,000 accounts in a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from txmq.errors import ConfigError
+from txmq.extras import named_extra
+
+__all__ = ["compose", "dump", "load"]
+
+
+def load(name: str, text: str) -> Any:
+    """The value of a text.
+
+    Args:
+        name: The name that an error has for the text.
+        text: The text.
+
+    Raises:
+        ConfigError: It is not YAML. No part of the text is in the error, as it may be a secret.
+    """
+    yaml = _yaml()
+    try:
+        with _uncollected():
+            return yaml.load(text, _loader(yaml))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        # libyaml's mark for an end that comes too early is behind the last line.
+        lines = text.count("\n", 0, -1) + 1
+        where = f"line {min(mark.line + 1, lines)}" if mark is not None else "some line"
+        raise ConfigError(f"{name}: {where} is not YAML") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: some line is not YAML: it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}: some line is not YAML: it is not Unicode text") from None
+    except ValueError:
+        where = _invalid_scalar(text)
+        raise ConfigError(
+            f"{name}: {where} looks like a number or a date and is not a valid one; if it is "
+            "text, put it in quotes"
+        ) from None
+
+
+def compose(text: str) -> Any:
+    """The nodes of a valid text, with their places."""
+    yaml = _yaml()
+    with _uncollected():
+        return yaml.compose(text, _loader(yaml))
+
+
+def dump(value: Any) -> str:
+    """The text of a value."""
+    dumped: str = _yaml().safe_dump(value, sort_keys=False, allow_unicode=True)
+    return dumped
+
+
+def _invalid_scalar(text: str) -> str:
+    """Where the first value is that has the form of a number or a date, and cannot be read."""
+    yaml = _yaml()
+    loader = _loader(yaml)(text)
+    nodes = [loader.get_single_node()]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.MappingNode):
+            nodes += [part for pair in reversed(node.value) for part in reversed(pair)]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += reversed(node.value)
+        else:
+            try:
+                loader.construct_object(node)
+            except ValueError:
+                return f"a value in line {node.start_mark.line + 1}"
+    return "a value"
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: a look at the nodes of 5,000 accounts finds none, takes half of the time,
+    and holds up all threads for a tenth of a second.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _loader(yaml: Any) -> Any:
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _yaml() -> Any:
+    with named_extra():  # A broker without accounts does without the package.
+        import yaml
+    return yaml

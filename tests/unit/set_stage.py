@@ -100,7 +100,7 @@ class SetMember:
             self._running.result()
         self.stage.leader = self, self.broker.store.log.epoch
 
-    def follow(self):
+    def follow(self, accounts=None):
         """Start a follower."""
         machine = self.machine
         pool = ConnectionPool(machine.network, machine.clock)
@@ -110,7 +110,13 @@ class SetMember:
             names="names:9876",
         )
         self.follower = Follower(
-            settings, pool, machine.disk, machine.clock, machine.entropy, self.stage.find_leader
+            settings,
+            pool,
+            machine.disk,
+            machine.clock,
+            machine.entropy,
+            self.stage.find_leader,
+            accounts,
         )
         self._running = machine.run(self.follower.run(), name="follower")
 

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.handlers.handler_stage import consumer
 from tests.unit.handlers.transaction_stage import COMMIT, ROLLBACK, end, prepare
 from tests.unit.set_stage import in_set
-from txmq.errors import ForeignFile, SyncFailed
+from txmq.errors import ConfigError, ForeignFile, SyncFailed
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import MessageQuery, TopicHeader
 
@@ -208,6 +208,29 @@ def test_a_full_disk_is_reported_once_and_the_copy_goes_on_when_there_is_room(ca
 
     caplog.set_level(logging.INFO)
     in_set(main)
+
+
+class DamagedAccounts:
+    """Accounts of a leader that this member cannot read."""
+
+    async def take(self, texts, before):
+        raise ConfigError("plain_acl.yml: line 3 is not YAML")
+
+    async def restore(self):
+        """Nothing was taken."""
+
+
+def test_accounts_that_cannot_be_taken_are_reported_once(caplog):
+    async def main(stage):
+        await stage.first.lead()
+        stage.second.follow(DamagedAccounts())
+        await asyncio.sleep(60)
+        assert stage.second.follower.status.failure == "plain_acl.yml: line 3 is not YAML"
+
+    caplog.set_level(logging.INFO)
+    in_set(main)
+    lines = [record.getMessage() for record in caplog.records if "following" in record.msg]
+    assert lines == ["not following: plain_acl.yml: line 3 is not YAML; trying again"]
 
 
 def test_a_failed_sync_ends_the_follower():

@@ -258,8 +258,6 @@ class Follower:
                 self._note_acknowledged(answer.acknowledged)
             if tables is not None:
                 self._copy.take_tables(tables, answer.end)
-            if self._copy.end == answer.end:
-                self._note_following()
             self._note_broker_id(answer.broker_id)
             await self._copy_until_lost(connection)
         finally:

@@ -133,6 +133,20 @@ def test_a_setting_that_cannot_be_is_code_2(txmq, tmp_path, monkeypatch, argumen
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("command", ["serve", "names"])
+def test_a_damaged_file_of_accounts_is_code_2(txmq, tmp_path, command):
+    file = tmp_path / "plain_acl.yml"
+    file.touch(0o600)
+    file.write_text("accounts:\n- accessKey: the-shop\n  secretKey: 2026-13-01\n")
+
+    result = txmq(command, "--acl", str(file), "--listen", "127.0.0.1:0")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "plain_acl.yml: a value in line 3 looks like a number or a date" in result.stderr
+    assert "2026" not in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_mistake_in_the_environment_is_told(txmq):
     result = txmq("serve", env={"TXMQ_STORE__FLSH": "async"})
 

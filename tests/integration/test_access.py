@@ -21,8 +21,10 @@ from txmq import (
 )
 from txmq.cli.root import app
 from txmq.errors import BrokerRefused, ConfigError, NoPermission, UnknownRefusal
+from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
+from txmq.remoting.pool import split_address
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit
 from txmq_broker.app import Broker
@@ -30,6 +32,7 @@ from txmq_broker.config import BrokerSettings, CheckBackSettings, SecuritySettin
 from txmq_broker.testing import embedded
 
 ROLLBACK = 12
+OPERATOR = Credentials(access_key="operator", secret_key="operator-secret")
 TEA = Message(topic="Orders", body=b"tea")
 FIRST = ConsumerSettings(start=StartFrom.FIRST)
 ACCOUNTS = """
@@ -130,6 +133,27 @@ def test_changed_accounts_are_in_force_without_a_restart(acl):
                 await producer.send(
                     Message(topic="Wages", body=b"the rules from before are in force")
                 )
+
+    asyncio.run(scenario())
+
+
+def test_a_captured_read_sent_again_under_another_code_deletes_a_topic(acl):
+    """The page about the threat model says that a signature does not cover the code."""
+
+    async def scenario():
+        async with guarded(acl) as broker, as_(broker, "operator") as client:
+            await client.admin.create_topic("Orders", queues=1)
+            fields = OPERATOR.sign({"topic": "Orders"}, b"")
+            read = commands.encode(RequestCode.GET_TOPIC_CONFIG, 1, fields)
+            deletion = read.replace(b'"code":351', b'"code":215')
+            assert deletion != read
+            for captured in (read, deletion):
+                reader, writer = await asyncio.open_connection(*split_address(broker.address))
+                writer.write(captured)
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                assert b'"code":0' in await reader.readexactly(size)
+                writer.close()
+            assert "Orders" not in broker.topics.by_name
 
     asyncio.run(scenario())
 

@@ -1,8 +1,8 @@
 """The credentials of a client, and the signature that proves them (RocketMQ's ACL 1.0).
 
 A request carries its sender's access key and a signature: HMAC-SHA1, with the secret key, over the
-values of all header fields in the order of their names, and the body. The secret itself never
-travels.
+values of all header fields in the order of their names, and the body. It does not cover the request
+code. The secret itself never travels.
 """
 
 from __future__ import annotations

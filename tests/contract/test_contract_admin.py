@@ -38,9 +38,8 @@ async def test_topics_are_made_changed_shown_and_removed(cluster):
 async def test_queues_to_write_are_taken_away_before_those_to_read(cluster):
     admin, topic = cluster.admin, await cluster.topic(queues=3)
     before = await admin.topic_config(topic)
-    fewer = {
-        broker: replace(config, write_queue_nums=1, order=True) for broker, config in before.items()
-    }
+    # RocketMQ 4.9.8 does not keep the flag for ordered topics, so it is not changed here.
+    fewer = {broker: replace(config, write_queue_nums=1) for broker, config in before.items()}
 
     route = await admin.update_topic(topic, fewer)
 

@@ -1,6 +1,7 @@
 """Accounts: who may do what, from our own client's side of the wire."""
 
 import asyncio
+import json
 import os
 import socket
 
@@ -322,6 +323,21 @@ def test_accounts_are_changed_over_the_wire(acl, tmp_path):
     record = file.read_text()
     assert record.count('"request":"UPDATE_AND_CREATE_ACL_CONFIG"') == 3
     assert "planted-secret" not in record
+
+
+def test_a_file_that_no_tool_has_changed_has_the_time_of_its_last_change(acl):
+    """``mqadmin clusterAclConfigVersion`` shows this time; it was 1970."""
+
+    async def scenario():
+        os.utime(acl, (1_790_000_000, 1_790_000_000))
+        async with guarded(acl) as broker, as_(broker, "operator") as client:
+            asked = client.session.request(broker.address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+            found = (await asked).field_map()
+            version = json.loads(found["version"])
+            assert (version["timestamp"], version["counter"]) == (1_790_000_000_000, 0)
+            assert json.loads(found["allAclFileVersion"]) == {str(acl): version}
+
+    asyncio.run(scenario())
 
 
 def test_a_broker_without_accounts_changes_none():

@@ -17,8 +17,8 @@ from txmq.protocol import fastjson
 from txmq.protocol.headers import camel
 
 __all__ = [
-    "Accounts",
     "AllProducers",
+    "AssignmentQuery",
     "Body",
     "BrokerMembers",
     "BrokerRoute",
@@ -48,7 +48,6 @@ __all__ = [
     "MessageQueue",
     "OffsetPair",
     "OpenTransactions",
-    "PlainAccount",
     "ProducerConnections",
     "ProducerRegistration",
     "QueueEntries",
@@ -251,6 +250,13 @@ class SubscriptionCheck(Body):
     client_id: str
     group: str
     subscription_data: SubscriptionData
+
+
+class AssignmentQuery(Body):
+    """400: a consumer of RocketMQ 5 wants the broker to assign its queues."""
+
+    consumer_group: str
+    client_id: str
 
 
 class ConsumerIds(Body):
@@ -597,22 +603,3 @@ class CorrectionOffsets(Body):
     """The answer to 308."""
 
     correction_offsets: dict[int, int]
-
-
-class PlainAccount(Body):
-    """An account in the answer to 54, without its secret."""
-
-    access_key: str
-    white_remote_address: str | None = None
-    admin: bool = False
-    default_topic_perm: str | None = None
-    default_group_perm: str | None = None
-    topic_perms: list[str] | None = None
-    group_perms: list[str] | None = None
-
-
-class Accounts(Body):
-    """The answer to 54."""
-
-    global_white_addrs: list[str]
-    plain_access_configs: list[PlainAccount]

@@ -106,6 +106,7 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
     RECALL_MESSAGE = 370
+    QUERY_ASSIGNMENT = 400
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     # txmq's own codes: far from RocketMQ's, and small enough for both serializations.

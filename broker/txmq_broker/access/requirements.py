@@ -182,6 +182,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
     _CODE.LOCK_BATCH_MQ: _lock,
     _CODE.UNLOCK_BATCH_MQ: _lock,
     _CODE.CHECK_CLIENT_CONFIG: _filter_check,
+    _CODE.QUERY_ASSIGNMENT: _account,
     # All clients
     _CODE.HEART_BEAT: _heartbeat,
     _CODE.UNREGISTER_CLIENT: _IN_GROUP,

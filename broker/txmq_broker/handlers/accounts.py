@@ -10,13 +10,15 @@ from typing import Any, Final
 import msgspec
 
 from txmq.errors import ConfigError, UnknownRefusal
-from txmq.protocol.account_headers import (
+from txmq.protocol.account_requests import (
     AccountChange,
     AccountName,
+    Accounts,
     AccountsVersion,
     AddressesChange,
+    PlainAccount,
 )
-from txmq.protocol.bodies import Accounts, DataVersion, PlainAccount
+from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.remoting.connection import Connection

@@ -1,18 +1,30 @@
-"""34, 35, 38, 46, 203, 204, 328: clients register, leave, and are listed."""
+"""34, 35, 38, 46, 203, 204, 328, 400: clients register, leave, and are listed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
 
-from txmq.errors import ConnectionLost, ConsumerOffline, InternalError, ServiceUnavailable
+from txmq.errors import (
+    ConnectionLost,
+    ConsumerOffline,
+    InternalError,
+    RemoteProtocolError,
+    RequestNotSupported,
+    ServiceUnavailable,
+)
 from txmq.limits import (
     GROUPS_TOGETHER,
     HEARTBEAT_AT_ONCE_BYTES,
     HEARTBEAT_BYTES_MAX,
+    REPEATED_LINES_MAX,
     TOPIC_CHARS_MAX,
 )
 from txmq.protocol.bodies import (
     AllProducers,
+    AssignmentQuery,
     ClientConnection,
     ConsumerConnections,
     ConsumerIds,
@@ -41,6 +53,11 @@ from txmq_broker.services.long_requests import LongRequests, Steps
 
 __all__ = ["ClientHandlers"]
 
+log = logging.getLogger(__name__)
+
+_NAME_CHARS: Final = 100
+"""The characters of a client's text that a log line shows."""
+
 
 class ClientHandlers:
     """Keeps the registry of clients and notifies consumers when their group changes."""
@@ -54,6 +71,8 @@ class ClientHandlers:
         self._locks = parts.locks
         self._clock = parts.clock
         self._create_topics = parts.create_topics
+        self._asked_for_queues: set[str] = set()
+        """The consumers that the log has named, because they wait for queues from the broker."""
         codes = RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT
         self._long = LongRequests(codes, self._serve_long, parts.clock)
 
@@ -64,6 +83,7 @@ class ClientHandlers:
             RequestCode.UNREGISTER_CLIENT: self.leave,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_ids,
             RequestCode.CHECK_CLIENT_CONFIG: self.check_filter,
+            RequestCode.QUERY_ASSIGNMENT: self.refuse_assignment,
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
             RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
@@ -179,6 +199,32 @@ class ClientHandlers:
         del connection
         self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
         return answer(request)
+
+    def refuse_assignment(self, connection: Connection, request: Command) -> bytes:
+        """400: answered with code 3, as by 4.9; the log names each client that asks, once.
+
+        Raises:
+            RequestNotSupported: Always.
+        """
+        self._note_assignment(connection, request)
+        raise RequestNotSupported(f" request type {request.code} not supported")
+
+    def _note_assignment(self, connection: Connection, request: Command) -> None:
+        who = f"a consumer at {connection.host}"
+        if len(request.body) <= HEARTBEAT_AT_ONCE_BYTES:
+            with suppress(RemoteProtocolError):
+                wanted = AssignmentQuery.read(request.body)
+                names = wanted.client_id[:_NAME_CHARS], wanted.consumer_group[:_NAME_CHARS]
+                who = f"{who}, {names[0]!r} of group {names[1]!r},"
+        if who in self._asked_for_queues or len(self._asked_for_queues) >= REPEATED_LINES_MAX:
+            return
+        self._asked_for_queues.add(who)
+        log.warning(
+            "%s asks the broker to assign its queues (request 400), as only RocketMQ 5 does; it "
+            "may never receive a message: set clientRebalance=true at the consumer, in Java with "
+            "setClientRebalance(true), and start it again",
+            who,
+        )
 
     def consumers(self, connection: Connection, request: Command) -> bytes:
         """203: a group's consumers and their subscriptions."""

@@ -20,6 +20,7 @@ from txmq.protocol.topics import TRACES
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.remoting.pool import split_address
+from txmq.tls import load_tls
 from txmq_broker.config import BrokerSettings
 from txmq_broker.parts import Parts
 from txmq_broker.rocketmq_settings import NAMES, milliseconds, percent
@@ -64,7 +65,7 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 }
 
 
-_OF_MACHINE: Final = frozenset(("brokerIP1", "listenPort", "namesrvAddr"))
+_OF_MACHINE: Final = frozenset(("brokerIP1", "listenPort", "namesrvAddr", "useTLS"))
 """Settings whose values the broker finds out when it starts."""
 
 
@@ -77,6 +78,8 @@ class SettingHandlers:
         self._started_with = self._settings = parts.settings
         self._clock = parts.clock
         self._changed = parts.settings_changed
+        self._uses_tls = bool(parts.settings.names) and load_tls() is not None
+        """Whether connections to name servers elsewhere use TLS."""
         self._version = DataVersion(timestamp=parts.clock.wall_ms())
 
     def table(self) -> dict[int, Handler]:
@@ -186,7 +189,9 @@ class SettingHandlers:
             "longPollingEnable": settings.long_polling,
             "shortPollingTimeMills": int(settings.short_polling * 1000),
             "enablePropertyFilter": settings.filter.sql,
-            "slaveReadEnable": False,
+            "slaveReadEnable": settings.replication.reads,
+            "filterServerNums": 0,
+            "useTLS": self._uses_tls,
             "storeReplyMessageEnable": False,
             "regionId": "DefaultRegion",
             "traceOn": True,

@@ -21,7 +21,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup, TopicHeader
 
-BEAT, LEAVE, IDS, CHANGED, CHECK = 34, 35, 38, 40, 46
+BEAT, LEAVE, IDS, CHANGED, CHECK, ASSIGN = 34, 35, 38, 40, 46, 400
 CONSUMERS, PRODUCERS, ALL_PRODUCERS = 203, 204, 328
 ERROR, NO_GROUP, OFFLINE = 1, 26, 206
 JAVAS = (
@@ -348,3 +348,39 @@ def test_all_producers_are_shown_at_once(serve):
         assert abs(one["lastUpdateTimestamp"] - stage.clock.wall_ms()) < 5_000
 
     serve(main)
+
+
+# Consumers of RocketMQ 5 that wait for queues from the broker
+
+
+def test_a_consumer_that_waits_for_the_brokers_assignment_is_named_once(serve, caplog):
+    async def main(stage):
+        client = await stage.client()
+        for group in ("billing", "billing", "shipping"):
+            wanted = {"clientId": "10.0.0.5@1234", "consumerGroup": group, "topic": "Orders"}
+            for _ in range(20):
+                answer = await client.ask(ASSIGN, body=json.dumps(wanted).encode())
+                assert (answer.code, answer.remark) == (3, " request type 400 not supported")
+        for body in (b"", b"{", b"x" * 100_000):
+            assert await client.code_of(ASSIGN, body=body) == 3
+
+    serve(main)
+    lines = [record.getMessage() for record in caplog.records]
+    named = [line for line in lines if "set clientRebalance=true at the consumer" in line]
+    assert [line.split(" asks")[0].split(" at ")[0] for line in named] == ["a consumer"] * 3
+    assert "'10.0.0.5@1234' of group 'billing'" in named[0]
+    assert "'10.0.0.5@1234' of group 'shipping'" in named[1]
+    assert "of group" not in named[2]
+
+
+def test_strangers_cannot_fill_the_log_with_names_of_consumers(serve, caplog):
+    async def main(stage):
+        client = await stage.client()
+        for number in range(1_200):
+            wanted = {"clientId": f"client {number}", "consumerGroup": "G" * 5_000}
+            assert await client.code_of(ASSIGN, body=json.dumps(wanted).encode()) == 3
+
+    serve(main)
+    lines = [record.getMessage() for record in caplog.records if "400" in record.getMessage()]
+    assert len(lines) == 1_000
+    assert max(map(len, lines)) < 500

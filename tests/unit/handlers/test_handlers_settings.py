@@ -10,7 +10,7 @@ from txmq.config import Duration, Size
 from txmq.protocol import java_properties
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
-from txmq_broker.config import RetentionSettings, StoreSettings, TopicDefaults
+from txmq_broker.config import ReplicationSettings, RetentionSettings, StoreSettings, TopicDefaults
 
 CHANGE, SHOW = 25, 26
 ERROR, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 16, 17, 26
@@ -74,6 +74,27 @@ def test_settings_have_the_names_rocketmq_gives_them(serve, kind):
             ),
         ),
     )
+
+
+EXPORTED = """
+autoCreateSubscriptionGroup autoCreateTopicEnable brokerClusterName brokerId brokerName brokerRole
+fileReservedTime filterServerNums flushDiskType maxMessageSize messageDelayLevel msgTraceTopicName
+slaveReadEnable traceOn traceTopicEnable useTLS
+"""
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_everything_that_mqadmin_exports_is_there_and_true(serve, reads):
+    """``exportConfigs`` ends in a NullPointerException where one of these is missing."""
+
+    async def main(stage):
+        settings = await shown(await stage.client())
+        exported = {name: settings[name] for name in EXPORTED.split()}
+        assert exported["filterServerNums"] == "0"
+        assert exported["useTLS"] == "false"
+        assert exported["slaveReadEnable"] == str(reads).lower()
+
+    serve(main, replace(SETTINGS, replication=ReplicationSettings(reads=reads)))
 
 
 def test_async_flush_has_its_own_name(serve):

@@ -7,7 +7,7 @@ clients were seen to leave something out; those exceptions are listed with their
 import msgspec
 import pytest
 
-from txmq.protocol import account_headers, bodies, headers
+from txmq.protocol import account_requests, bodies, headers
 from txmq.protocol.bodies import Body, MessageQueue
 from txmq.protocol.headers import Header
 
@@ -117,6 +117,7 @@ BODIES = {
     "cachedMsgSizeInMiB locked droped lastPullTimestamp lastConsumeTimestamp",
     "ConsumedDirectly": "order autoCommit consumeResult remark spentTimeMills",
     "Heartbeat": "clientID producerDataSet consumerDataSet",
+    "AssignmentQuery": "consumerGroup clientId",
     "SubscriptionCheck": "clientId group subscriptionData",
     "BrokerMembers": "brokerMemberGroup",
     "ConsumerIds": "consumerIdList",
@@ -186,8 +187,8 @@ def shapes_of(module, base):
     }
 
 
-SHAPES = shapes_of(headers, Header) | shapes_of(account_headers, Header)
-BODY_SHAPES = shapes_of(bodies, Body)
+SHAPES = shapes_of(headers, Header) | shapes_of(account_requests, Header)
+BODY_SHAPES = shapes_of(bodies, Body) | shapes_of(account_requests, Body)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.protocol.account_headers import AccountChange, AccountName
-from txmq.protocol.bodies import Accounts
+from txmq.protocol.account_requests import AccountChange, AccountName, Accounts
 from txmq.protocol.codes import RequestCode
 
 __all__ = ["AccountCalls"]

@@ -13,7 +13,7 @@ from txmq.console.pages.lists import list_page
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
-from txmq.protocol.bodies import Accounts
+from txmq.protocol.account_requests import Accounts
 from txmq.protocol.signature import Credentials
 
 __all__ = ["CHANGES", "PAGES"]

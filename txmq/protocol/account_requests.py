@@ -1,10 +1,18 @@
-"""The fields of the requests about accounts, 50 to 53."""
+"""The fields and bodies of the requests about accounts, 50 to 54."""
 
 from __future__ import annotations
 
+from txmq.protocol.bodies import Body
 from txmq.protocol.headers import Header
 
-__all__ = ["AccountChange", "AccountName", "AccountsVersion", "AddressesChange"]
+__all__ = [
+    "AccountChange",
+    "AccountName",
+    "Accounts",
+    "AccountsVersion",
+    "AddressesChange",
+    "PlainAccount",
+]
 
 
 class AccountChange(Header):
@@ -48,3 +56,22 @@ class AccountsVersion(Header):
     broker_name: str
     broker_addr: str
     cluster_name: str
+
+
+class PlainAccount(Body):
+    """An account in the answer to 54, without its secret."""
+
+    access_key: str
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: list[str] | None = None
+    group_perms: list[str] | None = None
+
+
+class Accounts(Body):
+    """The answer to 54."""
+
+    global_white_addrs: list[str]
+    plain_access_configs: list[PlainAccount]

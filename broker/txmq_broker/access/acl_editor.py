@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import msgspec
 from txmq.errors import ConfigError
 from txmq.runtime.clock import Clock
 from txmq_broker.access.accounts import AccessRules, AclFile
-from txmq_broker.access.acl_files import AclFiles, parse, read_text, replace_text
-from txmq_broker.access.acl_text import put_account, put_key, remove_account
+from txmq_broker.access.acl_files import AclFiles, as_file, read_text, replace_text
+from txmq_broker.access.acl_text import AclText
 
 __all__ = ["AclEditor"]
 
@@ -46,13 +46,14 @@ class AclEditor:
         """
         key = changes["accessKey"]
         with self._exclusive():
-            files = self._parsed()
+            texts, files = self._read()
             path = _file_of(key, files)
             known = {} if path is None else _account(key, files[path])
             account = {**known, **changes}
             if "secretKey" not in account:
                 raise ConfigError(f"account {key} does not exist, and a new one needs a secretKey")
-            self._store(files, path or self._first(), lambda text: put_account(text, account))
+            path = path or self._first()
+            self._store(files, path, texts[path].put_account(account))
 
     def remove_account(self, key: str) -> None:
         """Remove an account.
@@ -61,10 +62,10 @@ class AclEditor:
             ConfigError: See the class.
         """
         with self._exclusive():
-            files = self._parsed()
+            texts, files = self._read()
             path = _file_of(key, files)
             if path is not None:
-                self._store(files, path, lambda text: remove_account(text, key))
+                self._store(files, path, texts[path].remove_account(key))
             elif key not in self.files.rules.accounts:  # Else another broker has just removed it.
                 raise ConfigError(f"no account has the accessKey {key}")
 
@@ -75,15 +76,13 @@ class AclEditor:
             ConfigError: See the class.
         """
         with self._exclusive():
-            files = self._parsed()
+            texts, files = self._read()
             paths = {str(path): path for path in files}
             if file and file not in paths:
                 raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
-            self._store(
-                files,
-                paths[file] if file else self._first(),
-                lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses),
-            )
+            path = paths[file] if file else self._first()
+            changed = texts[path].put_key("globalWhiteRemoteAddresses", addresses)
+            self._store(files, path, changed)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -103,18 +102,18 @@ class AclEditor:
     def _first(self) -> Path:
         return self.files.paths()[0]
 
-    def _parsed(self) -> dict[Path, AclFile]:
-        return {path: parse(str(path), read_text(path)) for path in self.files.paths()}
+    def _read(self) -> tuple[dict[Path, AclText], dict[Path, AclFile]]:
+        """The texts of all files, and what they say."""
+        texts = {path: AclText.of(str(path), read_text(path)) for path in self.files.paths()}
+        return texts, {path: as_file(str(path), text.values) for path, text in texts.items()}
 
-    def _store(
-        self, files: Mapping[Path, AclFile], path: Path, change: Callable[[str], str]
-    ) -> None:
+    def _store(self, files: Mapping[Path, AclFile], path: Path, changed: AclText) -> None:
         counter = files[path].version.counter + 1
         # In RocketMQ's format, which its brokers and tools read too.
         counted = [{"counter": counter, "timestamp": self._clock.wall_ms()}]
-        text = put_key(change(read_text(path)), "dataVersion", counted)
-        changed = {**files, path: parse(str(path), text)}
-        rules = AccessRules.of({str(one): changed[one] for one in sorted(changed)})
+        text, values = changed.put_key("dataVersion", counted)
+        all_files = {**files, path: as_file(str(path), values)}
+        rules = AccessRules.of({str(one): all_files[one] for one in sorted(all_files)})
         had_admin = any(account.is_admin for account in self.files.rules.accounts.values())
         if had_admin and not any(account.is_admin for account in rules.accounts.values()):
             raise ConfigError(

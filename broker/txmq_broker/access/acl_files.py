@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from txmq.watched_files import WatchedFiles
 from txmq_broker.access.accounts import AccessRules, AclFile
 from txmq_broker.access.acl_yaml import load
 
-__all__ = ["SUFFIXES", "AclFiles", "parse", "read_text", "read_texts", "replace_text"]
+__all__ = ["SUFFIXES", "AclFiles", "as_file", "parse", "read_text", "read_texts", "replace_text"]
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,15 @@ def parse(name: str, text: str) -> AclFile:
     Raises:
         ConfigError: It is not YAML, or a value is invalid.
     """
-    values = load(name, text)
+    return as_file(name, load(name, text))
+
+
+def as_file(name: str, values: Any) -> AclFile:
+    """The values of a file of accounts.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
     try:
         return msgspec.convert(values or {}, AclFile)
     except msgspec.ValidationError as error:

@@ -8,58 +8,71 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq_broker.access.acl_yaml import compose, dump, load
 
-__all__ = ["put_account", "put_key", "remove_account"]
+__all__ = ["AclText"]
 
 _ACCOUNTS: Final = "accounts"
 
 
-def put_account(text: str, account: Mapping[str, Any]) -> str:
-    """The text with an account added, or changed if there is one with its ``accessKey``."""
-    values = _values(text)
-    accounts = list(values.get(_ACCOUNTS) or ())
-    at = _position(accounts, account["accessKey"])
-    if at is None:
-        values[_ACCOUNTS] = [*accounts, dict(account)]
-        return _checked(_append(text, accounts, account), values)
-    accounts[at] = dict(account)
-    values[_ACCOUNTS] = accounts
-    return _checked(_replace_item(text, at, dump([dict(account)])), values)
+class AclText(NamedTuple):
+    """A text of accounts, and what it says."""
 
+    text: str
+    values: dict[str, Any]
 
-def remove_account(text: str, key: str) -> str:
-    """The text without an account.
+    @classmethod
+    def of(cls, name: str, text: str) -> AclText:
+        """Read a text.
 
-    Raises:
-        KeyError: It has no such account.
-    """
-    values = _values(text)
-    accounts = list(values.get(_ACCOUNTS) or ())
-    at = _position(accounts, key)
-    if at is None:
-        raise KeyError(key)
-    del accounts[at]
-    values[_ACCOUNTS] = accounts
-    if not accounts:
-        return put_key(text, _ACCOUNTS, [])
-    return _checked(_replace_item(text, at, ""), values)
+        Raises:
+            ConfigError: It is not YAML.
+        """
+        return cls(text, load(name, text) or {})
 
+    def put_account(self, account: Mapping[str, Any]) -> AclText:
+        """The text with an account added, or changed if there is one with its ``accessKey``."""
+        accounts = list(self.values.get(_ACCOUNTS) or ())
+        at = _position(accounts, account["accessKey"])
+        if at is None:
+            text = _append(self.text, accounts, account)
+            return self._changed(text, _ACCOUNTS, [*accounts, dict(account)])
+        accounts[at] = dict(account)
+        return self._changed(
+            _replace_item(self.text, at, dump([dict(account)])), _ACCOUNTS, accounts
+        )
 
-def put_key(text: str, key: str, value: Any) -> str:
-    """The text with another value of a key of the whole file."""
-    values = _values(text)
-    is_there = key in values
-    values[key] = value
-    line = dump({key: value})
-    return _checked(_replace_key(text, key, line) if is_there else _ended(text) + line, values)
+    def remove_account(self, key: str) -> AclText:
+        """The text without an account.
 
+        Raises:
+            KeyError: It has no such account.
+        """
+        accounts = list(self.values.get(_ACCOUNTS) or ())
+        at = _position(accounts, key)
+        if at is None:
+            raise KeyError(key)
+        del accounts[at]
+        if not accounts:
+            return self.put_key(_ACCOUNTS, [])
+        return self._changed(_replace_item(self.text, at, ""), _ACCOUNTS, accounts)
 
-def _values(text: str) -> dict[str, Any]:
-    return dict(load("the accounts", text) or {})
+    def put_key(self, key: str, value: Any) -> AclText:
+        """The text with another value of a key of the whole file."""
+        line = dump({key: value})
+        is_there = key in self.values
+        text = _replace_key(self.text, key, line) if is_there else _ended(self.text) + line
+        return self._changed(text, key, value)
+
+    def _changed(self, text: str, key: str, value: Any) -> AclText:
+        values = {**self.values, key: value}
+        with suppress(ConfigError):
+            if load("the edited accounts", text) == values:
+                return AclText(text, values)
+        return AclText(dump(values), values)
 
 
 def _position(accounts: list[Any], key: str) -> int | None:
@@ -67,15 +80,7 @@ def _position(accounts: list[Any], key: str) -> int | None:
     return next(found, None)
 
 
-def _checked(text: str | None, values: dict[str, Any]) -> str:
-    if text is not None:
-        with suppress(ConfigError):
-            if load("the edited accounts", text) == values:
-                return text
-    return dump(values)
-
-
-def _append(text: str, accounts: list[Any], account: Mapping[str, Any]) -> str | None:
+def _append(text: str, accounts: list[Any], account: Mapping[str, Any]) -> str:
     if not accounts:
         return _replace_key(_ended(text), _ACCOUNTS, dump({_ACCOUNTS: [dict(account)]}))
     lines = _ended(text).splitlines(keepends=True)

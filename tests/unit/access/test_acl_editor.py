@@ -13,7 +13,7 @@ from tests.unit.names.names_peer import SetClock
 from txmq.errors import ConfigError
 from txmq_broker.access.acl_editor import AclEditor
 from txmq_broker.access.acl_files import AclFiles
-from txmq_broker.access.acl_text import put_account, put_key, remove_account
+from txmq_broker.access.acl_text import AclText
 
 HEAD = """# Ours.
 globalWhiteRemoteAddresses:
@@ -36,6 +36,18 @@ TEXT = (
 """
 )
 BILL = {"accessKey": "the-bill", "secretKey": "the-bill-secret", "groupPerms": ["bill=SUB"]}
+
+
+def put_account(text, account):
+    return AclText.of("", text).put_account(account).text
+
+
+def remove_account(text, key):
+    return AclText.of("", text).remove_account(key).text
+
+
+def put_key(text, key, value):
+    return AclText.of("", text).put_key(key, value).text
 
 
 def test_a_new_account_leaves_all_other_lines_as_they_are():

@@ -174,3 +174,5 @@ def as_file(name: str, values: Any) -> AclFile:
         return msgspec.convert(values or {}, AclFile)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}") from error
+    except UnicodeEncodeError:  # Only libyaml refuses half of a surrogate pair.
+        raise ConfigError(f"{name}: some text is not Unicode text") from None

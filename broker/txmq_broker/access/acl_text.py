@@ -98,7 +98,7 @@ def _replace_item(text: str, at: int, item: str) -> str:
 def _replace_key(text: str, key: str, line: str) -> str:
     lines = _ended(text).splitlines(keepends=True)
     root = compose(text)
-    for name, value in root.value if root is not None else ():
+    for name, value in root.value if root is not None and root.id == "mapping" else ():
         if name.value == key:
             first, last = name.start_mark.line, max(name.end_mark.line, _last_line(value))
             return "".join([*lines[:first], line, *lines[last + 1 :]])

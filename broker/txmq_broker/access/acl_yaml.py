@@ -40,10 +40,10 @@ def load(name: str, text: str) -> Any:
         raise ConfigError(f"{name}: some line is not YAML: it is nested too deeply") from None
     except UnicodeEncodeError:
         raise ConfigError(f"{name}: some line is not YAML: it is not Unicode text") from None
-    except ValueError:
+    except Exception:  # noqa: BLE001 - whatever PyYAML's conversions of scalars raise
         where = _invalid_scalar(text)
         raise ConfigError(
-            f"{name}: {where} looks like a number or a date and is not a valid one; if it is "
+            f"{name}: {where} is not valid for its type, such as a number or a date; if it is "
             "text, put it in quotes"
         ) from None
 
@@ -62,7 +62,7 @@ def dump(value: Any) -> str:
 
 
 def _invalid_scalar(text: str) -> str:
-    """Where the first value is that has the form of a number or a date, and cannot be read."""
+    """Where the first value is that cannot be converted to its type."""
     yaml = _yaml()
     loader = _loader(yaml)(text)
     nodes = [loader.get_single_node()]
@@ -75,7 +75,7 @@ def _invalid_scalar(text: str) -> str:
         else:
             try:
                 loader.construct_object(node)
-            except ValueError:
+            except Exception:  # noqa: BLE001 - as above
                 return f"a value in line {node.start_mark.line + 1}"
     return "a value"
 

@@ -142,7 +142,10 @@ def test_a_damaged_file_of_accounts_is_code_2(txmq, tmp_path, command):
     result = txmq(command, "--acl", str(file), "--listen", "127.0.0.1:0")
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "plain_acl.yml: a value in line 3 looks like a number or a date" in result.stderr
+    assert (
+        "plain_acl.yml: a value in line 3 is not valid for its type, such as a number or a date"
+        in result.stderr
+    )
     assert "2026" not in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -22,6 +22,7 @@ DAMAGED = {
     "a time zone that does not exist": (
         "- {accessKey: the-till, secretKey: 2026-01-01T00:00:00+99:00}\n"
     ),
+    "text that its tag calls a truth": "- {accessKey: the-till, admin: !!bool maybe}\n",
     "a number without digits": "- {accessKey: the-till, secretKey: 0x_}\n",
     "a number of 10,000 digits": f"- {{accessKey: the-till, secretKey: {'7' * 10_000}}}\n",
     "half of a pair of surrogates": '- {accessKey: the-till, secretKey: "a secret \\uD800"}\n',

@@ -15,6 +15,19 @@ GET_CLUSTER = 106
 PATIENCE_S = 30
 POLL_S = 0.02
 
+LEASE_S = 2
+SETTINGS = (
+    f"replication.lease={LEASE_S}",
+    "replication.lag_max=2s",
+    "transaction.timeout=1s",
+    "transaction.check_interval=1s",
+)
+"""Of members whose leader is missed soon, and whose lost decisions are asked for soon."""
+
+FAIL_OVER_S = LEASE_S + 2
+BUSY_S = 3
+"""What a machine may take longer that runs other tests at the same time."""
+
 
 class NameServer(BrokerProcess):
     def command(self):
@@ -148,3 +161,13 @@ class BrokerSet:
 
     def told(self):
         return "\n".join(f"== {name}\n{one.tail()}" for name, one in self.members.items())
+
+
+def assert_alike(members):
+    """All logs are equal, from where the shortest of them begins."""
+    members.wait_settled()
+    logs = {name: member.log_bytes() for name, member in members.members.items()}
+    (start, first), *others = logs.values()
+    for begin, log in others:
+        at = max(start, begin)
+        assert first[at - start :] == log[at - begin :], f"logs differ\n{members.told()}"

@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 from txmq import (
     LocalTransactionState,
@@ -56,16 +56,37 @@ class EveryOther:
 class Traffic:
     """A sender, a producer of transactions, and a consumer, at one topic.
 
+    Args:
+        names: The name server.
+        topic: The topic.
+        has_transactions: Whether there is a producer of transactions.
+        pause_s: The pause of the sender after each message.
+        padding: How many bytes each message has beside its text.
+        reads_late: Whether the consumer starts when the traffic stops. Until then no committed
+            offset tells a member how long its log was.
+
     Attributes:
         acknowledged: The place of each acknowledged message by its text: queue and offset.
         halves: Whether each stored half message becomes visible, by its text.
         handled: The offset and text of each handled message, by queue, in the order of handling.
     """
 
-    def __init__(self, names, topic, *, has_transactions=True):
+    def __init__(
+        self,
+        names,
+        topic,
+        *,
+        has_transactions=True,
+        pause_s=PAUSE_S,
+        padding=0,
+        reads_late=False,
+    ):
         self.names = names
         self.topic = topic
         self.has_transactions = has_transactions
+        self.pause_s = pause_s
+        self.padding = {"padding": "." * padding} if padding else {}
+        self.reads_late = reads_late
         self.acknowledged = {}
         self.halves = {}
         self.handled = defaultdict(list)
@@ -117,13 +138,22 @@ class Traffic:
             async def handle(message):
                 self.handled[message.queue.number].append((message.offset, message.body.decode()))
 
-            async with consumer:
-                works = [self._send(client)]
-                if self.has_transactions:
-                    works.append(self._transact(client))
+            works = [self._send(client)]
+            if self.has_transactions:
+                works.append(self._transact(client))
+            async with AsyncExitStack() as open_consumer:
+                if self.reads_late:
+                    works.append(self._enter_late(open_consumer, consumer))
+                else:
+                    await open_consumer.enter_async_context(consumer)
                 self._ready.set()
                 await asyncio.gather(*works)
                 await self._until_handled(set(self.acknowledged))
+
+    async def _enter_late(self, open_consumer, consumer):
+        while not self._leaving.is_set():
+            await asyncio.sleep(PAUSE_S)
+        await open_consumer.enter_async_context(consumer)
 
     async def _send(self, client):
         number = 0
@@ -134,7 +164,7 @@ class Traffic:
                 sent = await self._offered(sender, text)
                 if sent is not None:
                     self.acknowledged[text] = sent.queue.number, sent.offset
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(self.pause_s)
 
     async def _transact(self, client):
         number = 0
@@ -149,7 +179,7 @@ class Traffic:
                     outcome = await producer.send_in_transaction(self._message(text))
                     is_even = EveryOther.is_even(text)
                     self.halves[text] = _ENDS.get(outcome.state, is_even)
-                await asyncio.sleep(10 * PAUSE_S)
+                await asyncio.sleep(10 * self.pause_s)
             # Where an END was lost, a check commits: it needs this producer, maybe twice.
             await self._until_handled({text for text, commits in self.halves.items() if commits})
 
@@ -171,7 +201,10 @@ class Traffic:
             await asyncio.sleep(0.05)
 
     def _message(self, text):
-        return Message(topic=self.topic, body=text.encode(), keys=(text.replace(" ", "-"),))
+        key = text.replace(" ", "-")
+        return Message(
+            topic=self.topic, body=text.encode(), keys=(key,), properties={**self.padding}
+        )
 
     # Afterwards
 
@@ -201,3 +234,10 @@ class Traffic:
             found |= {record.offset: record.body.decode() for record in records}
             offset = records[-1].offset + 1
         return found
+
+
+def traffic(members, **how):
+    """Traffic at a topic of its own of a set whose members are all in sync."""
+    topic = f"topic-{members.name}"
+    members.wait_in_sync(len(members.members) - 1).create_topic(topic, QUEUES)
+    return Traffic(members.names.names, topic, **how)

@@ -12,21 +12,10 @@ from statistics import median
 import pytest
 
 from tests import full_disk
-from tests.broker_set import BrokerSet
+from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.serving import environment
-from tests.set_traffic import QUEUES, Traffic
+from tests.set_traffic import traffic
 from tests.soak import count
-
-LEASE_S = 2
-SETTINGS = (
-    f"replication.lease={LEASE_S}",
-    "replication.lag_max=2s",
-    "transaction.timeout=1s",
-    "transaction.check_interval=1s",
-)
-FAIL_OVER_S = LEASE_S + 2
-BUSY_S = 3
-"""What a machine may take longer that runs other tests at the same time."""
 
 
 @pytest.fixture
@@ -40,22 +29,6 @@ def linked(tmp_path, etcd):
     """Members whose links to etcd and to each other can be cut."""
     with BrokerSet(tmp_path, etcd.port, SETTINGS, has_links=True) as found:
         yield found
-
-
-def traffic(members):
-    topic = f"topic-{members.name}"
-    members.wait_in_sync(2).create_topic(topic, QUEUES)
-    return Traffic(members.names.names, topic)
-
-
-def assert_alike(members):
-    """All logs are equal, from where the shortest of them begins."""
-    members.wait_settled()
-    logs = {name: member.log_bytes() for name, member in members.members.items()}
-    (start, first), *others = logs.values()
-    for begin, log in others:
-        at = max(start, begin)
-        assert first[at - start :] == log[at - begin :], f"logs differ\n{members.told()}"
 
 
 def test_a_leader_that_dies_or_stands_still_loses_nothing(members):

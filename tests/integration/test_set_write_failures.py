@@ -1,0 +1,116 @@
+"""A leader that cannot write gives its lease back, and another member takes the sends."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from tests import full_disk
+from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
+from tests.failing_writes import FailingWrites
+from tests.set_traffic import traffic
+from tests.soak import some_of
+
+
+class Broken:
+    """Writes of one member fail with EIO."""
+
+    reason = "Input/output error"
+
+    def __init__(self, member):
+        self._disk = FailingWrites(member.folder / "library")
+        member.account = self._disk.variables
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def fail(self, process):
+        self._disk.fail()
+
+    def mend(self, process):
+        self._disk.mend()
+
+
+class Full:
+    """The disk of one member has no room."""
+
+    reason = "the disk is full"
+    kind = full_disk.Limited
+
+    def __init__(self, member):
+        self._disk = self.kind(member.folder / "data")
+
+    def __enter__(self):
+        self._disk.__enter__()
+        return self
+
+    def __exit__(self, *_):
+        self._disk.__exit__()
+
+    def fail(self, process):
+        self._disk.fill(process)
+
+    def mend(self, process):
+        self._disk.make_room(process)
+
+
+class FullFileSystem(Full):
+    """The file system of one member's directory is full."""
+
+    kind = full_disk.KINDS[0]
+
+
+DISKS = (Broken, Full) if FullFileSystem.kind is Full.kind else (Broken, Full, FullFileSystem)
+
+
+@pytest.mark.parametrize("kind", some_of(DISKS, [Broken, DISKS[-1]]))
+def test_a_leader_that_cannot_write_gives_way_and_comes_back_when_it_can(kind, tmp_path, etcd):
+    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
+    with ExitStack() as stack:
+        disks = {member: stack.enter_context(kind(member)) for member in members.members.values()}
+        stack.enter_context(members)
+        with traffic(members, pause_s=0.02) as clients:
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            disks[leader].fail(leader.process)
+            begun = time.monotonic()
+            members.wait_for_leader(leader)
+            took_s = time.monotonic() - begun
+            assert took_s < FAIL_OVER_S + BUSY_S, f"{took_s:.1f} s\n{members.told()}"
+            clients.wait_for_more()
+            assert kind.reason in leader.tail()
+            disks[leader].mend(leader.process)
+            members.wait_in_sync(2)
+        clients.check(members.wait_in_sync(2))
+        assert_alike(members)
+
+
+@pytest.mark.parametrize("kind", some_of(DISKS, [Broken]))
+def test_a_member_that_cannot_write_does_not_lead_until_it_can(kind, tmp_path, etcd):
+    """It is the only one left that is in sync."""
+    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
+    with ExitStack() as stack:
+        disks = {member: stack.enter_context(kind(member)) for member in members.members.values()}
+        stack.enter_context(members)
+        with traffic(members, pause_s=0.02) as clients:
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            others = [member for member in members.members.values() if member is not leader]
+            for member in others:
+                member.kill()
+            members.wait_in_sync(0)
+            clients.wait_for_more()
+            disks[leader].fail(leader.process)
+            members.until(lambda: members.leader() is None, "it leads, and cannot write")
+            for member in others:
+                member.start()
+            members.never(members.leader, 2 * LEASE_S, "a member leads that must not")
+            disks[leader].mend(leader.process)
+            assert members.wait_for_leader() is leader
+            clients.wait_for_more()
+            members.wait_in_sync(2)
+        clients.check(members.wait_in_sync(2))
+        assert_alike(members)

@@ -1,0 +1,75 @@
+"""What happens to directories of a broker set's members while nobody runs them, or under load.
+
+Each damage is what a disk, a snapshot or an operator does to files; nothing of the product is
+called.
+"""
+
+import shutil
+import signal
+from enum import StrEnum
+from pathlib import Path
+
+LOST_BYTES = 60_000
+"""What a shortened log lacks; all of it was acknowledged."""
+
+
+class Damage(StrEnum):
+    """How a directory is damaged."""
+
+    SHORTENED = "shortened"
+    SHORTENED_WITHOUT_MARK = "shortened-without-its-mark"
+    EMPTIED = "emptied"
+    EMPTIED_WITHOUT_MARK = "emptied-without-its-mark"
+    OLDER = "put-back-to-an-older-state"
+    SWAPPED = "swapped-with-another-member"
+
+
+def snapshot(member, folder):
+    """Copy the directory of a running member, in one instant of it."""
+    member.signal(signal.SIGSTOP)
+    try:
+        shutil.copytree(data_of(member), folder)
+    finally:
+        member.signal(signal.SIGCONT)
+    return folder
+
+
+def damage(kind, member, *, older, other):
+    """Damage the directory of a member that is down.
+
+    Args:
+        kind: The damage.
+        member: The member.
+        older: A snapshot of its directory.
+        other: Another member that is down, whose directory is swapped with this one.
+    """
+    data = data_of(member)
+    match kind:
+        case Damage.SHORTENED | Damage.SHORTENED_WITHOUT_MARK:
+            newest = log_files(member)[-1]
+            size = newest.stat().st_size
+            assert size > LOST_BYTES, f"{newest} has only {size} bytes"
+            with newest.open("r+b") as file:
+                file.truncate(size - LOST_BYTES)
+        case Damage.EMPTIED | Damage.EMPTIED_WITHOUT_MARK:
+            for path in log_files(member):
+                path.write_bytes(b"")
+        case Damage.OLDER:
+            shutil.rmtree(data)
+            shutil.copytree(older, data)
+        case Damage.SWAPPED:
+            aside = data.with_name("aside")
+            data.rename(aside)
+            data_of(other).rename(data)
+            aside.rename(data_of(other))
+    if kind in (Damage.SHORTENED_WITHOUT_MARK, Damage.EMPTIED_WITHOUT_MARK):
+        (data / "high-water").unlink()
+
+
+def data_of(member):
+    return member.folder / "data"
+
+
+def log_files(member) -> list[Path]:
+    """The files of its log, oldest first."""
+    return sorted((data_of(member) / "log").glob("*.log"))

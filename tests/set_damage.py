@@ -8,6 +8,7 @@ import shutil
 import signal
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 LOST_BYTES = 60_000
 """What a shortened log lacks; all of it was acknowledged."""
@@ -73,3 +74,41 @@ def data_of(member):
 def log_files(member) -> list[Path]:
     """The files of its log, oldest first."""
     return sorted((data_of(member) / "log").glob("*.log"))
+
+
+class Flip(NamedTuple):
+    """One bit of a file that was turned over, and the byte as it was."""
+
+    path: Path
+    at: int
+    byte: int
+
+    def is_mended(self):
+        """Whether the byte is what it was."""
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            return file.read(1)[0] == self.byte
+
+
+def flip_bits(member, chance, part=0, parts=1):
+    """Turn one bit over in each closed file of a member's log, which may be running.
+
+    Args:
+        member: The member.
+        chance: Chooses the bits.
+        part: Where in the files: members with different parts are damaged in different spans.
+        parts: How many parts there are.
+    """
+    flips = []
+    for number, path in enumerate(log_files(member)[:-1]):
+        size = path.stat().st_size // parts
+        # The head of a file's first span is damaged too, in one file of five.
+        is_head = part == 0 and number % 5 == 1
+        at = 12 if is_head else part * size + size // 4 + chance.randrange(size // 2)
+        with path.open("r+b", buffering=0) as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+        flips.append(Flip(path, at, byte))
+    return flips

@@ -1,0 +1,205 @@
+"""One flipped bit in each closed file of a log: it is found, and repaired from another copy.
+
+Disks turn bits over without a word. While clients read and write, or while all members are down, a
+test does the same to members of a set, and then compares what readers get with what was sent.
+"""
+
+import asyncio
+import hashlib
+import random
+import shutil
+import threading
+from contextlib import suppress
+from enum import StrEnum
+
+import pytest
+
+from tests.broker_set import SETTINGS, BrokerSet, assert_alike
+from tests.serving import PULL_MESSAGE, ask, split_records
+from tests.set_damage import data_of, flip_bits, log_files
+from tests.set_traffic import traffic
+from tests.soak import IS_SOAK, count
+from txmq import Message, Producer, ProducerSettings
+from txmq.client.client import Client
+from txmq.client.settings import ClientSettings
+
+SEGMENTS = count(3, 20)
+SEGMENT_BYTES = 16 * 1024 * 1024
+BODY_BYTES = 1024 * 1024 - 1024
+QUEUES = 2
+VERIFIED_SOON = "store.verify_bytes_per_second=200MB"
+TOPIC = "Large"
+
+
+class Where(StrEnum):
+    """Whose files are damaged."""
+
+    FOLLOWER = "a follower's"
+    LEADER = "the leader's"
+    BOTH = "the leader's and a follower's at other places"
+    ALL = "every member's at other places"
+
+
+class When(StrEnum):
+    """When they are damaged."""
+
+    LOAD = "under load"
+    STOPPED = "while all members are down"
+
+
+STEPS = [(where, when) for when in When for where in Where]
+CHOSEN = [
+    (Where.FOLLOWER, When.LOAD),
+    (Where.LEADER, When.LOAD),
+    (Where.BOTH, When.STOPPED),
+]
+
+
+@pytest.fixture
+def members(tmp_path, etcd):
+    settings = (
+        *SETTINGS,
+        f"store.segment_size={SEGMENT_BYTES}",
+        VERIFIED_SOON,
+        "slaveReadEnable=true",
+    )
+    with BrokerSet(tmp_path, etcd.port, settings) as found:
+        yield found
+
+
+class Large:
+    """Large messages in two queues; each has a place and a digest."""
+
+    def __init__(self, members):
+        self.members = members
+        self.digests = {}
+        members.wait_in_sync(2).create_topic(TOPIC, QUEUES)
+
+    def fill(self):
+        """Send until there are enough closed files in the leader's log."""
+        asyncio.run(self._send())
+
+    async def _send(self):
+        chance = random.Random(1)
+        async with (
+            Client(self.members.names.names, ClientSettings()) as client,
+            Producer("large", client, ProducerSettings(compress_from=2**30)) as producer,
+        ):
+            leader = self.members.leader()
+            while len(log_files(leader)) <= SEGMENTS:
+                bodies = [chance.randbytes(BODY_BYTES) for _ in range(8)]
+                sends = [producer.send(Message(topic=TOPIC, body=body)) for body in bodies]
+                for body, sent in zip(bodies, await asyncio.gather(*sends), strict=True):
+                    self.digests[sent.queue.number, sent.offset] = hashlib.sha256(body).digest()
+
+    def pulled(self, member, queue, offset):
+        """The digests of what a member serves from a place on; none if it refuses."""
+        fields = {"consumerGroup": "looks", "topic": TOPIC, "queueId": queue}
+        fields |= {"queueOffset": offset, "maxMsgNums": 8, "commitOffset": 0, "subVersion": 0}
+        fields |= {"sysFlag": 4, "subscription": "*", "suspendTimeoutMillis": 0}
+        code, _, body = ask(member.address, PULL_MESSAGE, **fields)
+        records = split_records(body) if code == 0 else []
+        return {(queue, one.offset): hashlib.sha256(one.body).digest() for one in records}
+
+    def check(self, member):
+        """Everything is there, and is what was sent."""
+        found = {}
+        for queue in range(QUEUES):
+            offset, end = 0, member.max_offset(TOPIC, queue)
+            while offset < end:
+                more = self.pulled(member, queue, offset)
+                assert more, f"{member.name} does not serve {queue}/{offset}\n{member.tail()}"
+                found |= more
+                offset = max(place[1] for place in more) + 1
+        assert found == self.digests
+
+
+class Readers(threading.Thread):
+    """Pulls at random from every member; a member may refuse, and may not be wrong."""
+
+    def __init__(self, large):
+        super().__init__(daemon=True)
+        self.large = large
+        self.wrong = []
+        self.served = 0
+        self._leaving = threading.Event()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._leaving.set()
+        self.join()
+
+    def run(self):
+        places, chance = list(self.large.digests), random.Random(2)
+        while not self._leaving.wait(0.02):
+            for member in self.large.members.members.values():
+                with suppress(OSError, ValueError):
+                    served = self.large.pulled(member, *chance.choice(places))
+                    self.served += len(served)
+                    self.wrong += [
+                        (member.name, place)
+                        for place, digest in served.items()
+                        if digest != self.large.digests[place]
+                    ]
+
+
+def test_a_flipped_bit_in_each_closed_file_is_found_and_repaired(members):
+    large, chance = Large(members), random.Random(3)
+    large.fill()
+    with traffic(members, pause_s=0.03) as clients, Readers(large) as readers:
+        for where, when in STEPS if IS_SOAK else CHOSEN:
+            clients.wait_for_more()
+            damage_and_wait(members, where, when, chance)
+    assert readers.served
+    assert not readers.wrong
+    leader = members.wait_in_sync(2)
+    clients.check(leader)
+    large.check(leader)
+    assert_alike(members)
+
+
+def damage_and_wait(members, where, when, chance):
+    step = f"{where} files, {when}"
+    leader = members.wait_in_sync(2)
+    follower, other = (one for one in members.members.values() if one is not leader)
+    damaged = {
+        Where.FOLLOWER: [follower],
+        Where.LEADER: [leader],
+        Where.BOTH: [leader, follower],
+        Where.ALL: [leader, follower, other],
+    }[where]
+    if when is When.STOPPED:
+        for member in (leader, follower, other):
+            member.kill()
+    flips = [
+        flip
+        for part, member in enumerate(damaged)
+        for flip in flip_bits(member, chance, part, len(damaged))
+    ]
+    assert len(flips) >= SEGMENTS * len(damaged)
+    if when is When.STOPPED:
+        for member in members.members.values():
+            member.launch()
+    members.until(
+        lambda: all(flip.is_mended() for flip in flips),
+        f"{step}: {sum(not flip.is_mended() for flip in flips)} of {len(flips)} stay damaged",
+    )
+    members.wait_in_sync(2)
+
+
+def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
+    large = Large(members)
+    large.fill()
+    members.wait_settled()
+    leader = members.wait_in_sync(2)
+    wiped = next(one for one in members.members.values() if one is not leader)
+    wiped.kill()
+    shutil.rmtree(data_of(wiped))
+    flip_bits(leader, random.Random(4))
+    wiped.start()
+    leader = members.wait_in_sync(2)
+    large.check(leader)
+    assert_alike(members)

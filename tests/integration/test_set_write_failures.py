@@ -1,15 +1,23 @@
 """A leader that cannot write gives its lease back, and another member takes the sends."""
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from tests import full_disk
-from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
+from tests.broker_set import (
+    BUSY_S,
+    FAIL_OVER_S,
+    LEASE_S,
+    PATIENCE_S,
+    SETTINGS,
+    BrokerSet,
+    assert_alike,
+)
 from tests.failing_writes import FailingWrites
 from tests.set_traffic import traffic
-from tests.soak import some_of
+from tests.soak import only_in_soak, some_of
 
 
 class Broken:
@@ -60,18 +68,28 @@ class Full:
 class FullFileSystem(Full):
     """The file system of one member's directory is full."""
 
+    reason = "No space left on device"
     kind = full_disk.KINDS[0]
 
 
 DISKS = (Broken, Full) if FullFileSystem.kind is Full.kind else (Broken, Full, FullFileSystem)
+LASTING = [kind for kind in DISKS if kind is not Full]
+"""Those that outlast the process."""
+
+
+@contextmanager
+def running(kind, folder, etcd):
+    """A set whose disks can fail, and its disks by member."""
+    members = BrokerSet(folder, etcd.port, SETTINGS)
+    with ExitStack() as stack:
+        disks = {member: stack.enter_context(kind(member)) for member in members.members.values()}
+        stack.enter_context(members)
+        yield members, disks
 
 
 @pytest.mark.parametrize("kind", some_of(DISKS, [Broken, DISKS[-1]]))
 def test_a_leader_that_cannot_write_gives_way_and_comes_back_when_it_can(kind, tmp_path, etcd):
-    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
-    with ExitStack() as stack:
-        disks = {member: stack.enter_context(kind(member)) for member in members.members.values()}
-        stack.enter_context(members)
+    with running(kind, tmp_path, etcd) as (members, disks):
         with traffic(members, pause_s=0.02) as clients:
             clients.wait_for_more()
             leader = members.wait_in_sync(2)
@@ -88,13 +106,37 @@ def test_a_leader_that_cannot_write_gives_way_and_comes_back_when_it_can(kind, t
         assert_alike(members)
 
 
-@pytest.mark.parametrize("kind", some_of(DISKS, [Broken]))
-def test_a_member_that_cannot_write_does_not_lead_until_it_can(kind, tmp_path, etcd):
-    """It is the only one left that is in sync."""
-    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
-    with ExitStack() as stack:
-        disks = {member: stack.enter_context(kind(member)) for member in members.members.values()}
-        stack.enter_context(members)
+@pytest.mark.parametrize("kind", some_of(LASTING, [Broken]))
+def test_a_member_that_cannot_write_leaves_the_lead_to_others(kind, tmp_path, etcd):
+    """It is started first, and has everything that was acknowledged."""
+    with running(kind, tmp_path, etcd) as (members, disks):
+        with traffic(members, pause_s=0.02) as clients:
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            failing, other = (one for one in members.members.values() if one is not leader)
+            # The leader first: it would note that the others are not in sync any more.
+            for member in (leader, failing, other):
+                member.kill()
+            members.until(lambda: members.leader() is None, "the name server forgets nobody")
+            disks[failing].fail(failing.process)
+            failing.start()
+            members.never(members.leader, 2 * LEASE_S, "a member leads that cannot write")
+            assert kind.reason in failing.tail()
+            other.start()
+            leader.start()
+            assert members.wait_for_leader() is not failing
+            clients.wait_for_more()
+            disks[failing].mend(failing.process)
+            members.wait_in_sync(2)
+        clients.check(members.wait_in_sync(2))
+        assert_alike(members)
+
+
+@pytest.mark.parametrize("kind", only_in_soak(*DISKS))
+def test_what_only_a_member_has_that_cannot_write_is_copied_before_another_leads(
+    kind, tmp_path, etcd
+):
+    with running(kind, tmp_path, etcd) as (members, disks):
         with traffic(members, pause_s=0.02) as clients:
             clients.wait_for_more()
             leader = members.wait_in_sync(2)
@@ -104,13 +146,17 @@ def test_a_member_that_cannot_write_does_not_lead_until_it_can(kind, tmp_path, e
             members.wait_in_sync(0)
             clients.wait_for_more()
             disks[leader].fail(leader.process)
-            members.until(lambda: members.leader() is None, "it leads, and cannot write")
+            clients.wait_for_silence(PATIENCE_S, 2 * LEASE_S)
+            disks[leader].mend(leader.process)
+            clients.wait_for_more()
+            assert members.leader() is leader
+            disks[leader].fail(leader.process)
+            clients.wait_for_silence(PATIENCE_S, LEASE_S)
             for member in others:
                 member.start()
-            members.never(members.leader, 2 * LEASE_S, "a member leads that must not")
-            disks[leader].mend(leader.process)
-            assert members.wait_for_leader() is leader
+            members.wait_for_leader(leader)
             clients.wait_for_more()
+            disks[leader].mend(leader.process)
             members.wait_in_sync(2)
         clients.check(members.wait_in_sync(2))
         assert_alike(members)

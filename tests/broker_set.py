@@ -3,13 +3,14 @@
 import json
 import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 
 from tests.cut_proxy import CutProxy
-from tests.serving import BrokerProcess, ask
+from tests.serving import BrokerProcess, ask, environment
 
 GET_CLUSTER = 106
 PATIENCE_S = 30
@@ -107,6 +108,21 @@ class BrokerSet:
             process.close()
         for link in (*self.to_etcd.values(), *self.to_members.values()):
             link.__exit__()
+
+    def promote(self, member, *more):
+        """Have a member lead, as an operator does; what the command prints."""
+        where = ["--coordinator", member.etcd, "--broker", self.name, "--reason", "a test"]
+        done = subprocess.run(
+            [sys.executable, "-m", "txmq", "cluster", "promote", member.name, *where, *more]
+            + ["--json"],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stderr}\n{self.told()}"
+        return json.loads(done.stdout)
 
     # Who leads
 

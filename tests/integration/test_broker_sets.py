@@ -1,10 +1,7 @@
 """Broker sets as real processes with a real etcd: who leads dies, and nothing else is lost."""
 
-import json
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from statistics import median
@@ -13,7 +10,6 @@ import pytest
 
 from tests import full_disk
 from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
-from tests.serving import environment
 from tests.set_traffic import traffic
 from tests.soak import count
 
@@ -81,28 +77,13 @@ def test_a_leader_hands_over_to_a_chosen_member_and_loses_nothing(members):
             leader = members.wait_in_sync(2)
             others = [member for member in members.members.values() if member is not leader]
             chosen = others[number % 2]
-            times.append(promote(members, chosen))
+            times.append(members.promote(chosen)["ms"] / 1000)
             assert members.wait_for_leader(leader) is chosen
     print(f"seconds of a hand-over: median {median(times):.2f}, worst {max(times):.2f}")
     assert min(times) < 1
     assert max(times) < 1 + BUSY_S
     clients.check(members.wait_in_sync(2))
     assert_alike(members)
-
-
-def promote(members, member):
-    """Have a member lead, as an operator does; the seconds that the command tells."""
-    where = ["--coordinator", member.etcd, "--broker", members.name, "--reason", "a test"]
-    done = subprocess.run(
-        [sys.executable, "-m", "txmq", "cluster", "promote", member.name, *where, "--json"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stderr}\n{members.told()}"
-    return json.loads(done.stdout)["ms"] / 1000
 
 
 def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(members):

@@ -4,6 +4,7 @@ All members are killed under load, the directory of one is damaged, and they sta
 order. Whoever lacks what the set has acknowledged must not lead.
 """
 
+import asyncio
 import shutil
 import time
 from enum import StrEnum
@@ -14,6 +15,7 @@ from tests.broker_set import LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.set_damage import Damage, damage, data_of, snapshot
 from tests.set_traffic import traffic
 from tests.soak import some_of
+from txmq.etcd_access import etcd_coordinator
 
 OLDER_S = 3
 """The age of a snapshot; the set notes what it has acknowledged each second."""
@@ -91,3 +93,64 @@ def wipe_if_refused(members, member):
     assert "to go on without what is missing" in member.tail()
     shutil.rmtree(data_of(member))
     member.start()
+
+
+def test_a_member_keeps_acknowledged_messages_from_a_leader_that_lacks_them(members, tmp_path):
+    """The leader was chosen while etcd had lost the position that the set has acknowledged."""
+    with traffic(members, pause_s=0.03, reads_late=True) as clients:
+        clients.wait_for_more()
+        leader = members.wait_in_sync(2)
+        lacking, other = (one for one in members.members.values() if one is not leader)
+        older = snapshot(lacking, tmp_path / "older")
+        clients.wait_for_more()
+    members.wait_settled()
+    store = Store(members)
+    end = int(members.figures(leader)["commitLogMaxOffset"])
+    members.until(
+        lambda: (found := store.acknowledged()) and found.position == end, "etcd is not told"
+    )
+    known = store.acknowledged()
+    for member in (leader, lacking, other):
+        member.kill()
+    members.until(lambda: members.leader() is None, "the name server forgets nobody")
+    damage(Damage.OLDER, lacking, older=older, other=other)
+    store.put_acknowledged(None)
+    lacking.start()
+    assert members.wait_for_leader() is lacking
+    members.until(lambda: store.acknowledged() is not None, "the leader notes nothing in etcd")
+    store.put_acknowledged(known)
+    before = other.log_bytes()
+    other.start()
+    members.until(lambda: "the set has acknowledged" in other.tail(), "it does not refuse")
+    assert f"{lacking.address} leads without" in other.tail()
+    assert other.log_bytes() == before
+
+    lacking.kill()
+    members.until(lambda: not store.has_leader(), "its lease does not end")
+    members.promote(other, "--allow-data-loss")
+    lacking.start()
+    leader.start()
+    assert members.wait_in_sync(2) is other
+    clients.check(other)
+    assert_alike(members)
+
+
+class Store:
+    """What etcd knows about a set: whether it has a leader, and the end of what it acknowledged."""
+
+    def __init__(self, members):
+        member = next(iter(members.members.values()))
+        self._etcd = etcd_coordinator(member.etcd, "DefaultCluster", members.name)
+
+    def has_leader(self):
+        return asyncio.run(self._etcd.view()).leader is not None
+
+    def acknowledged(self):
+        return asyncio.run(self._etcd.acknowledged())
+
+    def put_acknowledged(self, end):
+        if end is None:
+            call = "/v3/kv/deleterange", {"key": self._etcd._acknowledged_key}
+        else:
+            call = "/v3/kv/put", self._etcd._put_acknowledged(end)["request_put"]
+        asyncio.run(self._etcd._call(*call))

@@ -29,7 +29,7 @@ from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.core.set_acts import removal_text
+from txmq_broker.core.set_acts import promotion_command, removal_text
 from txmq_broker.follower_server import FollowerServer
 from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
@@ -164,17 +164,13 @@ class SetMember:
             return False
         if view.loss is not None:
             return True  # Another member was chosen, and will lead soon.
-        settings = self._settings
         log.critical(
             "the store of the set has lost its data: its epoch is %d, and this member has seen "
             "epoch %d, so it neither leads nor follows; restore the store from a backup, or let "
-            "this member lead with what it has: txmq cluster promote %s --broker %s --coordinator "
-            "%s --allow-data-loss --reason TEXT",
+            "this member lead with what it has: %s",
             view.epoch,
             self._epoch,
-            self.name,
-            settings.name,
-            settings.replication.coordinator,
+            self._promotion(),
         )
         return True
 
@@ -289,12 +285,14 @@ class SetMember:
             keeper.save_copy_state(replace(state, doubt=reason))
 
     def _way_out(self) -> str:
-        settings = self._settings
         return (
             "it follows as soon as another member in sync leads; without one it can lead with "
-            f"what it has: txmq cluster promote {self.name} --broker {settings.name} "
-            f"--coordinator {settings.replication.coordinator} --allow-data-loss --reason TEXT"
+            f"what it has: {self._promotion()}"
         )
+
+    def _promotion(self) -> str:
+        settings = self._settings
+        return promotion_command(self.name, settings.name, settings.replication.coordinator)
 
     def _report_unfit(self, reason: str) -> None:
         if reason != self._unfitness:

@@ -123,6 +123,7 @@ def test_a_member_keeps_acknowledged_messages_from_a_leader_that_lacks_them(memb
     other.start()
     members.until(lambda: "the set has acknowledged" in other.tail(), "it does not refuse")
     assert f"{lacking.address} leads without" in other.tail()
+    assert f"txmq cluster promote {other.name}." in other.tail()
     assert other.log_bytes() == before
 
     lacking.kill()

@@ -10,7 +10,16 @@ from typing import Final
 from txmq.errors import IllegalOperation, InvalidParameter
 from txmq.runtime.coordinator import SetAct, View, short_name
 
-__all__ = ["HAND_OVER", "REJOIN", "REMOVE", "KnownSet", "changed_by", "find_member", "removal_text"]
+__all__ = [
+    "HAND_OVER",
+    "REJOIN",
+    "REMOVE",
+    "KnownSet",
+    "changed_by",
+    "find_member",
+    "promotion_command",
+    "removal_text",
+]
 
 HAND_OVER: Final = "hand-over"
 REMOVE: Final = "remove"
@@ -112,6 +121,14 @@ def removal_text(member: str, removal: SetAct) -> str:
     return (
         f"{member} was removed from the set by {removal.operator}: {removal.reason}; to let it "
         f"follow again: txmq cluster rejoin {removal.member}"
+    )
+
+
+def promotion_command(member: str, broker: str, coordinator: str) -> str:
+    """The command that has a member lead with what it has."""
+    return (
+        f"txmq cluster promote {member} --broker {broker} --coordinator {coordinator} "
+        "--allow-data-loss --reason TEXT"
     )
 
 

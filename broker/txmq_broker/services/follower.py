@@ -33,6 +33,7 @@ from txmq.runtime.coordinator import LogEnd
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
+from txmq_broker.core.set_acts import promotion_command
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.services.log_copy import LogCopy
 
@@ -144,6 +145,8 @@ class Follower:
         covered: Callable[[], Awaitable[LogEnd | None]] | None = None,
     ) -> None:
         self._member = settings.replication.member
+        self._set = settings.name
+        self._coordinator = settings.replication.coordinator
         self._pool = pool
         self._find_leader = find_leader
         self._covered = covered
@@ -422,10 +425,11 @@ class Follower:
             return
         own = LogEnd(head.epoch, head.position + head.size)
         if own >= covered and position < covered.position:
+            command = promotion_command(self._member, self._set, self._coordinator)
             raise BrokerRefused(
                 f"{self._leader} leads without {covered.position - position} bytes that the set "
                 f"has acknowledged, from position {position} on; this copy keeps them. Stop that "
-                "leader, and let this member lead"
+                f"leader, and let this member lead: {command}"
             )
 
     async def _last_shared(self, connection: Connection) -> SpanHead | None:

@@ -196,3 +196,19 @@ async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
 
     assert log_of(old.disk) == log_of(leader.disk)
     assert_equal(leader, promoted(old.disk, first.sizes))
+
+
+@in_virtual_time
+async def test_a_copy_whose_mark_is_gone_does_not_count_until_it_has_caught_up():
+    """Its log may be shorter than it was, and nothing else shows that."""
+    leader = LeadingShelf()
+    busy(leader, 0, 3)
+    copy = FollowedShelf(leader)
+    await copy.join_and_follow()
+    await copy.close()
+    copy.disk.remove("high-water")
+    for _ in range(2):  # Also after another start, which may find a mark again.
+        copy = FollowedShelf(leader, copy.disk)
+        assert copy.copy.doubt == "high-water is missing or damaged"
+        await copy.close()
+    leader.close()

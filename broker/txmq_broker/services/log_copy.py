@@ -39,6 +39,7 @@ from txmq_broker.store.evidence import QueueOffsets
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
+from txmq_broker.store.log.proof import proof_of
 from txmq_broker.store.log.spans import heads_of
 from txmq_broker.store.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
 from txmq_broker.store.message_store import MessageStore
@@ -175,8 +176,11 @@ class LogCopy:
         if known_log(self._disk)[0] is not None:
             self._begin_again(None)
             if not self._must_begin and not self.doubt:
+                # Before the log is opened: that writes a new high-water mark.
+                if doubt := proof_of(self._disk).doubt:
+                    self.note_doubt(doubt)
                 try:
-                    self._open()
+                    self._open(is_doubtful=False)
                 except (CorruptRecord, LogTooShort) as error:
                     self.note_doubt(str(error))
 
@@ -237,7 +241,7 @@ class LogCopy:
             self._keeper.save_copy_state(changed)
             self._state = changed
 
-    def _open(self) -> None:
+    def _open(self, *, is_doubtful: bool | None = None) -> None:
         keeper, store = self._keeper, self._store
         floors, topics = keeper.floors(), keeper.topics()
         self.tables = CopiedTables(topics, keeper.groups(), keeper.offsets(), floors.floors)
@@ -249,7 +253,7 @@ class LogCopy:
             committed=offsets.highest(),
             topics=queue_counts(topics),
             is_copy=self._state.is_copy,
-            is_doubtful=bool(self.doubt),
+            is_doubtful=bool(self.doubt) if is_doubtful is None else is_doubtful,
             now_ms=self._clock.wall_ms(),
         )
         self.is_open = True

@@ -176,7 +176,10 @@ class BrokerSet:
             threading.Event().wait(POLL_S)
 
     def told(self):
-        return "\n".join(f"== {name}\n{one.tail()}" for name, one in self.members.items())
+        return "\n".join(
+            f"== {name}{'' if one.is_running else ', which is down'}\n{one.tail()}"
+            for name, one in self.members.items()
+        )
 
 
 def assert_alike(members):

@@ -83,6 +83,11 @@ class Flip(NamedTuple):
     at: int
     byte: int
 
+    @property
+    def position(self):
+        """Its place in the log."""
+        return int(self.path.stem) + self.at
+
     def is_mended(self):
         """Whether the byte is what it was."""
         with self.path.open("rb") as file:

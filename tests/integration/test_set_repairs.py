@@ -6,9 +6,13 @@ test does the same to members of a set, and then compares what readers get with 
 
 import asyncio
 import hashlib
+import json
 import random
+import re
 import shutil
+import struct
 import threading
+import time
 from contextlib import suppress
 from enum import StrEnum
 
@@ -29,6 +33,18 @@ BODY_BYTES = 1024 * 1024 - 1024
 QUEUES = 2
 VERIFIED_SOON = "store.verify_bytes_per_second=200MB"
 TOPIC = "Large"
+
+SHOW_COPIES = 7707
+IN_SYNC, DAMAGED, VERIFIED = "isInSync", "damagedParts", "verifiedMs"
+"""What ``cluster status`` says about each copy."""
+
+FOUND = re.compile(r"the log is damaged from position (\d+) to (\d+)")
+REPAIRED = re.compile(r"the log from position (\d+) to (\d+) was repaired")
+"""What the log of a member says about each damaged part."""
+
+
+# The pause between two rounds is ten seconds, and each step waits for one.
+pytestmark = pytest.mark.timeout(180)
 
 
 class Where(StrEnum):
@@ -136,7 +152,7 @@ class Readers(threading.Thread):
         places, chance = list(self.large.digests), random.Random(2)
         while not self._leaving.wait(0.02):
             for member in self.large.members.members.values():
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError, struct.error):
                     served = self.large.pulled(member, *chance.choice(places))
                     self.served += len(served)
                     self.wrong += [
@@ -146,15 +162,61 @@ class Readers(threading.Thread):
                     ]
 
 
+class Watch(threading.Thread):
+    """Looks at ``cluster status`` again and again: a damaged copy must not count as in sync."""
+
+    LATE_S = 2
+    """How long the leader may take to have a follower leave the set, on a busy machine."""
+
+    def __init__(self, members):
+        super().__init__(daemon=True)
+        self.members = members
+        self.wrong = []
+        self.looks = 0
+        self._since = {}
+        self._leaving = threading.Event()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._leaving.set()
+        self.join()
+
+    def run(self):
+        while not self._leaving.wait(0.05):
+            with suppress(OSError, ValueError, struct.error, AttributeError):
+                self._note(copies_of(self.members.leader()))
+                self.looks += 1
+
+    def _note(self, copies):
+        for follower in copies["followers"]:
+            name = follower["member"]
+            if not (follower[IN_SYNC] and follower[DAMAGED]):
+                self._since.pop(name, None)
+            elif time.monotonic() > self._since.setdefault(name, time.monotonic()) + self.LATE_S:
+                self.wrong.append(follower)
+
+
+def copies_of(leader):
+    """What the leader says about all copies."""
+    return json.loads(ask(leader.address, SHOW_COPIES)[2])
+
+
 def test_a_flipped_bit_in_each_closed_file_is_found_and_repaired(members):
     large, chance = Large(members), random.Random(3)
     large.fill()
-    with traffic(members, pause_s=0.03) as clients, Readers(large) as readers:
+    watch = Watch(members)
+    with traffic(members, pause_s=0.03) as clients, Readers(large) as readers, watch:
         for where, when in STEPS if IS_SOAK else CHOSEN:
             clients.wait_for_more()
             damage_and_wait(members, where, when, chance)
+    wait_verified(members)
     assert readers.served
     assert not readers.wrong
+    assert watch.looks
+    assert not watch.wrong
     leader = members.wait_in_sync(2)
     clients.check(leader)
     large.check(leader)
@@ -188,6 +250,26 @@ def damage_and_wait(members, where, when, chance):
         f"{step}: {sum(not flip.is_mended() for flip in flips)} of {len(flips)} stay damaged",
     )
     members.wait_in_sync(2)
+    for member in damaged:
+        for line in (FOUND, REPAIRED):
+            parts = [tuple(map(int, part)) for part in line.findall(member.tail(10**8))]
+            for flip in flips:
+                if flip.path.is_relative_to(data_of(member)):
+                    is_named = any(start <= flip.position < end for start, end in parts)
+                    assert is_named, f"{step}: {member.name} hides {flip}: {parts}"
+
+
+def wait_verified(members):
+    """Return once every member has read its whole log again and found it whole."""
+    now_ms = time.time() * 1000
+
+    def are_whole():
+        copies = copies_of(members.wait_in_sync(2))
+        return all(
+            copy[VERIFIED] > now_ms and not copy[DAMAGED] for copy in (copies, *copies["followers"])
+        )
+
+    members.until(are_whole, "a copy is not verified")
 
 
 def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
@@ -200,6 +282,6 @@ def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
     shutil.rmtree(data_of(wiped))
     flip_bits(leader, random.Random(4))
     wiped.start()
-    leader = members.wait_in_sync(2)
-    large.check(leader)
+    wait_verified(members)
+    large.check(members.wait_in_sync(2))
     assert_alike(members)

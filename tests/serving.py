@@ -69,7 +69,9 @@ def ask(address, code, *, content=b"", **fields):
         size = struct.pack(">ii", 4 + len(text) + len(content), len(text))
         connection.sendall(size + text + content)
         with connection.makefile("rb") as stream:
-            length, word = struct.unpack(">ii", stream.read(8))
+            if len(start := stream.read(8)) < 8:
+                raise ConnectionResetError(f"{address} closed the connection")
+            length, word = struct.unpack(">ii", start)
             size = word & 0xFFFFFF
             answer = json.loads(stream.read(size))
             body = stream.read(length - 4 - size)

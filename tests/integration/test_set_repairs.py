@@ -10,7 +10,6 @@ import json
 import random
 import re
 import shutil
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -152,7 +151,7 @@ class Readers(threading.Thread):
         places, chance = list(self.large.digests), random.Random(2)
         while not self._leaving.wait(0.02):
             for member in self.large.members.members.values():
-                with suppress(OSError, ValueError, struct.error):
+                with suppress(OSError, ValueError):
                     served = self.large.pulled(member, *chance.choice(places))
                     self.served += len(served)
                     self.wrong += [
@@ -186,7 +185,7 @@ class Watch(threading.Thread):
 
     def run(self):
         while not self._leaving.wait(0.05):
-            with suppress(OSError, ValueError, struct.error, AttributeError):
+            with suppress(OSError, ValueError, AttributeError):
                 self._note(copies_of(self.members.leader()))
                 self.looks += 1
 

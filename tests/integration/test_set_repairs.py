@@ -26,7 +26,7 @@ from txmq import Message, Producer, ProducerSettings
 from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
 
-SEGMENTS = count(3, 20)
+SEGMENTS = count(2, 20)
 SEGMENT_BYTES = 16 * 1024 * 1024
 BODY_BYTES = 1024 * 1024 - 1024
 QUEUES = 2

@@ -226,10 +226,11 @@ class TransactionHandlers:
     def show(self, connection: Connection, request: Command) -> bytes:
         """7702: an open transaction, with its half message as sent."""
         del connection
-        found = self._named(request.read(NamedTransaction).transaction_id)
-        assert found.half is not None
-        record = self._coordinator.halves.record_of(found.half)
-        shown = self._described(found.key, found.half).write().decode()
+        key = self._named(request.read(NamedTransaction).transaction_id).key
+        half = self._pending.find(key)
+        assert half is not None
+        record = self._coordinator.halves.record_of(half)
+        shown = self._described(key, half).write().decode()
         return answer(request, 0, {"transaction": shown}, body=records.pack(record))
 
     def list_open(self, connection: Connection, request: Command) -> bytes:
@@ -302,12 +303,15 @@ class TransactionHandlers:
         )
 
     def _named(self, name: str) -> TransactionStatus:
-        """The open transaction with this id, or whose half message has this offset id."""
+        """The open transaction with this id, or whose half message has this offset id.
+
+        It is open until its decision is durable: before, a power cut may take the decision back.
+        """
         coordinator = self._coordinator
         found = coordinator.find_by_key(transaction_key(name))
         if found is None:
             found = self._with_offset_id(name)
-        if found is None or found.half is None:
+        if found is None:
             raise NotFound(f"no transaction {name} is open")
         return found
 

@@ -514,6 +514,37 @@ def test_no_answer_about_a_decision_comes_before_that_is_durable():
     in_lives(main, DURABLE)
 
 
+def test_an_operator_learns_of_no_decision_before_it_is_durable():
+    """A power cut, or the next leader, may still take it back."""
+
+    async def main(life):
+        one, two = await life.client(), await life.client()
+        await one.topic("T")
+        half = await prepare(one)
+        life.disk.slow_sync(3.0)
+        first = ending(one, half, COMMIT)
+        await life.passes(1.0)
+        by_hand = [
+            two.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, "ops", "why"))
+            for what in ("rollback", "commit")
+        ]
+        await life.passes(1.0)
+        assert not any(each.done() for each in [first, *by_hand])
+        named = NamedTransaction("U1")
+        shown = await one.ok(RequestCode.SHOW_TRANSACTION, named)
+        entry = TransactionEntry.read(shown.field_map()["transaction"].encode())
+        assert (entry.state, entry.is_being_decided) == ("prepared", True)
+        await one.ok(RequestCode.RECHECK_TRANSACTION, named)
+
+        codes = [each.code for each in await asyncio.gather(first, *by_hand)]
+
+        assert codes == [0, 200, 0]
+        assert (await two.pull("T")).bodies == [b"half"]
+        assert await one.code_of(RequestCode.SHOW_TRANSACTION, named) == 22
+
+    in_lives(main, DURABLE)
+
+
 def test_a_decision_whose_write_failed_is_refused_with_all_that_followed_it():
     async def main(life):
         one, two = await life.client(), await life.client()

@@ -83,6 +83,7 @@ class CopyMix(Mix):
             twin_chance=one(0.0, 0.3),
             repeats=one(0, 2),
             repeat_s=3.0,
+            operator_s=2.0 if seed % 4 == 2 else 0.0,
         )
         return cls(
             mode="async" if is_async else one("", "sync"),

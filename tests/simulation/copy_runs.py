@@ -15,6 +15,7 @@ from tests.simulation.checkers import (
     identical_logs,
     kept,
     leader_bound,
+    linearizable,
     liveness,
     one_leader,
     reused,
@@ -50,6 +51,7 @@ COPY_CHECKERS = (
     kept,
     undecided,
     decisions,
+    linearizable,
 )
 
 

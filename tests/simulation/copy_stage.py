@@ -19,6 +19,8 @@ from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
 from tests.simulation.copy_people import FollowerReader, LeaderProbe, SetTransactor
 from tests.simulation.history import Acknowledged, Calm, Event, HalfSending, HalfTaken, Sending
 from tests.simulation.ledger import Ledger
+from tests.simulation.observer import Observer
+from tests.simulation.operators import Operator
 from tests.simulation.stage import LOOK_S, Stage
 from tests.simulation.workload import Consumer, Producer
 from txmq.errors import BrokerRefused, ServiceUnavailable, TransportError
@@ -46,6 +48,11 @@ class CopyStage(Stage):
         self.reader = FollowerReader(
             world, self.names_text, mix, self.history, self.members, self.queues()
         )
+        self._addresses = [node.address for node in self.members]
+        # A follower that serves reads may say where a queue ended a moment ago.
+        asked = [] if mix.reads else self.queues()
+        args = (world, self.names_text, mix, self.history, self._addresses, asked)
+        self.observer = Observer(*args, pause_s=mix.probe_s)
 
     def _broker(self, name: str, names: str) -> SetNode:
         self.coordination = WatchedCoordination(self.world, self.history)
@@ -86,6 +93,10 @@ class CopyStage(Stage):
                 SetTransactor(world, f"t{n}", *args, self.ledgers[0], self.queues(), ())
                 for n in range(mix.transactions.producers)
             ]
+            if mix.transactions.operator_s:
+                self.operators = [Operator(world, "on call", *args, self._addresses)]
+        for client in (self.observer, *self.operators):
+            client.start()
         for client in (*self.clients, self.probe, *([self.reader] if mix.reads else [])):
             client.start()
 
@@ -177,6 +188,7 @@ class CopyStage(Stage):
         await self._look_up()
         await self.probe.stop()
         await self.reader.stop()
+        await self.observer.stop()
         await self.set.stop()
         for node in self.names:
             await node.stop()

@@ -31,6 +31,7 @@ __all__ = [
     "Down",
     "EndAnswered",
     "EndSent",
+    "EndShown",
     "Ended",
     "Event",
     "Found",
@@ -50,6 +51,7 @@ __all__ = [
     "Serving",
     "Shape",
     "Standing",
+    "TransactionShown",
     "Word",
     "WrongEnd",
     "half_mark",
@@ -309,6 +311,16 @@ class OpenAudited(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionShown(Event):
+    """Whoever listens at an address said what a transaction is, asked at second ``asked``."""
+
+    address: str
+    asked: float
+    xid: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class Patience(Event):
     """So long may it take, once nothing goes wrong, until every transaction has its end."""
 
@@ -368,6 +380,16 @@ class Audited(Event):
 class QueueEnd(Event):
     """Where a queue ends when everything has been sent."""
 
+    queue: Queue
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndShown(Event):
+    """Whoever listens at an address said where a queue ends, asked at second ``asked``."""
+
+    address: str
+    asked: float
     queue: Queue
     offset: int
 

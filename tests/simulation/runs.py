@@ -13,6 +13,7 @@ from tests.simulation.checkers import (
     acknowledged,
     decisions,
     kept,
+    linearizable,
     liveness,
     order,
     recovery,
@@ -48,7 +49,17 @@ TAIL = 60
 COMPLAINTS = 20
 """So many complaints are worth showing."""
 
-CHECKERS = (acknowledged, order, recovery, liveness, visible, kept, undecided, decisions)
+CHECKERS = (
+    acknowledged,
+    order,
+    recovery,
+    liveness,
+    visible,
+    kept,
+    undecided,
+    decisions,
+    linearizable,
+)
 
 MIXES: Mapping[str, Callable[[int], Mix]] = {
     "messages": Mix.of,

@@ -3,6 +3,7 @@
 Every one of these is made from the real one by taking a single thought away.
 """
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from tests.simulation.checkers import (
     identical_logs,
     kept,
     leader_bound,
+    linearizable,
     liveness,
     one_leader,
     reused,
@@ -39,6 +41,7 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.services.log_shipper import LogShipper
 from txmq_broker.store.record_restorer import RecordRestorer
@@ -346,6 +349,38 @@ def topics_are_not_copied(patch):
     return MIX.but(faults=("kill",))
 
 
+def a_deposed_leader_shows_what_it_knew_of_transactions(patch):
+    """It leaves seconds late, and refuses everything else until then."""
+    lets_in, keep = LeaderGate.lets_in, HeldLeadership.keep
+
+    def is_certain(self):
+        return self._clock.monotonic() < self._leadership.certain_until and not self.ended.is_set()
+
+    async def keep_longer(self):
+        await keep(self)
+        await asyncio.sleep(4.0)
+        self.end("its lease is over")
+
+    def lets_in_who_only_looks(self, code):
+        is_look = code == RequestCode.SHOW_TRANSACTION_HISTORY and self.is_open
+        return is_look or lets_in(self, code)
+
+    patch(HeldLeadership, "is_certain", is_certain)
+    patch(HeldLeadership, "keep", keep_longer)
+    patch(LeaderGate, "lets_in", lets_in_who_only_looks)
+    return TRANSACTIONS.but(faults=("store apart",), chaos_s=40.0, pause_s=0.2)
+
+
+def a_deposed_leader_says_where_its_queues_ended(patch):
+    lets_in = LeaderGate.lets_in
+
+    def lets_in_who_only_looks(self, code):
+        return code == RequestCode.GET_MAX_OFFSET or lets_in(self, code)
+
+    patch(LeaderGate, "lets_in", lets_in_who_only_looks)
+    return MIX.but(faults=("pause",))
+
+
 def the_epoch_is_not_looked_at_either(patch):
     """With :func:`the_lease_is_not_looked_at`: an old leader changes the set of a newer epoch."""
     the_lease_is_not_looked_at(patch)
@@ -401,6 +436,8 @@ def the_epoch_is_not_looked_at_either(patch):
         (a_leader_renews_its_lease_alone, (one_leader,)),
         (a_store_without_its_data_is_believed, (one_leader,)),
         (topics_are_not_copied, (acknowledged,)),
+        (a_deposed_leader_shows_what_it_knew_of_transactions, (linearizable,)),
+        (a_deposed_leader_says_where_its_queues_ended, (linearizable,)),
     ],
     ids=names,
 )

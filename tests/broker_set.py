@@ -31,8 +31,10 @@ BUSY_S = 3
 
 
 class NameServer(BrokerProcess):
+    options = ()
+
     def command(self):
-        return [sys.executable, "-m", "txmq", "names", "--listen", self.names]
+        return [sys.executable, "-m", "txmq", "names", "--listen", self.names, *self.options]
 
 
 class Member(BrokerProcess):

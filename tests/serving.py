@@ -125,6 +125,8 @@ class BrokerProcess:
         self.names = f"127.0.0.1:{free_port()}"
         self.account = {}
         """The variables of the account with which it asks other servers."""
+        self.prefix = ()
+        """Before its command, to run it in another network."""
         self.log = self.folder / "broker.log"
         self.process = None
 
@@ -148,7 +150,7 @@ class BrokerProcess:
         """Start it; the queue gets True when it is ready, and False when it has ended."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command(),
+                [*self.prefix, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -87,7 +87,7 @@ def test_the_whole_replication_passes():
 def test_without_a_certain_lease_the_epoch_still_keeps_what_was_acknowledged(monkeypatch):
     """As when a monotonic clock is much too slow: readers may see an old state, and no more."""
     the_lease_is_not_looked_at(monkeypatch.setattr)
-    needs_leases = (one_leader, leader_bound, fresh_offsets)
+    needs_leases = (one_leader, leader_bound, fresh_offsets, linearizable)
     checkers = [checker for checker in COPY_CHECKERS if checker not in needs_leases]
 
     run_all(partial(run_copy_seed, checkers=checkers), BESIDE)

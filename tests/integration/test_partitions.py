@@ -1,0 +1,60 @@
+"""A leader that is cut off, in a network of our own: what clients saw is linearizable."""
+
+import subprocess
+
+import msgspec
+import pytest
+
+from tests import etcd_server, own_network, partition_driver
+from tests.database_server import die_with_us
+from tests.linearizability import Operation, contradiction
+from tests.serving import environment
+from tests.soak import count, some_of
+
+SECONDS = count(5, 60)
+MORE_SECONDS = 180
+"""For starting the set, healing and reading everything, on a busy machine."""
+
+OFTEN = ("etcd", "followers", "all but clients", "one way to etcd", "one way from followers")
+
+pytestmark = pytest.mark.timeout(SECONDS + 2 * MORE_SECONDS)
+
+
+class History(msgspec.Struct):
+    """What :mod:`tests.partition_driver` writes."""
+
+    counts: dict[str, int]
+    operations: dict[str, list[Operation]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _possible():
+    """Networks of our own, or a line that says why there are none."""
+    if reason := own_network.reason_against():
+        pytest.skip(reason)
+    if etcd_server.program() is None:
+        pytest.fail(etcd_server.HINT, pytrace=False)
+
+
+def history_of(case, folder):
+    done = subprocess.run(
+        partition_driver.command(case, SECONDS, folder),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + MORE_SECONDS,
+        preexec_fn=die_with_us,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return msgspec.json.decode((folder / "history.json").read_bytes(), type=History)
+
+
+@pytest.mark.parametrize("case", some_of(partition_driver.CASES, OFTEN))
+def test_what_clients_saw_of_a_leader_that_was_cut_off_is_linearizable(case, tmp_path):
+    history = history_of(case, tmp_path)
+
+    found = [contradiction(key, some) for key, some in history.operations.items()]
+    assert not any(found), "\n".join(filter(None, found))
+    print(f"{case}: {history.counts}")
+    assert all(history.counts[kind] > 50 for kind in ("Append", "Read", "Write", "Show", "End"))

@@ -20,6 +20,7 @@ from tests import (
     etcd_server,
     java_archive,
     jdbc_driver,
+    own_network,
     prometheus_server,
     redis_server,
 )
@@ -179,6 +180,13 @@ NEEDS = (
         "prometheus",
         "fetches Debian's package without installing it, or skips these tests",
         prometheus_server.fetch,
+    ),
+    Need(
+        "ip, and the right to make network namespaces",
+        "broker sets whose leader is cut off",
+        "iproute2",
+        "skips these tests",
+        own_network.reason_against,
     ),
     Need(
         "RocketMQ's C++ client",

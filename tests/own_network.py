@@ -9,8 +9,13 @@ A way is cut by giving the sender a wrong hardware address of the receiver: what
 without a word, in one direction. Linux with `ip`, `unshare` and `nsenter` is enough.
 """
 
+import ctypes
+import os
 import shutil
 import subprocess
+import sys
+
+from tests.serving import environment
 
 PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 """What is needed, and Debian's package of each."""
@@ -39,16 +44,11 @@ def reason_against():
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
         return f"not on PATH: {', '.join(missing)} (Debian: apt install {packages})"
-    trial = " && ".join((
-        "mount -t tmpfs tmpfs /run",
-        "ip netns add one",
-        "ip link add bridge type bridge",
-        f"ip link add cable type veth peer name {DEVICE} netns one",
-        "nsenter --net=/run/netns/one true",
-    ))  # fmt: skip
+    trial = [*APART, sys.executable, "-m", "tests.own_network"]
     try:
         done = subprocess.run(
-            [*APART, "sh", "-c", trial],
+            trial,
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=TRIAL_SECONDS,
@@ -86,8 +86,7 @@ class OwnNetwork:
 
     def __init__(self, names):
         self.places = {name: Place(name, number) for number, name in enumerate(names, 1)}
-        # `ip netns` keeps its names in this folder, which nobody else sees.
-        run("mount", "-t", "tmpfs", "tmpfs", "/run")
+        _cover_run()
         ip("link set lo up")
         ip("link add bridge type bridge")
         ip(f"addr add {SUBNET}.{OWN_PLACE}/24 dev bridge")
@@ -123,9 +122,22 @@ def _neighbour(sender, receiver, hardware):
     ip(f"-n {sender.name} neigh replace {at}")
 
 
+def _cover_run():
+    """Have `ip netns` keep its names in a folder that nobody else sees."""
+    if ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", b"/run", b"tmpfs", 0, None):
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot mount /run: {os.strerror(number)}")
+
+
 def ip(words):
-    run("ip", *words.split())
+    command = ["ip", *words.split()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+    )
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def run(*command):
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TRIAL_SECONDS)
+if __name__ == "__main__":
+    network = OwnNetwork(["one", "other"])
+    subprocess.run([*network.places["one"].prefix, "true"], check=True, timeout=TRIAL_SECONDS)

@@ -7,7 +7,7 @@
 import asyncio
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -115,11 +115,25 @@ class Partitions:
             ways = list(self.ways(leader))
             for sender, receiver in ways:
                 self.network.cut(sender, receiver)
-            await asyncio.sleep(CUT_SECONDS)
+            await asyncio.gather(
+                asyncio.sleep(CUT_SECONDS), asyncio.to_thread(self._until_felt, leader)
+            )
             for sender, receiver in ways:
                 self.network.heal(sender, receiver)
         await asyncio.to_thread(self.members.wait_in_sync, len(MEMBERS) - 1)
         await self.clients.until_more()
+
+    def _until_felt(self, leader):
+        """Wait until another member leads, or the leader has no follower any more."""
+
+        def is_felt():
+            if self.members.leader() is not leader:
+                return True
+            with suppress(OSError, ValueError):  # It starts again as a follower.
+                return self.members.figures(leader)["followersInSync"] == "0"
+            return False
+
+        self.members.until(is_felt, f"{leader.name} was cut off, and nobody felt it")
 
     def ways(self, leader):
         """The ways to cut."""

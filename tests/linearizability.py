@@ -13,7 +13,7 @@ nothing later; the search takes it at once and never has to reconsider it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -229,7 +229,20 @@ def _queue_contradiction(key: str, operations: Sequence[Operation]) -> str | Non
                 if place != offset:
                     return _two(f"{key}: {message} has two offsets", source, operation)
     contents = {offset: message for offset, (message, _) in sources.items()}
-    return _explained(key, operations, _Queue(contents))
+    possible = [one for one in operations if not _is_vain(one, offsets)]
+    ends = (one.action.offset for one in operations if isinstance(one.action, End))
+    is_all_seen = len(contents) == max([*ends, *(offset + 1 for offset in contents)], default=0)
+    return _explained(key, possible if is_all_seen else operations, _Queue(contents))
+
+
+def _is_vain(operation: Operation, seen: Container[str]) -> bool:
+    """Whether it had no answer and left no trace: where all is seen, it took no place."""
+    action = operation.action
+    return (
+        isinstance(action, Append)
+        and operation.ended is None
+        and not any(message in seen for message in action.messages)
+    )
 
 
 def _two(claim: str, one: Operation, other: Operation) -> str:

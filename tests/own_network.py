@@ -1,12 +1,12 @@
 """A network of our own: machines with an address each, and ways between them that can be cut.
 
-Each machine is a network namespace at the end of a cable (veth) to one bridge. All of it is made in
-namespaces of its own, in which whoever makes it is root: nothing of the machine's own network is
-touched, no address is reachable from outside, and the kernel removes everything, programs included,
-with the first program.
+Each machine is a network namespace at the end of a cable (veth) to one bridge. All of it lies in
+user, mount, process and network namespaces of its own: it needs no root, touches nothing of the
+real network, and nobody outside reaches its addresses. The kernel removes all of it, with the
+programs in it, when the first program ends.
 
 A way is cut by giving the sender a wrong hardware address of the receiver: what it sends is lost
-without a word, in one direction. Linux with `ip`, `unshare` and `nsenter` is enough.
+silently, in one direction. Linux with `ip`, `unshare` and `nsenter` is enough.
 """
 
 import ctypes

@@ -98,7 +98,7 @@ def at(place, address):
 
 
 class Partitions:
-    """Cuts off whoever leads, again and again."""
+    """Cuts off the leader of the moment, again and again."""
 
     def __init__(self, network, members, clients, case):
         self.network = network
@@ -107,7 +107,7 @@ class Partitions:
         self.case = case
 
     async def torment(self, seconds):
-        """Cut and heal for so long."""
+        """Cut and heal for a number of seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             await self.clients.until_more()

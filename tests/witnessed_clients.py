@@ -54,8 +54,17 @@ ENDS = {TransactionState.COMMITTED: COMMITTED, TransactionState.ROLLED_BACK: ROL
 
 
 def outcome_of(text):
-    """How a transaction ends, by its number; every third producer learns it only when asked."""
-    return COMMITTED if int(text.rsplit(" ", 1)[1]) % 2 == 0 else ROLLED_BACK
+    """How a transaction ends, by its number."""
+    return COMMITTED if number_of(text) % 2 == 0 else ROLLED_BACK
+
+
+def is_unknown(text):
+    """Whether the producer of a transaction says how it ends only when it is asked."""
+    return number_of(text) % 3 == 2
+
+
+def number_of(text):
+    return int(text.rsplit(" ", 1)[1])
 
 
 class Records:
@@ -67,7 +76,7 @@ class Records:
         self.lost = []
         """Sends without an answer: they may be in any queue."""
         self.commits = {}
-        """When each commit began, and was known; which queue has its message, nobody is told."""
+        """When each commit began, and when it was known. Its answer does not name the queue."""
 
     def add(self, key, begun, who, action, *, ended=None):
         self.of[key].append(Operation(begun, ended, who, action))
@@ -105,7 +114,7 @@ class Listener:
     def execute_local_transaction(self, message, arg):
         text = message.body.decode()
         self.xids[text] = message.id
-        if int(text.rsplit(" ", 1)[1]) % 3 == 2:
+        if is_unknown(text):
             return LocalTransactionState.UNKNOWN
         return self._state(text)
 
@@ -149,14 +158,14 @@ class WitnessedClients:
         self._number = 0
 
     async def until_more(self, sends=50):
-        """Return once so many further sends are acknowledged."""
+        """Return once some further sends are acknowledged."""
         wanted, end = self.records.counts["Append"] + sends, time.monotonic() + PATIENCE_S
         while self.records.counts["Append"] < wanted:
             assert time.monotonic() < end, f"nothing is acknowledged: {self.records.counts}"
             await asyncio.sleep(PAUSE_S)
 
-    async def run(self, meanwhile):
-        """Run all clients while something else runs, and until all is sent."""
+    async def run(self, trouble):
+        """Run all clients until something else ends, and every transaction is decided."""
         async with Client(self.names, SHORT_TIMERS) as client, asyncio.TaskGroup() as observers:
             watching = [observers.create_task(self._observe(n)) for n in range(OBSERVERS)]
             watching.append(observers.create_task(self._operate()))
@@ -166,7 +175,7 @@ class WitnessedClients:
             async with consumer, asyncio.TaskGroup() as senders:
                 senders.create_task(self._send(client))
                 senders.create_task(self._transact(client))
-                await meanwhile()
+                await trouble()
                 self.is_enough = True
             for task in watching:
                 task.cancel()
@@ -301,7 +310,7 @@ class WitnessedClients:
                 waiting = [
                     (text, xid)
                     for text, xid in list(self.listener.xids.items())[-LATEST:]
-                    if int(text.rsplit(" ", 1)[1]) % 3 == 2 and xid not in done
+                    if is_unknown(text) and xid not in done
                 ]
                 for text, xid in waiting[:1]:
                     done.add(xid)

@@ -312,7 +312,7 @@ class OpenAudited(Event):
 
 @dataclass(frozen=True, slots=True)
 class TransactionShown(Event):
-    """Whoever listens at an address said what a transaction is, asked at second ``asked``."""
+    """A broker that was asked at second ``asked`` said what state a transaction is in."""
 
     address: str
     asked: float
@@ -386,7 +386,7 @@ class QueueEnd(Event):
 
 @dataclass(frozen=True, slots=True)
 class EndShown(Event):
-    """Whoever listens at an address said where a queue ends, asked at second ``asked``."""
+    """A broker that was asked at second ``asked`` said where a queue ends."""
 
     address: str
     asked: float

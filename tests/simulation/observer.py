@@ -1,4 +1,4 @@
-"""Somebody who looks: what brokers say of transactions, and where they say that queues end."""
+"""A client that only looks: what state transactions are in, and where queues end."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PATIENCE_S = 20.0
 """How long an answer may take; longer than a pause of a broker."""
 
 LATEST = 6
-"""So many of the newest transactions are mostly asked for: they are still being decided."""
+"""Most questions are about this many of the newest transactions, which are being decided."""
 
 
 class Observer(Client):
-    """Asks every address the same question again and again, as `txmq tx show` does.
+    """Asks the broker at every address about one transaction after another, as `txmq tx show` does.
 
     Args:
         addresses: Those of all members of a set, whether they lead or not.

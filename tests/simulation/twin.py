@@ -28,7 +28,9 @@ class Twin:
     """The second process, as the first one has it."""
 
     def __enter__(self) -> Self:
-        environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES, "PYTHONPATH": str(CHECKOUT)}
+        # This checkout's, wherever an environment has another one installed.
+        paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "broker")))
+        environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES, "PYTHONPATH": paths}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.simulation.twin"],
             stdin=subprocess.PIPE,

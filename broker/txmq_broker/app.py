@@ -57,12 +57,14 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.housekeeping import Housekeeping
-from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import finish_cut
+from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar, Registration
 from txmq_broker.services.topic_creator import TopicCreator
+from txmq_broker.store.log.damaged_parts import DamagedPart, DamagedParts
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
@@ -132,6 +134,15 @@ class Broker:
         )
         self._history = HistoryRecorder(
             self.topics, self.offsets, self.clients, self.statistics, self.store, self.clock
+        )
+        self._copy_state = CopyState()
+        self._damaged = DamagedParts(self._save_damaged)
+        self._verifier = LogVerifier(
+            self.disk,
+            self.clock,
+            settings.store.verify_bytes_per_second,
+            lambda: self.store.log,
+            self._damaged,
         )
         self._audit = AuditLog(self.disk, self.clock)
         self._door = FrontDoor(
@@ -234,6 +245,7 @@ class Broker:
         )
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        self._tasks.append(asyncio.create_task(self._verifier.run(), name="verify the log"))
         history = self._history.run(self._flusher.send_times)
         self._tasks.append(asyncio.create_task(history, name="history"))
         for files in self._door.files:
@@ -270,15 +282,16 @@ class Broker:
         log_.epoch = max(log_.epoch, copy_state.epoch)
         if self._leadership is not None:
             log_.epoch = self._leadership.epoch
+        self._damaged.load(copy_state.damaged)
+        self._copy_state = replace(copy_state, is_copy=False, epoch=log_.epoch, doubt="")
         if copy_state.is_copy:
             # Before the first span of its own: from now on heads say what was durable here.
-            self._keeper.save_copy_state(
-                replace(copy_state, is_copy=False, epoch=log_.epoch, doubt="")
-            )
+            self._keeper.save_copy_state(self._copy_state)
         elif self._leadership is not None:
             # A member remembers its epochs in case the store of the set does not.
             with contextlib.suppress(OSError):
-                self._keeper.save_copy_state(replace(copy_state, epoch=log_.epoch, doubt=""))
+                self._keeper.save_copy_state(self._copy_state)
+        self._damaged.keep_within(log_.start, log_.end)
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return
@@ -366,6 +379,7 @@ class Broker:
             history=self._history,
             flusher=self._flusher,
             checker=self._checker,
+            verifier=self._verifier,
             figures=self._figures,
             is_open=lambda: self._listener is not None,
             leadership=self._leadership,
@@ -411,6 +425,9 @@ class Broker:
         self._account_handlers = AccountHandlers(parts, self._door.accounts)
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         self._flusher.on_trouble = partial(self._set_handlers.note_unfit, "disk")
+        self.store.damage.found = self._verifier.suspect
+        self._damaged.on_change = self._note_damage
+        self._note_damage()
         families: list[HandlerFamily] = [
             *plain_families(parts),
             self._account_handlers,
@@ -593,6 +610,19 @@ class Broker:
 
     def _expire_locks(self) -> None:
         self.locks.expire(self.clock.monotonic())
+
+    def _note_damage(self) -> None:
+        self._set_handlers.note_unfit("damage", str(self._damaged))
+
+    def _save_damaged(self, parts: list[DamagedPart]) -> None:
+        """Keep what is damaged, so that this member repairs it first after a restart."""
+        if self._leadership is None:
+            return
+        self._copy_state = replace(self._copy_state, damaged=[tuple(part) for part in parts])
+        try:
+            self._keeper.save_copy_state(self._copy_state)
+        except OSError as error:
+            log.warning("a restart may forget that the log is damaged: %s", error)
 
     def _note_room(self) -> None:
         self._set_handlers.note_unfit("room", self.admission.reasons.get(FULL, ""))

@@ -72,6 +72,11 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     this.
     """
 
+    verify_bytes_per_second: Size = Size(20 * 1000**2)
+    """How fast the log is read again in the background to find what the disk has changed; 0 leaves
+    damage to be found by those who read it.
+    """
+
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
         if self.segment_size < 2 * SPAN_BYTES_MAX:

@@ -362,7 +362,9 @@ class FollowerServer:
     def _current(self) -> ReadService | None:
         """What serves the present store; ``None`` while the copy is not open."""
         if self._reading is None and self.follower.copy.is_open:
-            self._reading = ReadService(self._parts(self.follower.copy.store), self.follower)
+            store = self.follower.copy.store
+            store.damage.found = self.follower.verifier.suspect
+            self._reading = ReadService(self._parts(store), self.follower)
             self._reading.adopt()
             if self._registrar is not None:
                 self._registrar.topics = self._reading.topics

@@ -36,6 +36,7 @@ from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.log.damaged_parts import DamagedParts
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.proof import Proof, proof_of
 
@@ -57,9 +58,9 @@ _ASK_S: Final = 2.0
 """How long a member that was just started waits for the logs of the others in sync."""
 _POLL_S: Final = 0.2
 _UNFIT_S: Final = 1.0
-_FULL_S: Final = 10.0
-"""How long a member with a full disk leaves it to the others to lead. Then it leads, because it can
-delete old files.
+_UNFIT_LEADS_S: Final = 10.0
+"""How long a member with a full disk or a damaged log leaves it to the others to lead. Then it
+leads: it can delete old files, and serve what is whole.
 """
 
 _PATH: Final = "member"
@@ -218,7 +219,7 @@ class SetMember:
         is_chosen = view.loss is not None and view.loss.member == self.name
         try:
             proof = proof_of(self._disk)
-            problem = "" if is_chosen else self._write_problem(view)
+            problem = "" if is_chosen else self._write_problem(view) or self._damage(view)
             doubt = "" if is_chosen or problem else await self._doubt(proof)
         except TransportError as error:
             self._report(error)
@@ -268,11 +269,25 @@ class SetMember:
         except OSError as error:
             with suppress(OSError):
                 self._disk.remove(_PROBE)
-            now = self._clock.monotonic()
-            self._leaderless_since = self._leaderless_since or now
-            is_last = view.in_sync == (self.name,) or now - self._leaderless_since >= _FULL_S
-            return "" if error.errno in NO_ROOM and is_last else f"it cannot write: {error}"
+            is_full = error.errno in NO_ROOM
+            return "" if is_full and self._is_last(view) else f"it cannot write: {error}"
         return ""
+
+    def _damage(self, view: View) -> str:
+        """Which known damage another member should repair first, as the leader; empty if none.
+
+        If no other member leads, this one does: it has all that is not damaged, and the others can
+        repair their own damage from it.
+        """
+        damaged = DamagedParts()
+        damaged.load(Keeper(self._disk).copy_state().damaged)
+        return "" if not damaged or self._is_last(view) else str(damaged)
+
+    def _is_last(self, view: View) -> bool:
+        """Whether the others in sync had a while to lead instead of this member."""
+        now = self._clock.monotonic()
+        self._leaderless_since = self._leaderless_since or now
+        return view.in_sync == (self.name,) or now - self._leaderless_since >= _UNFIT_LEADS_S
 
     def _note_doubt(self, reason: str) -> None:
         """Keep in the directory that it may lack something, until it has caught up."""

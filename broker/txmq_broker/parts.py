@@ -28,6 +28,7 @@ from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.history_recorder import HistoryRecorder
+from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["Counted", "Parts", "ReadParts"]
@@ -83,6 +84,7 @@ class Parts(ReadParts):
     history: HistoryRecorder
     flusher: Flusher
     checker: Checker
+    verifier: LogVerifier
 
     is_open: Callable[[], bool]
     """Returns whether the broker serves or drains; false once its files are closed."""

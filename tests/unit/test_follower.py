@@ -264,7 +264,7 @@ def test_a_span_that_is_damaged_at_the_leader_is_never_copied():
         first.disk.flip_bit(path, 900)
         second.follow()
         await asyncio.sleep(10)
-        assert "differs from its checksum" in second.follower.status.failure
+        assert "what this leader has there differs" in second.follower.status.failure
 
         first.disk.flip_bit(path, 900)
         await stage.caught_up(second)

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 
 from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
 from tests.unit.store.shelf import START_MS
-from txmq.protocol.span import DecisionKind
+from txmq.protocol.span import HEAD_BYTES, DecisionKind
 from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.log.segments import path_of
 
 KINDS = (DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK, DecisionKind.PARKED)
 
@@ -96,6 +97,37 @@ async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
     shelf = promoted(copy.disk, leader.sizes)
     assert_equal(leader, shelf)
     shelf.close()
+
+
+@pytest.mark.parametrize("inside", [3, 20, HEAD_BYTES + 5])
+@in_virtual_time
+async def test_a_damaged_part_is_indexed_once_it_is_repaired(inside):
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader, is_lazy=True)
+    await copy.join()
+    busy(leader)
+    await copy.follow()
+    heads = leader.heads()
+    damaged = heads[len(heads) // 2]
+    extent = leader.store.log.segments.extent_at(damaged.position)
+    path = path_of(extent.start)
+    copy.disk.flip_bit(path, damaged.position - extent.start + inside)
+
+    await copy.copy.index()
+    assert [*copy.copy.damaged] == [(damaged.position, damaged.position + damaged.size)]
+    assert copy.copy.indexable == 0
+    assert copy.copy.is_out
+
+    spans, _ = leader.spans_at(damaged.position, 1)
+    await copy.copy.put_back(damaged.position, spans)
+    copy.copy.damaged.remove(next(iter(copy.copy.damaged)))
+    await copy.copy.index()
+    await copy.close()
+
+    shelf = promoted(copy.disk, leader.sizes)
+    assert_equal(leader, shelf)
+    shelf.close()
+    leader.close()
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])

@@ -21,6 +21,7 @@ _BROKERS: Final = (
 _FOLLOWERS: Final = (
     "broker", "follower", "connection", "in sync", "position", "bytes behind", "seconds behind",
 )  # fmt: skip
+_VERIFIED: Final = ("broker", "member", "damaged parts of its log", "whole log verified at")
 _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
 
 
@@ -52,6 +53,8 @@ def _fields(copies: BrokerCopies) -> dict[str, Any]:
         "in_sync": 1 + sum(follower.in_sync for follower in copies.followers),
         "min_in_sync": copies.min_in_sync,
         "log_end": copies.log_end,
+        "damaged_parts": copies.damaged_parts,
+        "verified_ms": copies.verified_ms,
         "followers": followers,
         "removed": [asdict(member) for member in copies.removed],
     }
@@ -70,6 +73,9 @@ def print_copies(brokers: list[dict[str, Any]], *, json: bool) -> None:
     ]
     if followers:
         table(_FOLLOWERS, followers)
+    verified = [row for broker in brokers for row in _verified_rows(broker)]
+    if verified:
+        table(_VERIFIED, verified)
     removed = [
         [broker["broker"], one["name"], time_text(one["at_ms"]), one["operator"], one["reason"]]
         for broker in brokers
@@ -102,6 +108,23 @@ def _follower_row(broker: str, follower: dict[str, Any]) -> list[object]:
         _known(follower["position"]),
         _known(follower["bytes_behind"]),
         _seconds(follower),
+    ]
+
+
+def _verified_rows(broker: dict[str, Any]) -> list[list[object]]:
+    """Which logs are damaged, and when each was verified; of those that say so."""
+    if "problem" in broker:
+        return []
+    leader = {**broker, "name": broker["name"] or "leader"}
+    return [
+        [
+            broker["broker"],
+            member["name"],
+            member["damaged_parts"],
+            time_text(member["verified_ms"]) if member["verified_ms"] else "not yet",
+        ]
+        for member in (leader, *broker["followers"])
+        if member["damaged_parts"] or member["verified_ms"]
     ]
 
 

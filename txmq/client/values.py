@@ -281,6 +281,11 @@ class FollowerCopy:
     """How long ago the leader's log ended where the copy ends."""
     is_longer: bool
     """Whether the copy is further behind than ``seconds_behind``."""
+    damaged_parts: int = 0
+    """The number of damaged parts of its log that are known; it is out of sync until they are
+    repaired."""
+    verified_ms: int = 0
+    """When it had verified its whole log last; 0 if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +316,10 @@ class BrokerCopies:
     followers: tuple[FollowerCopy, ...]
     removed: tuple[FormerMember, ...] = ()
     """The members that an operator removed."""
+    damaged_parts: int = 0
+    """The number of damaged parts of the leader's log that are known."""
+    verified_ms: int = 0
+    """When the leader had verified its whole log last; 0 before that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The requests of a follower to its leader, 7705 and 7706, the leader's view of its set, 7707, and
-an operator's changes of it, 7708.
+"""The requests of a follower to its leader, 7705, 7706 and 7710, the leader's view of its set,
+7707, and an operator's changes of it, 7708.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ __all__ = [
     "NO_SPAN",
     "CopiedTables",
     "CopiesView",
+    "FetchSpans",
+    "FetchedSpans",
     "FollowAnswer",
     "FollowLog",
     "FollowerEntry",
@@ -63,6 +65,10 @@ class FollowLog(Header):
     not caught up since."""
     can_lead: bool = True
     """Whether its disk has room for what a leader stores."""
+    damaged_parts: Int64 = 0
+    """The number of damaged parts of its log that are known."""
+    verified_ms: Int64 = 0
+    """When it had verified its whole log last; 0 before that."""
 
 
 class FollowAnswer(Header):
@@ -131,6 +137,29 @@ class NoteCopied(Header):
     position: Int64
 
 
+class FetchSpans(Header):
+    """7710: whole spans in place of those that are damaged in the follower's log."""
+
+    member: str
+    epoch: Int64
+    """The newest epoch that the follower knows."""
+    position: Int64
+    """Where the damaged part begins."""
+    end: Int64
+    """Where it ends."""
+
+
+class FetchedSpans(Header):
+    """The answer to 7710. Its body holds whole spans from that position on; those of a large part
+    come in several answers.
+    """
+
+    epoch: Int64
+    """The leader's epoch."""
+    file_start: Int64
+    """Where the file begins that holds the spans."""
+
+
 class FollowerEntry(Body):
     """A follower in the answer to 7707."""
 
@@ -145,6 +174,11 @@ class FollowerEntry(Body):
     """How long ago the leader's log ended where the copy ends."""
     is_longer: bool = False
     """Whether the copy is further behind than that; the leader remembers a few seconds."""
+    damaged_parts: int = 0
+    """The number of damaged parts of its log that are known; it is out of sync until they are
+    repaired."""
+    verified_ms: int = 0
+    """When it had verified its whole log last; 0 if that is unknown."""
 
 
 class RemovedMember(Body):
@@ -168,6 +202,10 @@ class CopiesView(Body):
     log_end: int
     followers: list[FollowerEntry]
     removed: list[RemovedMember] = []
+    damaged_parts: int = 0
+    """The number of damaged parts of the leader's log that are known."""
+    verified_ms: int = 0
+    """When the leader had verified its whole log last; 0 before that."""
 
 
 class SetChange(Header):

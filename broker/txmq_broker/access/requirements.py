@@ -214,6 +214,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.RECHECK_TRANSACTIONS,
             _CODE.FOLLOW_LOG,
             _CODE.NOTE_COPIED,
+            _CODE.FETCH_SPANS,
             _CODE.SHOW_COPIES,
             _CODE.CHANGE_SET,
             _CODE.LIST_AUDIT,

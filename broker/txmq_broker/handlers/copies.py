@@ -1,4 +1,4 @@
-"""7705 to 7707 of txmq: followers copy the log, and operators see how far they are."""
+"""7705 to 7707 and 7710 of txmq: followers copy the log, and operators see how far they are."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ class CopyHandlers:
             accounts,
             self.answers,
             self._refusal,
+            parts.verifier,
         )
         self.opened = self.answers.opened
         self.settled = self.answers.settled
@@ -96,6 +97,7 @@ class CopyHandlers:
             RequestCode.FOLLOW_LOG: self.follow,
             RequestCode.NOTE_COPIED: self.note_copied,
             RequestCode.SHOW_COPIES: self.show,
+            RequestCode.FETCH_SPANS: self.fetch,
         }
 
     def follow(self, connection: Connection, request: Command) -> bytes | None:
@@ -108,6 +110,10 @@ class CopyHandlers:
     def note_copied(self, connection: Connection, request: Command) -> None:
         """7706: a follower has the log durably up to a position; one-way."""
         self.shipper.note_copied(connection, request)
+
+    def fetch(self, connection: Connection, request: Command) -> bytes:
+        """7710: whole spans in place of those that are damaged at a follower."""
+        return self.shipper.fetch(connection, request)
 
     def confirmed(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
         """The handlers of a broker, those that change the copied tables with later answers.
@@ -151,6 +157,8 @@ class CopyHandlers:
             log.end,
             self.shipper.followers(known),
             removed,
+            len(self._parts.verifier.damaged),
+            self._parts.verifier.last_round_ms,
         )
 
     def _refusal(self, member: str) -> str:

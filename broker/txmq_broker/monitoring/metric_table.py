@@ -131,6 +131,18 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
             "When the oldest record of the log was stored, in Unix time."
         ),
         "damaged_reads_total": _counter("Reads of messages that met damage in the log."),
+        "damaged_parts": _gauge(
+            "Parts of the log that are known to be damaged.", origin=Origin.BOTH
+        ),
+        "verified_bytes_total": _counter(
+            "Bytes of the log that were compared with their checksums again.", origin=Origin.BOTH
+        ),
+        "verification_rounds_total": _counter(
+            "Times that the whole log was verified.", origin=Origin.BOTH
+        ),
+        "last_verification_timestamp_seconds": _gauge(
+            "When the last of these rounds ended, in Unix time.", origin=Origin.BOTH
+        ),
         "unsynced_bytes": _gauge("Bytes of the log that wait for the disk."),
         "disk_bytes": _gauge("The size of the file system that has the data directory."),
         "disk_used_bytes": _gauge("The used part of it."),

@@ -25,6 +25,7 @@ from txmq_broker.core.topics import Topic
 from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.subject import MonitoredProcess
 from txmq_broker.services.follower import Follower
+from txmq_broker.services.log_verifier import LogVerifier
 
 __all__ = ["LIMITS", "Durations", "ProcessSamples", "SamplePoint"]
 
@@ -237,6 +238,7 @@ def _log_and_disk(broker: Broker) -> Iterator[SamplePoint]:
     if earliest_ms is not None:
         yield SamplePoint("oldest_message_timestamp_seconds", earliest_ms / 1000)
     yield SamplePoint("damaged_reads_total", broker.store.damage.reads)
+    yield from _verification(broker.parts.verifier)
     yield SamplePoint("unsynced_bytes", log.end - log.durable)
     try:
         space = broker.disk.space()
@@ -245,6 +247,14 @@ def _log_and_disk(broker: Broker) -> Iterator[SamplePoint]:
     yield SamplePoint("disk_bytes", space.total)
     yield SamplePoint("disk_used_bytes", space.used)
     yield SamplePoint("disk_refusal_ratio", broker.settings.retention.refuse_above)
+
+
+def _verification(verifier: LogVerifier) -> Iterator[SamplePoint]:
+    yield SamplePoint("damaged_parts", len(verifier.damaged))
+    yield SamplePoint("verified_bytes_total", verifier.verified_bytes)
+    yield SamplePoint("verification_rounds_total", verifier.rounds)
+    if verifier.last_round_ms:
+        yield SamplePoint("last_verification_timestamp_seconds", verifier.last_round_ms / 1000)
 
 
 def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[SamplePoint]:
@@ -299,6 +309,7 @@ def _of_follower(follower: Follower) -> Iterator[SamplePoint]:
     yield SamplePoint("copy_end_position", status.position)
     yield SamplePoint("copy_bytes_behind", max(0, status.leaders_end - status.position))
     yield SamplePoint("copy_bytes_not_shown", status.unindexed)
+    yield from _verification(follower.verifier)
     reads = follower.reads()
     if reads is None:
         return

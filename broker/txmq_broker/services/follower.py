@@ -36,6 +36,8 @@ from txmq_broker.config import BrokerSettings
 from txmq_broker.core.set_acts import promotion_command
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.services.log_copy import LogCopy
+from txmq_broker.services.log_repair import LogRepair
+from txmq_broker.services.log_verifier import LogVerifier
 
 __all__ = ["Follower", "FollowerStatus"]
 
@@ -116,6 +118,8 @@ class Follower:
         broker_id: The id under which it registers with name servers; 0 before its leader has given
             it one.
         has_caught_up: Whether the copy has had everything that its leader had when it was found.
+        verifier: Looks for damage in the copy.
+        repair: Repairs what was found.
         on_following: Called when a leader is found and the id is known.
         on_indexed: Called when readers may see more.
         reads: Returns what it does for readers; nothing serves them if left out.
@@ -153,9 +157,18 @@ class Follower:
         self._disk = disk
         self._full_from = settings.retention.refuse_above
         self._serves_reads = settings.replication.reads
-        self.copy = self._copy = LogCopy(
+        self.copy = self._copy = copy = LogCopy(
             disk, settings.store, clock, entropy, serves_reads=self._serves_reads
         )
+        self.verifier = LogVerifier(
+            disk,
+            clock,
+            settings.store.verify_bytes_per_second,
+            lambda: copy.store.log if copy.is_open else None,
+            copy.damaged,
+        )
+        self.repair = LogRepair(copy, self.verifier, self._member, disk, clock)
+        copy.damaged.on_change = self._note_damage
         self.broker_id = 0
         self.on_following: Callable[[], None] = lambda: None
         self.on_indexed: Callable[[], None] = lambda: None
@@ -219,8 +232,10 @@ class Follower:
                 failed.
             OSError: The disk failed.
         """
+        verifying: asyncio.Task[None] | None = None
         try:
             self.open()
+            verifying = asyncio.create_task(self.verifier.run(), name="verify the log")
             while True:
                 try:
                     await self._follow(*await self._find_leader())
@@ -232,7 +247,15 @@ class Follower:
                     self._report(error)
                 await asyncio.sleep(self._backoff.next_pause())
         finally:
+            if verifying is not None:
+                verifying.cancel()
+                await asyncio.gather(verifying, return_exceptions=True)
             await self._copy.close()
+
+    def _note_damage(self) -> None:
+        # What was damaged may be whole now, and can be indexed.
+        self._is_near.set()
+        self.repair.look_again()
 
     def _report(self, error: Exception) -> None:
         if str(error) != self._failure:
@@ -298,8 +321,10 @@ class Follower:
             serves_reads=self._serves_reads,
             takes_deflated=True,
             takes_changes=True,
-            is_out=bool(self._copy.doubt),
+            is_out=self._copy.is_out,
             can_lead=self._disk.space().used_part <= self._full_from,
+            damaged_parts=len(self._copy.damaged),
+            verified_ms=self.verifier.last_round_ms,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -321,6 +346,7 @@ class Follower:
             asyncio.create_task(self._sync_copies(connection), name="sync copies"),
             asyncio.create_task(self._index_copies(), name="index copies"),
             asyncio.create_task(self._merge_topics(), name="merge topics"),
+            asyncio.create_task(self.repair.run(connection), name="repair the log"),
         ]
         if self._accounts is not None:
             guard = self._keep_accounts(self._accounts)

@@ -107,6 +107,9 @@ class CopyState(Body):
     """The digest of the leader's accounts that were taken last."""
     doubt: str = ""
     """Why it may lack something that it had. It must not lead before it has caught up."""
+    damaged: list[tuple[int, int]] = []
+    """The damaged parts of its log that are known: where each begins and ends. It has everything
+    else, and should not lead before they are repaired."""
 
 
 class Keeper:

@@ -12,7 +12,9 @@ from txmq_broker.services.held_leadership import HeldLeadership
 
 __all__ = ["GatedService", "LeaderGate"]
 
-_OF_FOLLOWERS: Final = frozenset((RequestCode.FOLLOW_LOG, RequestCode.NOTE_COPIED))
+_OF_FOLLOWERS: Final = frozenset(
+    (RequestCode.FOLLOW_LOG, RequestCode.NOTE_COPIED, RequestCode.FETCH_SPANS)
+)
 
 
 class LeaderGate:

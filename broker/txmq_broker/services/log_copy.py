@@ -37,6 +37,7 @@ from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.store.checkpoints import Checkpoint
 from txmq_broker.store.evidence import QueueOffsets
 from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.log.damaged_parts import DamagedPart, DamagedParts, look_at
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.proof import proof_of
@@ -71,6 +72,7 @@ class LogCopy:
         before_closing: Called before the log is closed or opened anew.
         epoch: The newest epoch that is known.
         last: The head of its last span; ``None`` before there is one.
+        damaged: The parts that are known to be damaged.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class LogCopy:
         self.is_open = False
         self.epoch = 0
         self.last: SpanHead | None = None
+        self.damaged = DamagedParts(self._save_damaged)
 
     @property
     def owner(self) -> str:
@@ -132,13 +135,18 @@ class LogCopy:
         leader's offsets, groups would begin anew.
         """
         is_shown = self.acknowledged >= self._store.checkpoints.published
-        is_whole = self.is_open and self._has_offsets and not self.doubt
+        is_whole = self.is_open and self._has_offsets and not self.is_out
         return self._serves_reads and is_whole and is_shown
 
     @property
     def doubt(self) -> str:
         """Why the copy may lack something that it had; empty if there is no sign of that."""
         return self._state.doubt
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the copy does not count as in sync, however far it goes."""
+        return bool(self.doubt or self.damaged)
 
     @property
     def last_ms(self) -> int:
@@ -220,6 +228,7 @@ class LogCopy:
         self._chunk = self.last = None
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
         self._state = finish_cut(self._keeper, self._disk, self._store.log)
+        self.damaged.load(self._state.damaged)
         self._keeper.floors()
 
     @property
@@ -241,6 +250,12 @@ class LogCopy:
             self._keeper.save_copy_state(changed)
             self._state = changed
 
+    def _save_damaged(self, parts: list[DamagedPart]) -> None:
+        try:
+            self._save_state(damaged=[tuple(part) for part in parts])
+        except OSError as error:
+            log.warning("a restart may forget that the log is damaged: %s", error)
+
     def _open(self, *, is_doubtful: bool | None = None) -> None:
         keeper, store = self._keeper, self._store
         floors, topics = keeper.floors(), keeper.topics()
@@ -257,6 +272,7 @@ class LogCopy:
             now_ms=self._clock.wall_ms(),
         )
         self.is_open = True
+        self.damaged.keep_within(self.start, self.end)
         self._floors = floors.floors
         self.last = store.last_span()
         newest = 0 if self.last is None else self.last.epoch
@@ -402,10 +418,15 @@ class LogCopy:
     def indexable(self) -> int:
         """The number of those bytes that may be indexed now."""
         end = min(self.durable, self.acknowledged) if self._serves_reads else self.end
-        return max(0, end - self._store.checkpoints.published)
+        return max(0, self._whole_until(end) - self._store.checkpoints.published)
+
+    def _whole_until(self, end: int) -> int:
+        """Where indexing has to stop: there, or before a damaged part that is to be repaired."""
+        damage = self.damaged.begin_behind(self._store.checkpoints.published)
+        return end if damage is None else min(end, damage)
 
     async def index(self, most: int | None = None) -> None:
-        """Index records that were copied.
+        """Index records that were copied, up to the first damaged part.
 
         Args:
             most: About how many bytes of the log; all if left out.
@@ -417,6 +438,7 @@ class LogCopy:
         store, checkpoints = self._store, self._store.checkpoints
         async with self._indexing:
             end = self.end if most is None else min(self.end, checkpoints.published + most)
+            end = self._whole_until(end)
             while checkpoints.published < end:
                 if checkpoints.published in store.log.segments.starts:
                     # A chunk covers one file, and queues may jump in the next one.
@@ -424,6 +446,10 @@ class LogCopy:
                 try:
                     store.index_copied(min(_INDEXED_AT_ONCE, end - checkpoints.published))
                 except CorruptRecord:
+                    after, is_whole = look_at(store.log.segments, checkpoints.published)
+                    if not is_whole:
+                        self.damaged.add(DamagedPart(checkpoints.published, after))
+                        return
                     self._is_broken = True
                     raise
                 if (
@@ -447,12 +473,15 @@ class LogCopy:
         if self._serves_reads and unindexed > self.indexable:
             return
         await self.index(unindexed)
+        if self._store.checkpoints.published < extents[files].start:
+            return
         async with self._indexing:
             await self._save_indexes()
             self._floors = _highest(self._floors, self._store.floors_after(files))
             self._keeper.save_floors(self._floors, self.durable)
             for _ in range(files):
                 self._store.drop_first_file()
+            self.damaged.keep_within(self.start, self.end)
 
     async def sync(self) -> None:
         """Make the log durable, and save the offsets and floors that it has reached.
@@ -518,14 +547,35 @@ class LogCopy:
     def _synced(self, syncing: asyncio.Future[None]) -> None:
         self._is_broken |= syncing.cancelled() or syncing.exception() is not None
 
+    # Damage
+
+    async def put_back(self, position: int, spans: bytes) -> None:
+        """Write whole spans in place of damaged ones, durably.
+
+        Raises:
+            OSError: The disk refuses to write them.
+            SyncFailed: The disk refused to keep them.
+        """
+        async with self._syncing:
+            segments = self._store.log.segments
+            if position >= segments.start:  # Otherwise the leader has deleted them.
+                await self._make_durable([segments.replace(position, spans)])
+
     # Cutting back
 
     def span_starts(self) -> Iterator[Sequence[int]]:
-        """Where the spans of each file begin, newest file first."""
+        """Where the spans of each file begin whose heads are whole, newest file first."""
         segments = self._store.log.segments
         for extent in reversed(segments.extents()):
             # A file may hold a million spans.
-            yield array("q", [head.position for head in heads_of(segments, extent)])
+            starts, at = array("q"), extent.start
+            while at < extent.end:
+                try:
+                    starts.extend(head.position for head in heads_of(segments, extent, at))
+                    at = extent.end
+                except CorruptRecord as damage:
+                    at, _ = look_at(segments, damage.position)
+            yield starts
 
     def head_at(self, start: int) -> SpanHead:
         """The head of the span that begins at a position."""

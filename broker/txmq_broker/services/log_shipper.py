@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from txmq.errors import InvalidParameter, NoPermission
+from txmq.errors import CorruptRecord, InternalError, InvalidParameter, NoPermission
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import RequestCode
@@ -22,6 +22,8 @@ from txmq.protocol.command import Command
 from txmq.protocol.copies import (
     NO_SPAN,
     CopiedTables,
+    FetchedSpans,
+    FetchSpans,
     FollowAnswer,
     FollowerEntry,
     FollowLog,
@@ -35,7 +37,9 @@ from txmq.runtime.coordinator import short_name
 from txmq_broker.core.replica_ids import ReplicaIds
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_changes import HeldChanges, TableVersions
+from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.long_requests import LongRequests, Steps
+from txmq_broker.store.log.spans import whole_spans
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogShipper"]
@@ -87,6 +91,9 @@ class FollowerLink:
     serves_reads: bool = False
     is_out: bool = False
     """Whether its copy does not count as in sync."""
+    damaged_parts: int = 0
+    verified_ms: int = 0
+    """When it had verified its whole log last; 0 before that."""
     can_lead: bool = True
     acknowledged: int = -1
     """The position that it received last: it may show the log up to there."""
@@ -117,6 +124,7 @@ class LogShipper:
         accounts: The accounts.
         answers: What waits for the followers.
         refusal: Returns why a member may not follow; empty if it may.
+        verifier: Looks where damage is suspected.
     """
 
     def __init__(
@@ -130,6 +138,7 @@ class LogShipper:
         accounts: ShippedAccounts,
         answers: CopiedAnswers,
         refusal: Callable[[str], str],
+        verifier: LogVerifier,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -143,6 +152,7 @@ class LogShipper:
         self._accounts = accounts
         self._answers = answers
         self._refusal = refusal
+        self._verifier = verifier
         self._links: dict[str, FollowerLink] = {}
         self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
@@ -191,6 +201,8 @@ class LogShipper:
             link.connection.address if link is not None and link.connection.is_open else "",
             is_in_sync=member in self._answers.in_sync,
         )
+        if link is not None:
+            entry.damaged_parts, entry.verified_ms = link.damaged_parts, link.verified_ms
         position = self._answers.copied_to(member)
         if position >= 0:
             lag = self._answers.lag_of(position)
@@ -244,6 +256,7 @@ class LogShipper:
         link.is_shared = self._is_shared(wanted)
         link.can_lead = wanted.can_lead
         link.is_out = wanted.is_out
+        link.damaged_parts, link.verified_ms = wanted.damaged_parts, wanted.verified_ms
         if link.is_out:
             self._answers.leave(wanted.member)
         self.watch()
@@ -319,6 +332,30 @@ class LogShipper:
         if copied.member in self._answers.awaited or link.taken == self._versions():
             self._answers.note_copied(copied.member, copied.position)
 
+    def fetch(self, connection: Connection, request: Command) -> bytes:
+        """See :class:`~txmq.protocol.copies.FetchSpans`.
+
+        Raises:
+            InvalidParameter: The sender does not follow, or this log does not have that part.
+            CorruptRecord: It is damaged here, too.
+        """
+        wanted = request.read(FetchSpans)
+        link, segments = self._links.get(wanted.member), self._store.log.segments
+        if link is None or link.connection is not connection or not link.is_shared:
+            raise InvalidParameter(f"{wanted.member} does not follow over this connection")
+        if not segments.start <= wanted.position < wanted.end <= segments.end:
+            raise InvalidParameter(
+                f"the log of this leader goes from {segments.start} to {segments.end}"
+            )
+        # Its open request came before it found the damage.
+        link.is_out, link.damaged_parts = True, max(1, link.damaged_parts)
+        self._answers.leave(wanted.member)
+        spans = self._whole_spans(wanted.position)
+        needed = [end for end in ends_in(spans, wanted.position) if end >= wanted.end]
+        header = FetchedSpans(self._store.log.epoch, segments.extent_at(wanted.position).start)
+        body = spans[: needed[0] - wanted.position] if needed else spans
+        return commands.answer(request, header=header, body=body)
+
     def _is_shared(self, wanted: FollowLog) -> bool:
         segments = self._store.log.segments
         if wanted.last_start == NO_SPAN:
@@ -327,8 +364,25 @@ class LogShipper:
             return False
         data = segments.read(wanted.last_start, HEAD_BYTES)
         head = read_head(data, 0, wanted.last_start)
+        if head is None:
+            self._refuse_doubt(wanted)
+            return False
         known = (wanted.position, wanted.last_epoch, wanted.last_checksum)
-        return head is not None and (head.position + head.size, head.epoch, head.checksum) == known
+        return (head.position + head.size, head.epoch, head.checksum) == known
+
+    def _refuse_doubt(self, wanted: FollowLog) -> None:
+        """Refuse to say that a span is not in this log if its head may be damaged here.
+
+        A follower would cut what it has.
+        """
+        segments, position = self._store.log.segments, wanted.position
+        is_behind = position == segments.end
+        is_behind |= read_head(segments.read(position, HEAD_BYTES), 0, position) is not None
+        if self._verifier.damaged.holds(wanted.last_start) or (
+            is_behind and not self._verifier.vouches_for(wanted.last_start)
+        ):
+            self._verifier.suspect(wanted.last_start)
+            raise CorruptRecord(wanted.last_start, "the histories cannot be compared there")
 
     # Answers to followers
 
@@ -341,7 +395,11 @@ class LogShipper:
         if link.open is not None:
             request, wanted = link.open
             link.open = None
-            link.connection.send(self._answer(request, wanted, link, is_shared=True))
+            try:
+                answer = self._answer(request, wanted, link, is_shared=True)
+            except CorruptRecord as error:
+                answer = commands.answer(request, InternalError.code, remark=str(error))
+            link.connection.send(answer)
 
     def _answer(
         self, request: Command, wanted: FollowLog, link: FollowerLink, *, is_shared: bool
@@ -389,6 +447,9 @@ class LogShipper:
         segments = self._store.log.segments
         if position == segments.end:
             return b""
+        if position < self._store.log.durable:
+            # What was just written needs no second look.
+            return self._whole_spans(position)
         left = segments.extent_at(position).end - position
         data = segments.read(position, min(_SHIPPED_AT_ONCE, left))
         whole = 0
@@ -399,6 +460,25 @@ class LogShipper:
                 break
             whole = end - position
         return data[:whole]
+
+    def _whole_spans(self, position: int) -> bytes:
+        """Spans that are as they were written.
+
+        Raises:
+            CorruptRecord: The one at this position is damaged.
+        """
+        segments = self._store.log.segments
+        extent = segments.extent_at(position)
+        file = segments.files[segments.starts.index(extent.start)]
+        reason = "what this leader has there differs from what was written"
+        try:
+            found = whole_spans(file, extent, position, segments.log_id, _SHIPPED_AT_ONCE)
+            for data, _ in found:
+                return data
+        except OSError as error:
+            reason = f"the disk of this leader cannot read it: {error}"
+        self._verifier.suspect(position)
+        raise CorruptRecord(position, reason)
 
     def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
         """The tables that the follower needs before the spans of the same answer, as JSON."""

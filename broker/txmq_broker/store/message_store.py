@@ -275,21 +275,24 @@ class MessageStore:
         Readers see them at once.
 
         Raises:
-            CorruptRecord: A record is broken; its writer stored it so.
+            CorruptRecord: A span is damaged, and those before it are indexed. Or a record is
+                broken; its writer stored it so.
         """
         segments, checkpoints = self.log.segments, self.checkpoints
         at = checkpoints.published
         extent = segments.extent_at(at)
         end = min(extent.end, at + most)
-        while at < end:
-            span = span_at(segments, at, extent.end)
-            if span is None:
-                raise CorruptRecord(at, "no span begins there")
-            for record, position, piece in found_in(span[1], at + HEAD_BYTES):
-                self._restorer.restore(record, position, piece)
-            at += span[0].size
-        checkpoints.published = at
-        checkpoints.file_ms[extent.start] = self.log.last_ms
+        try:
+            while at < end:
+                span = span_at(segments, at, extent.end)
+                if span is None:
+                    raise CorruptRecord(at, "no span begins there")
+                for record, position, piece in found_in(span[1], at + HEAD_BYTES):
+                    self._restorer.restore(record, position, piece)
+                at += span[0].size
+        finally:
+            checkpoints.published = at
+            checkpoints.file_ms[extent.start] = self.log.last_ms
 
     def last_span(self) -> SpanHead | None:
         """The head of the newest span in the files; ``None`` without one.

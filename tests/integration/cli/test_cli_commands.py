@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from txmq.cli.common import ask
+from txmq.cli.moments import time_text
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
 from txmq.protocol import command
 from txmq.protocol.bodies import (
@@ -463,7 +464,9 @@ def copies(request, *, followers=(), removed=()):
 
 FOLLOWERS = (
     FollowerEntry("m2.11223344", "127.0.0.1:4711", True, 5000, 0, 0.0),
-    FollowerEntry("m3.55667788", "127.0.0.1:4712", False, 100, 4900, 10.02, True),
+    FollowerEntry(
+        "m3.55667788", "127.0.0.1:4712", False, 100, 4900, 10.02, True, 2, 1_700_000_000_000
+    ),
     FollowerEntry("m4.99aabbcc", "", True),
 )
 
@@ -480,6 +483,7 @@ def test_the_copies_of_each_broker_are_shown(asking, cluster):
     late = ["m3", "127.0.0.1:4712", "no", "100", "4900", "more", "than", "10.0"]
     assert ["broker-b", *late] in lines
     assert ["broker-b", "m4", "not", "connected", "yes", *["unknown"] * 3] in lines
+    assert ["broker-b", "m3", "2", *time_text(1_700_000_000_000).split()] in lines
 
 
 def test_removed_members_are_shown_with_the_reason(asking, cluster):
@@ -526,6 +530,8 @@ def test_the_copies_have_whole_names_in_json(asking, cluster):
         "in_sync": 1,
         "min_in_sync": 2,
         "log_end": 5000,
+        "damaged_parts": 0,
+        "verified_ms": 0,
         "followers": [
             {
                 "name": "m3",
@@ -536,6 +542,8 @@ def test_the_copies_have_whole_names_in_json(asking, cluster):
                 "bytes_behind": 4900,
                 "seconds_behind": 10.02,
                 "is_longer": True,
+                "damaged_parts": 2,
+                "verified_ms": 1_700_000_000_000,
             }
         ],
         "removed": [],

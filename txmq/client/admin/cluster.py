@@ -92,6 +92,8 @@ class ClusterCalls:
                 bytes_behind=entry.bytes_behind,
                 seconds_behind=entry.seconds_behind,
                 is_longer=entry.is_longer,
+                damaged_parts=entry.damaged_parts,
+                verified_ms=entry.verified_ms,
             )
             for entry in view.followers
         )
@@ -107,6 +109,8 @@ class ClusterCalls:
                 FormerMember(member.name, member.operator, member.reason, member.at_ms)
                 for member in view.removed
             ),
+            damaged_parts=view.damaged_parts,
+            verified_ms=view.verified_ms,
         )
 
     async def remove_member(

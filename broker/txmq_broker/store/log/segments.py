@@ -21,6 +21,7 @@ CUT_FOLDER: Final = "cut"
 """The folder in a broker's directory for the parts cut from its log."""
 
 _HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
+_KEPT_AT_ONCE: Final = 64 * 1024
 
 
 def path_of(start: int) -> str:
@@ -41,17 +42,32 @@ def cut_folder(position: int, now_ms: int) -> str:
     return f"{CUT_FOLDER}/{position}-{moment}"
 
 
-def keep_aside(disk: Disk, extent: Extent, start: int, folder: str) -> None:
-    """Copy a file of the log, from a position on, durably into a separate folder."""
+def keep_aside(disk: Disk, extent: Extent, start: int, folder: str, end: int | None = None) -> None:
+    """Copy a file of the log durably into a separate folder; what the disk cannot read stays blank.
+
+    Args:
+        disk: The directory.
+        extent: The file.
+        start: The position of the first byte to copy.
+        folder: The folder.
+        end: The position behind the last one; the end of the file if left out.
+
+    Raises:
+        OSError: The disk refused.
+    """
     source = disk.open(path_of(extent.start))
     try:
         kept = disk.open(f"{folder}/{path_of(start)}", create=True)
         try:
-            done, size = 0, source.size() - (start - extent.start)
-            while done < size:
-                data = source.read(start - extent.start + done, min(_HARDENED_AT_ONCE, size - done))
-                kept.write(done, data)
-                done += len(data)
+            first, size = start - extent.start, source.size()
+            if end is not None:
+                size = min(size, end - extent.start)
+            for place in range(first, size, _KEPT_AT_ONCE):
+                try:
+                    data = source.read(place, min(_KEPT_AT_ONCE, size - place))
+                except OSError:
+                    continue
+                kept.write(place - first, data)
             kept.sync()
         finally:
             kept.close()
@@ -198,6 +214,19 @@ class Segments:
             return self.files[at].read(position - self.starts[at], size)
         except OSError as error:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
+
+    def replace(self, position: int, data: bytes) -> File:
+        """Write other bytes in place of some of one file; returns the file, which is not synced.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        extent = self.extent_at(position)
+        assert self.start <= position, "it was deleted"
+        assert position + len(data) <= extent.end, "a file ends where the next one begins"
+        file = self.files[self.starts.index(extent.start)]
+        file.write(position - extent.start, data)
+        return file
 
     def append(self, *pieces: bytes | bytearray, stay: bool = False, begin: bool = False) -> None:
         """Write pieces at the end; begin a new file if the current one is full and ``stay`` is

@@ -175,14 +175,16 @@ def last_head(segments: Segments, known: int) -> SpanHead | None:
 
 
 def whole_spans(
-    file: File, extent: Extent, start: int, log_id: int
+    file: File, extent: Extent, start: int, log_id: int, window: int | None = None
 ) -> Iterator[tuple[bytes, SpanHead]]:
     """The bytes of one file from a position on, as far as its spans are intact.
 
-    They come in large pieces, each with the head of its last span. The caller copies them, so the
-    file may grow meanwhile: a span that is being written ends the pieces.
+    They come in large pieces, or in those of a given size, each with the head of its last span. The
+    caller copies them, so the file may grow meanwhile: a span that is being written ends the
+    pieces.
     """
-    at, size = start, _WINDOW
+    window = window or _WINDOW
+    at, size = start, window
     while at < extent.end:
         data = file.read(at - extent.start, min(size, extent.end - at))
         view, here, last = memoryview(data), 0, None
@@ -195,7 +197,7 @@ def whole_spans(
             here, last = after, head
         if last is not None:
             yield data[:here], last
-            at, size = at + here, _WINDOW
+            at, size = at + here, window
         elif head is not None and size < head.size <= extent.end - at:
             size = head.size
         else:

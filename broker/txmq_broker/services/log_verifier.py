@@ -1,0 +1,210 @@
+"""Reads the log again and again, to find what the disk has changed.
+
+A round compares every durable span with its checksum, in the newest file first. It reads a piece at
+a time, in the thread of the disk, and takes at most a fifth of the time. What looks damaged is read
+a second time on the event loop, where nothing changes the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk, File
+from txmq_broker.services.table_saves import run_in_thread
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.log.damaged_parts import DamagedPart, DamagedParts, look_at
+from txmq_broker.store.log.segments import Extent, path_of
+from txmq_broker.store.log.spans import whole_spans
+
+__all__ = ["LogVerifier"]
+
+log = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = 128 * 1024
+_PAUSE_S: Final = 10.0
+"""The pause between two rounds, which matters only for small logs."""
+_REST: Final = 4
+"""How much longer than its reading the pause after a piece is at least: many small spans take more
+time than their bytes suggest, and a busy disk is left to others.
+"""
+
+
+class LogVerifier:
+    """Verifies one log.
+
+    Args:
+        disk: The directory.
+        clock: For the pace, and for the time of the last round.
+        bytes_per_second: How fast it reads at most; 0 for no rounds.
+        current: Returns the log; ``None`` while it is not open.
+        damaged: Receives what is found.
+
+    Attributes:
+        verified_bytes: The bytes that were compared with their checksums.
+        rounds: The number of finished rounds.
+        last_round_ms: When the last one ended, by the wall clock; 0 before that.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        bytes_per_second: int,
+        current: Callable[[], CommitLog | None],
+        damaged: DamagedParts,
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._bytes_per_second = bytes_per_second
+        self._current = current
+        self._suspects: set[int] = set()
+        self._cleared: set[int] = set()
+        """Positions that were suspected in this round, and whose files were read since."""
+        self._whole_files: set[int] = set()
+        """The files in which this round has found no damage, by their starts."""
+        self._woken = asyncio.Event()
+        self.damaged = damaged
+        self.verified_bytes = 0
+        self.rounds = 0
+        self.last_round_ms = 0
+
+    def suspect(self, position: int) -> None:
+        """Have the file that holds a position verified soon: a reader met damage there."""
+        if not self.damaged.holds(position) and position not in self._cleared:
+            self._suspects.add(position)
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Verify until cancelled."""
+        next_round = self._clock.monotonic()
+        while True:
+            try:
+                if self._bytes_per_second and self._clock.monotonic() >= next_round:
+                    await self._round()
+                    next_round = self._clock.monotonic() + _PAUSE_S
+                await self._look_at_suspects()
+            except OSError as error:
+                log.warning("the log could not be verified: %s", error)
+                next_round = self._clock.monotonic() + _PAUSE_S
+            except Exception:
+                log.exception("the log could not be verified")
+                next_round = self._clock.monotonic() + _PAUSE_S
+            left = max(0.0, next_round - self._clock.monotonic())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left if self._bytes_per_second else None):
+                    await self._woken.wait()
+
+    async def _round(self) -> None:
+        found = self._current()
+        if found is None:
+            return
+        self._cleared.clear()
+        self._whole_files.clear()
+        for part in self.damaged:
+            if await self.is_whole(part):
+                log.warning("the log is whole again %s", part)
+                self.damaged.remove(part)
+        durable = found.durable
+        for extent in reversed(found.segments.extents()):
+            await self._verify(found, extent.start, durable, self.damaged.add, is_paced=True)
+            if found is not self._current():
+                return
+        self.rounds += 1
+        self.last_round_ms = self._clock.wall_ms()
+
+    async def _look_at_suspects(self) -> None:
+        self._woken.clear()
+        while self._suspects:
+            position = min(self._suspects)
+            self._suspects.remove(position)
+            self._cleared.add(position)
+            found = self._current()
+            if found is None or not found.start <= position < found.durable:
+                continue
+            extent = found.segments.extent_at(position)
+            await self._verify(found, extent.start, found.durable, self.damaged.add)
+            read = {one for one in self._suspects if extent.start <= one < extent.end}
+            self._cleared |= read
+            self._suspects -= read
+
+    def vouches_for(self, position: int) -> bool:
+        """Whether the file that holds a position was found whole in this round."""
+        found = self._current()
+        return found is not None and found.file_at(position) in self._whole_files
+
+    async def is_whole(self, part: DamagedPart) -> bool:
+        """Whether nothing in a part is damaged any more."""
+        found, damage = self._current(), list[DamagedPart]()
+        if found is None or not found.start <= part.start < part.end <= found.end:
+            return False
+        await self._verify(found, part.start, part.end, damage.append)
+        return not damage and found is self._current()
+
+    async def _verify(
+        self,
+        verified: CommitLog,
+        start: int,
+        end: int,
+        found: Callable[[DamagedPart], None],
+        *,
+        is_paced: bool = False,
+    ) -> None:
+        """Verify one file from the start of a span on, up to a position."""
+        segments = verified.segments
+        if start < segments.start:
+            return
+        extent = segments.extent_at(start)
+        extent = Extent(extent.start, min(extent.end, end))
+        # A file of its own, because the log's may be closed while the thread reads.
+        try:
+            file = self._disk.open(path_of(extent.start))
+        except FileNotFoundError:
+            log.error("the file %s is gone", path_of(extent.start))  # noqa: TRY400
+            return
+        try:
+            at, has_damage = start, False
+            while at < extent.end:
+                began = self._clock.monotonic()
+                after = await self._whole_until(file, extent, at, segments.log_id)
+                if verified is not self._current() or extent.start not in segments.starts:
+                    return
+                if after == at:
+                    after, is_whole = look_at(segments, at)
+                    if not is_whole:
+                        has_damage = True
+                        found(DamagedPart(at, after))
+                self.verified_bytes += after - at
+                await self._pause(after - at, began, is_paced=is_paced)
+                at = after
+            if start == extent.start and not has_damage:
+                self._whole_files.add(start)
+        finally:
+            file.close()
+
+    async def _whole_until(self, file: File, extent: Extent, at: int, log_id: int) -> int:
+        """Where the whole spans end that begin at a position, a piece of them; there without."""
+        ends = [at]
+
+        def read() -> None:
+            for _, last in whole_spans(file, extent, at, log_id, _PIECE_BYTES):
+                ends.append(last.position + last.size)
+                return
+
+        try:
+            await run_in_thread(self._disk, read)
+        except OSError as error:
+            log.debug("the disk could not read the log at %d: %s", at, error)
+        return ends[-1]
+
+    async def _pause(self, size: int, began: float, *, is_paced: bool) -> None:
+        if not is_paced:
+            return
+        took = self._clock.monotonic() - began
+        await asyncio.sleep(max(size / self._bytes_per_second, _REST * took))
+        if self._suspects:
+            await self._look_at_suspects()

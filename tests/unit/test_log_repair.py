@@ -1,0 +1,200 @@
+"""Damaged copies in virtual time: found, out of sync, and repaired from another copy."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.unit.set_stage import in_set
+from tests.unit.test_follower import fill
+from txmq.protocol.copies import FollowerEntry
+from txmq.protocol.span import HEAD_BYTES, heads_in
+from txmq_broker.services.keeper import Keeper
+
+
+async def until(condition, within=60):
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def heads(disk, path):
+    """The heads of the spans of a file of the log."""
+    file = disk.open(path)
+    data = file.read(0, file.size())
+    file.close()
+    start = int(path.removeprefix("log/").partition(".")[0])
+    return list(heads_in(data, start)), start
+
+
+def flip(member, file=0, span=1, inside=HEAD_BYTES + 10):
+    """Flip a bit of a span of one of a member's files; the position of the span."""
+    path = f"log/{list(member.log_files())[file]}"
+    found, start = heads(member.disk, path)
+    position = found[span].position
+    member.disk.flip_bit(path, position - start + inside)
+    return position
+
+
+async def copied(stage, count=100):
+    """Have the second member follow the first one, over several files of the log; a client."""
+    client = await stage.copied()
+    await fill(client, 0, count)
+    await stage.caught_up(stage.second)
+    assert len(stage.first.log_files()) > 2
+    return client
+
+
+def entry(stage, member="m2"):
+    """What the leader knows about a follower."""
+    found = stage.first.broker.parts.show_copies().followers
+    unknown = FollowerEntry(member, "", is_in_sync=False)
+    return next((one for one in found if one.member == member), unknown)
+
+
+@pytest.mark.parametrize(
+    ("file", "span", "inside"),
+    [
+        pytest.param(0, 1, HEAD_BYTES + 10, id="a body in a closed file"),
+        pytest.param(0, 0, HEAD_BYTES + 10, id="the first span of a file"),
+        pytest.param(1, 1, 3, id="the length in a head"),
+        pytest.param(1, -1, 20, id="the head of the last span of a file"),
+        pytest.param(-1, 1, HEAD_BYTES + 10, id="the file that is written to"),
+    ],
+)
+def test_a_flipped_bit_in_a_follower_is_found_and_repaired(file, span, inside, caplog):
+    async def main(stage):
+        await copied(stage)
+        position = flip(stage.second, file, span, inside)
+        assert stage.second.log_files() != stage.first.log_files()
+
+        await until(lambda: entry(stage).damaged_parts)
+        assert not entry(stage).is_in_sync
+        await until(lambda: entry(stage).is_in_sync)
+        assert entry(stage).damaged_parts == 0
+
+        assert stage.second.log_files() == stage.first.log_files()
+        (kept,) = stage.second.disk.names("cut")
+        assert kept.startswith(f"{position}-")
+        found = [line for line in caplog.messages if f"damaged from position {position} " in line]
+        assert len(found) == 1
+        assert any(
+            f"from position {position} " in line and "was repaired" in line
+            for line in caplog.messages
+        )
+
+    caplog.set_level(logging.INFO)
+    in_set(main)
+
+
+def test_two_damaged_places_are_repaired_and_the_rest_is_read_in_the_meantime():
+    async def main(stage):
+        await copied(stage, 150)
+        flip(stage.second, 0, 2)
+        flip(stage.second, 1, 1, 3)
+        flip(stage.second, 1, -1)
+        await until(lambda: entry(stage).damaged_parts)
+        await until(lambda: entry(stage).is_in_sync)
+        assert stage.second.log_files() == stage.first.log_files()
+        assert len(stage.second.disk.names("cut")) == 3
+
+    in_set(main)
+
+
+def test_a_part_that_is_damaged_at_the_leader_too_is_repaired_from_the_next_leader(caplog):
+    async def main(stage):
+        client = await copied(stage)
+        stage.third.follow()
+        await stage.caught_up(stage.third)
+        flip(stage.second)
+        flip(stage.first)
+        await until(lambda: stage.first.broker.parts.verifier.damaged)
+        await asyncio.sleep(20)
+        assert not entry(stage).is_in_sync
+        refusals = [line for line in caplog.messages if "is not repaired yet" in line]
+        assert any("what this leader has there differs" in line for line in refusals)
+        assert len(refusals) < 4
+
+        await fill(client, 100, 5)
+        await stage.caught_up(stage.second, stage.third)
+        await stage.first.kill()
+        await stage.third.stop()
+        await stage.third.lead(2)
+        await until(lambda: not stage.second.follower.copy.damaged)
+        stage.first.follow()
+        await until(
+            lambda: stage.first.follower.verifier.rounds and not stage.first.follower.copy.is_out
+        )
+        assert stage.first.log_files() == stage.second.log_files() == stage.third.log_files()
+        found = await stage.third.client()
+        counts = [len((await found.pull("T", 0, queue=queue)).bodies) for queue in range(4)]
+        assert sum(counts) == 106
+
+    in_set(main)
+
+
+def test_a_wiped_follower_of_a_damaged_leader_gets_no_damaged_byte_and_the_leader_says_so(caplog):
+    async def main(stage):
+        await copied(stage)
+        stage.third.follow()
+        await stage.second.stop()
+        position = flip(stage.first, 1)
+        await until(lambda: stage.first.broker.parts.verifier.damaged)
+        assert any(
+            f"the log is damaged from position {position} " in line for line in caplog.messages
+        )
+
+        await until(lambda: stage.third.follower.status.position in {position, stage.first.end})
+        stage.second.follow()
+        await stage.caught_up(stage.second)
+
+    in_set(main)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_what_was_found_is_known_after_a_restart_that_comes_before_the_repair(is_killed):
+    async def main(stage):
+        await copied(stage)
+        stage.leader = None
+        await stage.first.kill()
+        position = flip(stage.second)
+        await until(lambda: stage.second.follower.copy.damaged)
+        await (stage.second.kill() if is_killed else stage.second.stop())
+        assert [start for start, _ in Keeper(stage.second.disk).copy_state().damaged] == [position]
+
+        await stage.first.lead(2)
+        stage.second.follow()
+        await until(lambda: entry(stage).is_in_sync)
+        assert Keeper(stage.second.disk).copy_state().damaged == []
+        assert stage.second.log_files() == stage.first.log_files()
+
+    in_set(main)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_repair_that_is_killed_at_any_step_is_done_again(number):
+    async def main(stage):
+        await copied(stage)
+        second, left = stage.second, number
+
+        def count(event):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                second.disk.on_write = None
+                second.machine.kill()
+
+        second.disk.on_write = count
+        flip(second, 0, 3)
+        await until(
+            lambda: left < 0 or second.disk.names("cut") and not second.follower.copy.damaged
+        )
+        second.disk.on_write = None
+        await second.kill()
+        second.follow()
+        await until(lambda: entry(stage).is_in_sync and second.follower.verifier.rounds > 1)
+
+        assert second.log_files() == stage.first.log_files()
+        assert not second.follower.copy.damaged
+
+    in_set(main)

@@ -3,7 +3,8 @@
 A frame is a 4-byte length, then a word with the header's form in its top byte and the header's
 length in the low 24 bits, then the header, in JSON or in RocketMQ's binary form, then the body.
 The reader keeps only bytes that arrived, and refuses a length over the limit before it allocates
-memory.
+memory. It also refuses a header that is too long, or has too many fields, before that is decoded:
+a server decodes the headers of strangers, and serves nobody else while it does.
 
 A header is decoded in two steps. The fields of a request stay as bytes until :meth:`Command.read`
 decodes them straight into typed attributes.
@@ -19,7 +20,13 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.limits import FRAME_BYTES_MAX, HEADER_FIELDS_MAX, LAX_HEADER_BYTES_MAX
+from txmq.limits import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    HEADER_BYTES_USUAL,
+    HEADER_FIELDS_MAX,
+    LAX_HEADER_BYTES_MAX,
+)
 from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.header_binary import BinaryHeader
@@ -49,6 +56,11 @@ JSON = 0
 BINARY = 1
 """The header is in RocketMQ's binary form."""
 
+_OTHER_NAMES_MAX: Final = 16
+"""Names in a header beside its fields; RocketMQ has eight."""
+
+_TOO_MANY_FIELDS: Final = f"a header has more than {HEADER_FIELDS_MAX} fields"
+
 _WORDS = Struct(">II")
 _TLS_HELLO = 0x1603
 """The first bytes of a TLS handshake: its type, and the first byte of a version."""
@@ -76,8 +88,9 @@ class FrameReader:
         """Add received bytes and return the frames they complete, in order.
 
         Raises:
-            RemoteProtocolError: The lengths are inconsistent or over the limit, or the header's
-                form is unknown. Earlier frames in the same data are lost with the connection.
+            RemoteProtocolError: The lengths are inconsistent or over the limit, the header has
+                too many fields, or its form is unknown. Earlier frames in the same data are lost
+                with the connection.
         """
         frames: list[Frame] = []
         at, end = 0, len(data)
@@ -97,7 +110,12 @@ class FrameReader:
         while end - at >= 8:
             length, word = _WORDS.unpack_from(data, at)
             header_length = word & 0xFFFFFF
-            if length + 4 > self._limit or length < 4 + header_length or word > 0x1FFFFFF:
+            if (
+                length + 4 > self._limit
+                or length < 4 + header_length
+                or header_length > HEADER_BYTES_MAX
+                or word > 0x1FFFFFF
+            ):
                 if length >> 16 == _TLS_HELLO:
                     raise RemoteProtocolError(
                         "the peer speaks TLS, which is off here; turn it on with tls.mode, or off "
@@ -105,14 +123,17 @@ class FrameReader:
                     )
                 raise RemoteProtocolError(
                     f"a frame claims {quantity(length, 'byte')} with a header of {header_length} "
-                    f"in form {word >> 24}; the limit is {self._limit}"
+                    f"in form {word >> 24}; the limits are {self._limit} and {HEADER_BYTES_MAX}"
                 )
             stop = at + 4 + length
             if stop > end:
                 self._wanted = stop - at
                 break
             middle = at + 8 + header_length
-            frames.append((word >> 24, data[at + 8 : middle], data[middle:stop]))
+            header = data[at + 8 : middle]
+            if header_length > HEADER_BYTES_USUAL:
+                _check_fields(word >> 24, header)
+            frames.append((word >> 24, header, data[middle:stop]))
             at = stop
         else:
             self._wanted = 8
@@ -126,18 +147,36 @@ def _whole_frame(data: bytearray) -> Frame:
     _, word = _WORDS.unpack_from(data)
     middle = 8 + (word & 0xFFFFFF)
     view = memoryview(data)
-    return word >> 24, bytes(view[8:middle]), bytes(view[middle:])
+    kind, header = word >> 24, bytes(view[8:middle])
+    if len(header) > HEADER_BYTES_USUAL:
+        _check_fields(kind, header)
+    return kind, header, bytes(view[middle:])
+
+
+def _check_fields(kind: int, header: bytes) -> None:
+    """Refuse a JSON header with many fields. A binary one is decoded only up to that many.
+
+    The scan takes a small part of the time of decoding. A text that contains a quote and a colon
+    has a backslash before the quote, so the count is never too high. It may be too low, as for
+    names with a blank after them; these are counted when they are decoded.
+    """
+    if kind == JSON:
+        names = header.count(b'":') - header.count(b'\\":')
+        if names > HEADER_FIELDS_MAX + _OTHER_NAMES_MAX:
+            raise RemoteProtocolError(_TOO_MANY_FIELDS)
 
 
 def frame(kind: int, header: bytes, body: bytes = b"") -> bytes:
     """Encode one frame.
 
     Raises:
-        LocalProtocolError: The frame would exceed the size that peers accept.
+        LocalProtocolError: The frame or its header would exceed the size that peers accept.
     """
     length = 4 + len(header) + len(body)
-    if length + 4 > FRAME_BYTES_MAX or len(header) > 0xFFFFFF:
+    if length + 4 > FRAME_BYTES_MAX:
         raise LocalProtocolError(f"a frame of {length + 4} bytes exceeds {FRAME_BYTES_MAX}")
+    if len(header) > HEADER_BYTES_MAX:
+        raise LocalProtocolError(f"a header of {len(header)} bytes exceeds {HEADER_BYTES_MAX}")
     return _WORDS.pack(length, kind << 24 | len(header)) + header + body
 
 
@@ -157,6 +196,7 @@ _decoders: Final[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
 _wire_names: Final[dict[type[Header], tuple[tuple[str, str], ...]]] = {}
 _NO_FIELDS: Final = (b"", b"null")
 _field_decoder: Final = msgspec.json.Decoder(dict[str, str])
+_plain_decoder: Final = msgspec.json.Decoder()
 
 
 class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
@@ -392,7 +432,7 @@ def _decode_binary(header: bytes, body: bytes) -> Command:
 
 
 def _decode_lax(header: bytes) -> Command:
-    value = fastjson.loads(header, LAX_HEADER_BYTES_MAX)
+    value = _loads(header)
     if not isinstance(value, dict):
         raise RemoteProtocolError("a header is not a JSON object")
     ext = value.pop("extFields", None)
@@ -412,9 +452,18 @@ def _fields_in(text: bytes) -> dict[str, str]:
     try:
         found = _field_decoder.decode(text)
     except fastjson.NOT_STRICT:
-        return _texts(fastjson.loads(text, LAX_HEADER_BYTES_MAX))
+        return _texts(_loads(text))
     if len(found) > HEADER_FIELDS_MAX:
-        raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
+        raise RemoteProtocolError(_TOO_MANY_FIELDS)
+    return found
+
+
+def _loads(text: bytes) -> fastjson.Value:
+    """Strict JSON with values of unexpected kinds, or a short text in the dialect."""
+    try:
+        found: fastjson.Value = _plain_decoder.decode(text)
+    except fastjson.NOT_STRICT:
+        return fastjson.loads(text, LAX_HEADER_BYTES_MAX)
     return found
 
 
@@ -422,7 +471,7 @@ def _texts(value: fastjson.Value) -> dict[str, str]:
     if not isinstance(value, dict):
         raise RemoteProtocolError("extFields is not a JSON object")
     if len(value) > HEADER_FIELDS_MAX:
-        raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
+        raise RemoteProtocolError(_TOO_MANY_FIELDS)
     texts: dict[str, str] = {}
     for name, field in value.items():
         if isinstance(name, str) and field is not None:

@@ -53,15 +53,17 @@ def unpack(data: bytes) -> BinaryHeader:
 
 def _fields(data: bytes, at: int, end: int) -> dict[str, str]:
     fields: dict[str, str] = {}
+    count = 0
     while at < end:
+        count += 1
+        if count > HEADER_FIELDS_MAX:
+            raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
         (size,) = _SHORT.unpack_from(data, at)
         name = _text(data, at + 2, size)
         at += 2 + size
         (size,) = _LENGTH.unpack_from(data, at)
         fields[name] = _text(data, at + 4, size)
         at += 4 + size
-        if len(fields) > HEADER_FIELDS_MAX:
-            raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
     if at != end:
         raise RemoteProtocolError("a binary header's fields overrun their length")
     return fields

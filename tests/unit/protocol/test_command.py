@@ -5,7 +5,7 @@ import json
 import pytest
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.limits import HEADER_FIELDS_MAX
+from txmq.limits import HEADER_FIELDS_MAX, LAX_HEADER_BYTES_MAX
 from txmq.protocol import header_binary
 from txmq.protocol.command import (
     BINARY,
@@ -380,6 +380,17 @@ def test_more_fields_than_any_header_has_are_refused():
     assert len(most.field_map()) == HEADER_FIELDS_MAX
     with pytest.raises(RemoteProtocolError, match=str(HEADER_FIELDS_MAX)):
         more.field_map()
+
+
+def test_a_long_header_with_numbers_as_fields_is_read():
+    """The C++ client writes numbers. Only the dialect takes long to read, and must be short."""
+    padding = "x" * LAX_HEADER_BYTES_MAX
+    numbers = received({"code": "34", "extFields": {"a": 1, "i": padding}})
+
+    assert numbers.code == 34
+    assert numbers.field_map() == {"a": "1", "i": padding}
+    with pytest.raises(RemoteProtocolError, match="too long"):
+        received(b'{"code":34,"extFields":{a:1,"i":"%b"}}' % padding.encode()).field_map()
 
 
 def test_a_header_in_binary_form_is_read():

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
-from txmq.limits import FRAME_BYTES_MAX
+from txmq.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HEADER_FIELDS_MAX
 from txmq.protocol.command import BINARY, JSON, FrameReader, frame
 from txmq.quantity import quantity
 
@@ -103,6 +103,47 @@ def test_a_frame_over_the_limit_is_refused_as_soon_as_it_says_so(length):
     """A negative length is one of them: Java would read 80000000 and up so."""
     with pytest.raises(RemoteProtocolError, match="limit"):
         FrameReader().feed(length.to_bytes(4, "big") + bytes(4))
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+def test_a_header_over_the_limit_is_refused_as_soon_as_it_says_so(kind):
+    most = b"x" * HEADER_BYTES_MAX
+    word = (kind << 24 | HEADER_BYTES_MAX + 1).to_bytes(4, "big")
+
+    assert FrameReader().feed(frame(kind, most)) == [(kind, most, b"")]
+    with pytest.raises(RemoteProtocolError, match=f"the limits are .* {HEADER_BYTES_MAX}"):
+        FrameReader().feed((4 + len(most) + 1).to_bytes(4, "big") + word)
+    with pytest.raises(LocalProtocolError, match=str(HEADER_BYTES_MAX)):
+        frame(kind, most + b"x")
+
+
+def header_with(count, field='"f%d":"12345"'):
+    fields = ",".join(field % number for number in range(count))
+    return f'{{"code":34,"extFields":{{{fields}}}}}'.encode()
+
+
+@pytest.mark.parametrize("read_size", [FRAME_BYTES_MAX, 1000], ids=["whole", "in-pieces"])
+def test_a_header_with_more_fields_than_any_has_is_refused_before_it_is_decoded(read_size):
+    def read(header):
+        data, reader, frames = frame(JSON, header), FrameReader(), []
+        for at in range(0, len(data), read_size):
+            frames += reader.feed(data[at : at + read_size])
+        return frames
+
+    most = header_with(HEADER_FIELDS_MAX)
+    assert read(most) == [(JSON, most, b"")]
+    with pytest.raises(RemoteProtocolError, match=f"more than {HEADER_FIELDS_MAX} fields"):
+        read(header_with(2 * HEADER_FIELDS_MAX))
+
+
+def test_text_that_looks_like_fields_is_not_counted():
+    """A property may hold a JSON text of any number of members."""
+    member = r"\"f\":\"x\","
+    text = header_with(1, '"i%d":"' + member * HEADER_FIELDS_MAX * 2 + '"')
+
+    assert FrameReader().feed(frame(JSON, text)) == [(JSON, text, b"")]
+    unescaped = text.replace(b"\\", b"")
+    assert FrameReader().feed(frame(BINARY, unescaped)) == [(BINARY, unescaped, b"")]
 
 
 def test_the_limit_counts_the_length_prefix_itself():

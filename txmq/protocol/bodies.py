@@ -7,12 +7,12 @@ space, except that maps by queue have objects as keys, because Java requires it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 import msgspec
 
 from txmq.errors import RemoteProtocolError
-from txmq.limits import LAX_BODY_BYTES_MAX
+from txmq.limits import FRAME_BYTES_MAX, HEARTBEAT_BYTES_MAX, LAX_BODY_BYTES_MAX, LOCK_BYTES_MAX
 from txmq.protocol import fastjson
 from txmq.protocol.headers import camel
 
@@ -77,6 +77,8 @@ T = TypeVar("T")
 class Body(msgspec.Struct, rename=camel, gc=False):
     """A body that is one JSON object. None refers to itself, so the collector need not look."""
 
+    _bytes_max: ClassVar[int] = FRAME_BYTES_MAX
+    """A longer one is refused unread: while a server reads a body, all other clients wait."""
     _decoders: ClassVar[dict[type[Body], msgspec.json.Decoder[Any]]] = {}
 
     @classmethod
@@ -84,21 +86,20 @@ class Body(msgspec.Struct, rename=camel, gc=False):
         """Decode a body.
 
         Raises:
-            RemoteProtocolError: The bytes are not this kind of body.
+            RemoteProtocolError: The bytes are too many, or not this kind of body.
         """
+        if len(data) > cls._bytes_max:
+            raise RemoteProtocolError(f"{cls.__name__}: {len(data)} bytes exceed {cls._bytes_max}")
         decoder = Body._decoders.get(cls)
         if decoder is None:
             decoder = Body._decoders[cls] = msgspec.json.Decoder(cls, strict=False)
         try:
-            found: Self = decoder.decode(data)
+            return cast("Self", decoder.decode(data))
         except fastjson.NOT_STRICT:
             pass
-        else:
-            return found
+        loose = _without_nulls(fastjson.loads(data, LAX_BODY_BYTES_MAX))
         try:
-            return msgspec.convert(
-                _without_nulls(fastjson.loads(data, LAX_BODY_BYTES_MAX)), cls, strict=False
-            )
+            return msgspec.convert(loose, cls, strict=False)
         except msgspec.ValidationError as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from error
 
@@ -227,6 +228,7 @@ class ConsumerRegistration(Body):
 class Heartbeat(Body, rename={"client_id": "clientID"}):
     """34: a client's id and its groups."""
 
+    _bytes_max: ClassVar[int] = HEARTBEAT_BYTES_MAX
     client_id: str
     producer_data_set: list[ProducerRegistration] = msgspec.field(
         default_factory=list, name="producerDataSet"
@@ -247,6 +249,7 @@ class Heartbeat(Body, rename={"client_id": "clientID"}):
 class SubscriptionCheck(Body):
     """46: a filter to validate."""
 
+    _bytes_max: ClassVar[int] = HEARTBEAT_BYTES_MAX
     client_id: str
     group: str
     subscription_data: SubscriptionData
@@ -346,6 +349,7 @@ class GroupList(Body):
 class LockRequest(Body):
     """41 and 42: queues that a consumer wants to lock or unlock."""
 
+    _bytes_max: ClassVar[int] = LOCK_BYTES_MAX
     client_id: str
     consumer_group: str
     mq_set: list[MessageQueue] = []

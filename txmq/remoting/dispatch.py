@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from txmq.errors import BrokerRefused, TxmqError, UnknownRefusal
+from txmq.limits import REMARK_CHARS_MAX
 from txmq.protocol import command as commands
 from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
@@ -146,8 +147,8 @@ class Dispatcher:
             # The text may have words of the peer, which must not make each line a new one.
             kind = f"{request.code} {connection.host} {type(error).__name__}"
             if (times := self._faults.note(kind)) is not None:
-                who = connection.address
-                log.warning("request %d of %s: %s%s", request.code, who, error, times)
+                who, text = connection.address, str(error)[:REMARK_CHARS_MAX]
+                log.warning("request %d of %s: %s%s", request.code, who, text, times)
             return _refuse(request, _SYSTEM_ERROR, str(error))
         except Exception as error:
             log.exception("request %d of %s failed", request.code, connection.address)
@@ -178,4 +179,6 @@ class Dispatcher:
 
 
 def _refuse(request: Command, code: int, remark: str) -> bytes | None:
-    return None if request.flag & ONEWAY else commands.answer(request, code, remark=remark)
+    if request.flag & ONEWAY:
+        return None
+    return commands.answer(request, code, remark=remark[:REMARK_CHARS_MAX])

@@ -71,6 +71,8 @@ FILES_KEPT: Final = 16
 """A file is full at this size; older files than these are deleted."""
 _TEXT_CHARS_MAX: Final = 2000
 """The characters of a field or a body that an entry keeps."""
+_BODY_BYTES_READ: Final = 4 * (_TEXT_CHARS_MAX + 1)
+"""The bytes of a body that are decoded for them; a character has at most four."""
 _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
@@ -181,7 +183,8 @@ class AuditLog:
                 for name, text in {**fields, **result}.items()
                 if name not in _HIDDEN
             },
-            _cut(request.body.decode(errors="replace")),
+            # Not the whole: a stranger's 16 MiB that are not UTF-8 took 0.2 s.
+            _cut(request.body[:_BODY_BYTES_READ].decode(errors="replace")),
             _cut(refused),
         )
         try:

@@ -1,5 +1,6 @@
 """The record of operators goes on in a next file, and everybody waits while that begins."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -105,3 +106,21 @@ def test_an_invalid_field_hides_no_request(tmp_path):
     (entry,) = read_audit(disk, pytest.fail)
     assert entry.request == "DELETE_TOPIC_IN_BROKER"
     assert entry.fields == {"?": "text is not UTF-8: invalid continuation byte"}
+
+
+def test_only_the_beginning_of_a_body_is_read(tmp_path):
+    """A stranger may send 16 MiB that are not UTF-8, which took 0.2 s."""
+    (request,) = requests(1)
+    request.body = b"\xff" * 4 * 1024 * 1024
+    log = AuditLog(LocalDisk(tmp_path), SetClock())
+    log.open("me")
+    tracemalloc.start()
+
+    log.note(PEER, request)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    log.close()
+
+    assert peak < 1024 * 1024
+    (entry,) = read_audit(LocalDisk(tmp_path), pytest.fail)
+    assert entry.body == "\ufffd" * 1999 + "…"

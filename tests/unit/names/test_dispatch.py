@@ -4,6 +4,7 @@ import pytest
 
 from tests.unit.names.names_peer import Peer
 from txmq.errors import RemoteProtocolError, TopicNotFound, UnknownRefusal, WriteFailed
+from txmq.limits import REMARK_CHARS_MAX
 from txmq.protocol.command import BINARY, JSON, answer
 from txmq.protocol.headers import TopicHeader
 from txmq.remoting.dispatch import Dispatcher
@@ -40,6 +41,15 @@ def test_a_refusal_is_answered_with_its_code_and_remark():
     found = raising(TopicNotFound("no such topic")).ask(7)
 
     assert (found.code, found.remark) == (17, "no such topic")
+
+
+@pytest.mark.parametrize("error", [TopicNotFound, RemoteProtocolError])
+def test_a_refusal_that_repeats_what_a_peer_sent_fits_a_header(error, caplog):
+    """A header holds 256 KiB, and the text of its refusal may need seven bytes for a character."""
+    found = raising(error("\ue000" * 300_000)).ask(7)
+
+    assert found.remark == "\ue000" * REMARK_CHARS_MAX
+    assert len(caplog.text) < 2 * REMARK_CHARS_MAX
 
 
 def test_a_refusal_without_a_remark_still_says_something():

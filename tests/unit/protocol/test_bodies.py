@@ -21,6 +21,7 @@ from txmq.protocol.bodies import (
     QueueRoute,
     QueueStats,
     RegistrationBody,
+    SubscriptionCheck,
     SubscriptionData,
     TopicConfig,
     TopicConfigs,
@@ -211,6 +212,17 @@ def test_consumers_are_listed():
 def test_what_is_no_such_body_is_refused(text):
     with pytest.raises(RemoteProtocolError):
         Heartbeat.read(text)
+
+
+@pytest.mark.parametrize("kind", [Heartbeat, LockRequest, SubscriptionCheck])
+def test_a_body_that_any_client_may_send_is_refused_unread_beyond_its_limit(kind):
+    padding = b" " * 2 * 1024 * 1024
+    text = b'{"clientID":"c","clientId":"c","consumerGroup":"G","group":"G",'
+    text += b'"subscriptionData":{"topic":"T"}}'
+
+    assert kind.read(text).client_id == "c"
+    with pytest.raises(RemoteProtocolError, match=f"bytes exceed {kind._bytes_max}"):
+        kind.read(text + padding)
 
 
 # Maps by queue

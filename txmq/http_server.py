@@ -1,7 +1,9 @@
 """Pages over HTTP for monitoring programs: metrics and health. Just enough HTTP for that.
 
-A connection brings one request and gets one page. The number of connections, the size of a request
-and the time of an exchange are bounded, so that the pages cost a server little.
+A connection brings one request and gets one page. The number of pages made at once, the size of a
+request and the time of an exchange are bounded, so that the pages cost a server little. Where too
+many connections wait for their peers, those that have waited longest are closed: peers that send
+half a request, or read no answer, keep no others out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias, cast
 
-from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
+from txmq.limits import HTTP_ANSWERS_MAX, HTTP_REQUEST_BYTES_MAX, HTTP_WAITING_MAX
 from txmq.runtime.network import Network, ServerSocket, SystemNetwork
 from txmq.runtime.tasks import Tasks
 
@@ -79,7 +81,11 @@ class HttpServer:
         self._wanted = host, port
         self._network: Network = network or SystemNetwork()
         self._tasks = Tasks()
-        self._exchanges: set[HttpExchange] = set()
+        # The exchanges whose request has not arrived, whose page is being made, and whose peer has
+        # not read the page; dictionaries keep the order in which these began to wait.
+        self._arriving: dict[HttpExchange, None] = {}
+        self._made: set[HttpExchange] = set()
+        self._unread: dict[HttpExchange, None] = {}
         self._socket: ServerSocket | None = None
         self.address = host, port
 
@@ -89,7 +95,7 @@ class HttpServer:
         Raises:
             OSError: The address is taken, or not one of this machine.
         """
-        self._socket = await self._network.listen(self._take, *self._wanted)
+        self._socket = await self._network.listen(lambda: HttpExchange(self), *self._wanted)
         self.address = self._socket.address
         return self
 
@@ -102,26 +108,41 @@ class HttpServer:
         if self._socket is not None:
             self._socket.close()
         await self._tasks.stop()
-        for exchange in list(self._exchanges):
+        for exchange in (*self._arriving, *self._made, *self._unread):
             exchange.abort()
 
-    def _take(self) -> HttpExchange:
-        exchange = HttpExchange(self._answer, self._exchanges.discard)
-        if len(self._exchanges) >= HTTP_CONNECTIONS_MAX:
-            exchange.refusal = HttpPage(
-                f"{HTTP_CONNECTIONS_MAX} connections are open, which is the limit\n",
-                HTTPStatus.SERVICE_UNAVAILABLE,
-            )
-        self._exchanges.add(exchange)
-        return exchange
+    # Called by exchanges
 
-    def _answer(self, exchange: HttpExchange, head: bytes) -> None:
+    def note_open(self, exchange: HttpExchange) -> None:
+        """A connection waits for its request."""
+        _append(self._arriving, exchange, HTTP_WAITING_MAX)
+
+    def serve(self, exchange: HttpExchange, head: bytes) -> None:
+        """Make the page that a request asks for."""
+        self._arriving.pop(exchange, None)
+        if len(self._made) >= HTTP_ANSWERS_MAX:
+            reason = f"{HTTP_ANSWERS_MAX} pages are being made, which is the limit\n"
+            exchange.send(HttpPage(reason, HTTPStatus.SERVICE_UNAVAILABLE))
+            return
+        self._made.add(exchange)
         self._tasks.start(self._serve(exchange, head), "page for monitoring")
+
+    def note_lost(self, exchange: HttpExchange) -> None:
+        """Forget a connection."""
+        self._arriving.pop(exchange, None)
+        self._made.discard(exchange)
+        self._unread.pop(exchange, None)
 
     async def _serve(self, exchange: HttpExchange, head: bytes) -> None:
         verb, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0].decode("ascii", "replace")
-        exchange.send(await self._page(verb, path), has_body=verb != b"HEAD")
+        page = await self._page(verb, path)
+        if exchange not in self._made:
+            return  # Its peer has left.
+        self._made.remove(exchange)
+        # Twice as many as are made: the answers of this turn of the loop are not on their way yet.
+        _append(self._unread, exchange, 2 * HTTP_ANSWERS_MAX)
+        exchange.send(page, has_body=verb != b"HEAD")
 
     async def _page(self, verb: bytes, path: str) -> HttpPage:
         if verb not in {b"GET", b"HEAD"}:
@@ -138,47 +159,53 @@ class HttpServer:
             )
 
 
+def _append(waiting: dict[HttpExchange, None], exchange: HttpExchange, most: int) -> None:
+    """Add a connection that waits for its peer; one too many closes the oldest."""
+    waiting[exchange] = None
+    if len(waiting) > most:
+        oldest = next(iter(waiting))
+        del waiting[oldest]
+        oldest.abort()
+
+
 class HttpExchange(asyncio.Protocol):
     """One connection: a request, and its answer."""
 
-    def __init__(
-        self,
-        answer: Callable[[HttpExchange, bytes], None],
-        ended: Callable[[HttpExchange], None],
-    ) -> None:
-        self._answer = answer
-        self._ended = ended
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
         self._received = b""
+        self._is_complete = False
+        """Whether the request has arrived, or is refused already."""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.refusal: HttpPage | None = None
-        """The answer, whatever the request is."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not derive from asyncio's class.
         self._transport = cast("asyncio.Transport", transport)
         self._timer = asyncio.get_running_loop().call_later(EXCHANGE_S, self.abort)
-        if self.refusal is not None:
-            self.send(self.refusal)
+        self._server.note_open(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
         if self._timer is not None:
             self._timer.cancel()
-        self._ended(self)
+        self._server.note_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        if self.refusal is not None or _HEAD_END in self._received:
+        if self._is_complete:
             return
         self._received += data
         if _HEAD_END in self._received[:HTTP_REQUEST_BYTES_MAX]:
-            self._answer(self, self._received)
+            self._is_complete = True
+            self._server.serve(self, self._received)
         elif len(self._received) >= HTTP_REQUEST_BYTES_MAX:
-            self.refusal = HttpPage(
-                f"a request has at most {HTTP_REQUEST_BYTES_MAX} bytes\n",
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            self._is_complete = True
+            self.send(
+                HttpPage(
+                    f"a request has at most {HTTP_REQUEST_BYTES_MAX} bytes\n",
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                )
             )
-            self.send(self.refusal)
 
     def send(self, page: HttpPage, *, has_body: bool = True) -> None:
         """Answer, and close the connection."""

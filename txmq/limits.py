@@ -374,7 +374,12 @@ CONSOLE_SESSIONS_MAX: Final = 200
 longest."""
 
 CONSOLE_REQUESTS_MAX: Final = 400
-"""Connections of a web console; to one more it answers 503. A browser opens at most six."""
+"""Connections of a web console beside those that wait; to one more it answers 503. A browser opens
+at most six."""
+
+CONSOLE_WAITING_MAX: Final = 256
+"""Connections of a web console whose next request has not arrived completely. One more closes the
+oldest, so that half-sent requests keep nobody out."""
 
 CONSOLE_STREAMS_MAX: Final = 200
 """Pages of a web console that receive their changes over a connection of their own; one more gets
@@ -402,8 +407,13 @@ WATCHED_FILES_MAX: Final = 10_000
 HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
 """A request for a page about metrics or health; those of browsers have one or two thousand."""
 
-HTTP_CONNECTIONS_MAX: Final = 16
-"""Connections at once to such pages: a few programs that scrape and probe. One more gets 503."""
+HTTP_ANSWERS_MAX: Final = 16
+"""Such pages that are made at once: a few programs scrape and probe. One more request gets 503. Of
+pages that peers have not read, a server keeps twice as many, and then closes the oldest."""
+
+HTTP_WAITING_MAX: Final = 512
+"""Connections whose request for such a page has not arrived completely. One more closes the oldest,
+so that half-sent requests keep nobody out; an honest request arrives within milliseconds."""
 
 METRIC_SERIES_MAX: Final = 1_000
 """Series of one metric: some 4 ms of a scrape. Topics and groups that came later have none."""

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
+from txmq.limits import HTTP_WAITING_MAX
 from txmq.runtime.memory import exempt_from_collection
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
@@ -19,8 +20,9 @@ __all__ = ["allow_files", "run"]
 
 log = logging.getLogger(__name__)
 
-FILES_OF_OUR_OWN: Final = 1024
-"""Files open beside connections: two for each segment of the log, and a few."""
+FILES_OF_OUR_OWN: Final = 1024 + HTTP_WAITING_MAX
+"""Files open beside connections: two for each segment of the log, half-sent requests for pages
+about monitoring, and a few."""
 
 
 def run(

@@ -1,13 +1,12 @@
 """The pages for monitoring programs: what is served, what is refused, and the bounds."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
 
 from txmq import http_server
 from txmq.http_server import HttpPage, HttpServer
-from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
+from txmq.limits import HTTP_ANSWERS_MAX, HTTP_REQUEST_BYTES_MAX
 
 
 async def hello():
@@ -118,29 +117,81 @@ def test_a_silent_connection_and_a_slow_page_end_with_the_time(monkeypatch):
     assert silent == unfinished == waiting == ""
 
 
-def test_one_connection_too_many_is_refused_and_the_next_is_served_again():
+def test_one_page_too_many_is_refused_and_the_next_is_served_again():
     async def run():
-        async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(HttpServer(PAGES, "127.0.0.1", 0))
-            writers = []
-            for _ in range(HTTP_CONNECTIONS_MAX):
-                _, writer = await asyncio.open_connection(*server.address)
-                writers.append(writer)
-            refused = await exchange(server.address, b"")
-            writers[0].close()
-            await writers[0].wait_closed()
-            served = ""
-            while "200 OK" not in served:
-                served = await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n")
-            for writer in writers:
-                writer.close()
-            return refused, served
+        begun, released = [], asyncio.Event()
 
-    refused, served = asyncio.run(run())
+        async def slow():
+            begun.append(1)
+            await released.wait()
+            return HttpPage("at last\n")
+
+        async with HttpServer({**PAGES, "/slow": slow}, "127.0.0.1", 0) as server:
+            slow_ones = [
+                asyncio.ensure_future(exchange(server.address, b"GET /slow HTTP/1.1\r\n\r\n"))
+                for _ in range(HTTP_ANSWERS_MAX)
+            ]
+            while len(begun) < HTTP_ANSWERS_MAX:
+                await asyncio.sleep(0)
+            refused = await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n")
+            released.set()
+            pages = await asyncio.gather(*slow_ones)
+            return refused, pages, await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n")
+
+    refused, pages, served = asyncio.run(run())
 
     assert refused.startswith("HTTP/1.1 503 Service Unavailable\r\n")
-    assert "16 connections are open, which is the limit" in refused
+    assert "16 pages are being made, which is the limit" in refused
+    assert all(page.endswith("at last\n") for page in pages)
     assert served.endswith("hello\n")
+
+
+@pytest.mark.parametrize("half", [b"", b"GET /hello HTTP/1.1\r\nHost: "], ids=["silent", "half"])
+def test_half_sent_requests_keep_nobody_out(monkeypatch, half):
+    """16 of them had each probe of a broker's health refused for ten seconds."""
+    monkeypatch.setattr(http_server, "HTTP_WAITING_MAX", 50, raising=False)
+
+    async def run():
+        writers, answers = [], []
+        async with HttpServer(PAGES, "127.0.0.1", 0) as server:
+            for number in range(200):
+                _, writer = await asyncio.open_connection(*server.address)
+                writer.write(half)
+                writers.append(writer)
+                if number % 20 == 0:
+                    answers.append(await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n"))
+            for writer in writers:
+                writer.close()
+        return answers
+
+    answers = asyncio.run(run())
+
+    assert [answer[:15] for answer in answers] == ["HTTP/1.1 200 OK"] * 10
+
+
+def test_answers_that_peers_do_not_read_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr(http_server, "HTTP_ANSWERS_MAX", 2, raising=False)
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 2, raising=False)
+
+    async def large():
+        return HttpPage("x" * 16 * 1024 * 1024)
+
+    async def run():
+        answers, writers = [], []
+        async with HttpServer({**PAGES, "/large": large}, "127.0.0.1", 0) as server:
+            for _ in range(8):
+                reader, writer = await asyncio.open_connection(*server.address)
+                writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+                assert await reader.read(1)
+                writer.transport.pause_reading()
+                writers.append(writer)
+                answers.append(await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n"))
+            for writer in writers:
+                writer.close()
+        return answers
+
+    for answer in asyncio.run(run()):
+        assert answer.startswith("HTTP/1.1 200 OK")
 
 
 def test_a_server_that_ends_closes_its_connections():

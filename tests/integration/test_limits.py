@@ -330,14 +330,14 @@ RELAY_THREADS PAYLOAD_REASON_CHARS_MAX WORKER_PROCESSES_MAX WATCHED_FILES_MAX
 """
 """Limits of producers, consumers, relays and workers."""
 
-OF_PAGES = "HTTP_REQUEST_BYTES_MAX HTTP_CONNECTIONS_MAX METRIC_SERIES_MAX"
-"""Limits of the pages for monitoring: test_http_server.py beside exceeds the first two, and
-tests/unit/monitoring the third."""
+OF_PAGES = "HTTP_REQUEST_BYTES_MAX HTTP_ANSWERS_MAX HTTP_WAITING_MAX METRIC_SERIES_MAX"
+"""Limits of the pages for monitoring: test_http_server.py beside exceeds the first three, and
+tests/unit/monitoring the fourth."""
 
 
 OF_THE_CONSOLE = """
-CONSOLE_SESSIONS_MAX CONSOLE_REQUESTS_MAX CONSOLE_STREAMS_MAX CONSOLE_STREAMS_OF_SESSION_MAX
-CONSOLE_FORM_BYTES_MAX CONSOLE_ROWS CONSOLE_RESENT_MAX
+CONSOLE_SESSIONS_MAX CONSOLE_REQUESTS_MAX CONSOLE_WAITING_MAX CONSOLE_STREAMS_MAX
+CONSOLE_STREAMS_OF_SESSION_MAX CONSOLE_FORM_BYTES_MAX CONSOLE_ROWS CONSOLE_RESENT_MAX
 """
 """Limits of a web console."""
 

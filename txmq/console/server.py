@@ -7,32 +7,40 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Final
+from typing import ClassVar, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from txmq.console.app import Console
 from txmq.console.settings import ConsoleSettings
 from txmq.http_server import HttpServer
-from txmq.limits import CONSOLE_REQUESTS_MAX
+from txmq.limits import CONSOLE_REQUESTS_MAX, CONSOLE_WAITING_MAX
 
 __all__ = ["serve"]
 
 STOP_S: Final = 5
 """How long a stop waits for pages that are being answered."""
 REQUEST_S: Final = 10.0
-"""How long the header of a request may take."""
+"""How long a request may take to arrive."""
 IDLE_S: Final = 15
 """How long an idle connection of a browser stays open."""
 HEADER_BYTES_MAX: Final = 64 * 1024
 
 
+_ARRIVING: Final = (h11.IDLE, h11.SEND_BODY)
+"""What a peer does whose request has not arrived completely."""
+
+
 class _BoundedProtocol(H11Protocol):
-    """Closes a connection whose request does not arrive in time.
+    """Closes a connection whose request does not arrive in time, or the oldest of too many.
 
     uvicorn itself waits for ever for the first request, and for the rest of one that has begun.
     """
+
+    waiting: ClassVar[dict[_BoundedProtocol, None]] = {}
+    """The connections of this process that wait for a request, the oldest first."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -44,18 +52,32 @@ class _BoundedProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._wait()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watch()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering:
+        if self.conn.their_state not in _ARRIVING:
             self._stop_watch()
-        elif self._timer is None:
+            return
+        self._wait()
+        if self._timer is None:
             self._timer = self.loop.call_later(REQUEST_S, self.transport.abort)
 
+    def _wait(self) -> None:
+        self.waiting[self] = None
+        if len(self.waiting) > CONSOLE_WAITING_MAX:
+            oldest = next(iter(self.waiting))
+            del self.waiting[oldest]
+            oldest.transport.abort()
+
     def _stop_watch(self) -> None:
+        self.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -120,7 +142,7 @@ async def _serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=CONSOLE_REQUESTS_MAX,
+        limit_concurrency=CONSOLE_REQUESTS_MAX + CONSOLE_WAITING_MAX,
         timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=STOP_S,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,

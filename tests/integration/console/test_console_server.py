@@ -30,7 +30,11 @@ async def serving(names="127.0.0.1:1"):
         await task
 
 
-@pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE + "GET / HTT"])
+HALF_A_FORM = "POST /login HTTP/1.1\r\nhost: localhost:{0}\r\norigin: http://localhost:{0}\r\n"
+HALF_A_FORM += "content-type: application/x-www-form-urlencoded\r\ncontent-length: 100\r\n\r\nx"
+
+
+@pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE + "GET / HTT", HALF_A_FORM])
 def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
     monkeypatch.setattr(server, "REQUEST_S", 0.1)
     monkeypatch.setattr(server, "IDLE_S", 1)
@@ -50,15 +54,38 @@ def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
 
 
 def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
-    monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 3)
+    monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 2)
+    monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 1)
 
     async def main():
         async with serving() as port:
-            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            streams = [await stream(port) for _ in range(2)]
             await answered(port, b" 503 ")
-            for _, writer in idle:
+            for _, writer in streams:
                 writer.close()
             await answered(port, b" 200 ")
+
+    run(main)
+
+
+@pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE, HALF_A_FORM])
+def test_connections_that_wait_keep_no_browser_out(monkeypatch, begun):
+    """400 half-sent requests had each browser answered with 503 for ten seconds."""
+    monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 5)
+    monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 5, raising=False)
+
+    async def main():
+        async with serving() as port:
+            waiting = []
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(begun.format(port).encode())
+                if begun == PAGE:
+                    assert b" 200 " in await reader.readline()
+                waiting.append(writer)
+                assert b" 200 " in await first_line(port)
+            for writer in waiting:
+                writer.close()
 
     run(main)
 
@@ -89,28 +116,33 @@ def test_a_stop_answers_the_page_that_it_has_begun():
 async def answered(port, status):
     """Ask until the answer has this status; the server accepts and closes in its own time."""
     async with asyncio.timeout(10):
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(PAGE.format(port).encode())
-            answer = await reader.readline()
-            writer.close()
-            if status in answer:
-                return
+        while status not in await first_line(port):
+            pass
+
+
+async def first_line(port):
+    """What a browser that asks once is answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(PAGE.format(port).encode())
+    answer = await reader.readline()
+    writer.close()
+    return answer
+
+
+async def stream(port):
+    """A page that receives its changes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    page = "live?page=/&shown=problem-x"
+    writer.write(PAGE.format(port).replace("static/console.css", page).encode())
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    return reader, writer
 
 
 def test_a_stop_does_not_wait_for_open_pages():
     async def main():
         streams = []
         async with serving() as port:
-            for _ in range(2):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(
-                    PAGE.format(port)
-                    .replace("static/console.css", "live?page=/&shown=problem-x")
-                    .encode()
-                )
-                assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-                streams.append((reader, writer))
+            streams += [await stream(port) for _ in range(2)]
             began = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - began < server.STOP_S / 2
         for reader, writer in streams:

@@ -37,7 +37,8 @@ REMARK_CHARS_MAX: Final = 8 * 1024
 written as seven, and must then fit a header."""
 
 HEADER_BYTES_USUAL: Final = 4 * 1024
-"""A header whose fields are not counted before it is decoded; almost all are shorter."""
+"""A header that is decoded at once; almost all are shorter. The fields of a longer one are counted
+first, and it has a turn of its own: those of several strangers would share one."""
 
 HEADER_FIELDS_MAX: Final = 1_024
 """Fields in one header; the largest known has 20."""
@@ -269,7 +270,7 @@ WOKEN_TOGETHER_MAX: Final = 512
 """Held pulls, or operands of their filters, that one arrival wakes in one go: some ten
 milliseconds. Hundreds of long conditions took a second for one large message."""
 
-LAX_HEADER_BYTES_MAX: Final = 8 * 1024
+LAX_HEADER_BYTES_MAX: Final = 2 * 1024
 """A header that is not strict JSON: the slow reader takes up to 1.3 ms per KiB. No known client
 writes one."""
 

@@ -75,13 +75,16 @@ tuple: a named one took three times as long to make.
 class FrameReader:
     """Collects received bytes and returns complete frames."""
 
-    __slots__ = ("_limit", "_wanted", "held")
+    __slots__ = ("_limit", "_wanted", "has_long_header", "held")
 
     def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
         self._limit = limit
         # One buffer, not a list of pieces: a peer that writes single bytes must not cost more.
         self.held = bytearray()
         """Bytes of a frame that is not complete yet."""
+        self.has_long_header = False
+        """Whether a frame had a header that may take milliseconds to decode; the caller resets
+        it."""
         self._wanted = 8
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -103,7 +106,7 @@ class FrameReader:
             if self._wanted > _WORDS.size:
                 # Only this frame is joined: the read may hold many more.
                 held += data[:at]
-                frames.append(_whole_frame(held))
+                frames.append(self._whole_frame(held))
             else:
                 data = bytes(held) + data
                 at, end = 0, len(data)
@@ -132,7 +135,7 @@ class FrameReader:
             middle = at + 8 + header_length
             header = data[at + 8 : middle]
             if header_length > HEADER_BYTES_USUAL:
-                _check_fields(word >> 24, header)
+                self._check_long(word >> 24, header)
             frames.append((word >> 24, header, data[middle:stop]))
             at = stop
         else:
@@ -141,29 +144,28 @@ class FrameReader:
             self.held += data[at:]
         return frames
 
+    def _whole_frame(self, data: bytearray) -> Frame:
+        """A frame from its bytes, whose lengths are valid."""
+        _, word = _WORDS.unpack_from(data)
+        middle = 8 + (word & 0xFFFFFF)
+        view = memoryview(data)
+        kind, header = word >> 24, bytes(view[8:middle])
+        if len(header) > HEADER_BYTES_USUAL:
+            self._check_long(kind, header)
+        return kind, header, bytes(view[middle:])
 
-def _whole_frame(data: bytearray) -> Frame:
-    """A frame from its bytes, whose lengths are valid."""
-    _, word = _WORDS.unpack_from(data)
-    middle = 8 + (word & 0xFFFFFF)
-    view = memoryview(data)
-    kind, header = word >> 24, bytes(view[8:middle])
-    if len(header) > HEADER_BYTES_USUAL:
-        _check_fields(kind, header)
-    return kind, header, bytes(view[middle:])
+    def _check_long(self, kind: int, header: bytes) -> None:
+        """Refuse a long JSON header with many fields. A binary one is decoded only up to that many.
 
-
-def _check_fields(kind: int, header: bytes) -> None:
-    """Refuse a JSON header with many fields. A binary one is decoded only up to that many.
-
-    The scan takes a small part of the time of decoding. A text that contains a quote and a colon
-    has a backslash before the quote, so the count is never too high. It may be too low, as for
-    names with a blank after them; these are counted when they are decoded.
-    """
-    if kind == JSON:
-        names = header.count(b'":') - header.count(b'\\":')
-        if names > HEADER_FIELDS_MAX + _OTHER_NAMES_MAX:
-            raise RemoteProtocolError(_TOO_MANY_FIELDS)
+        The scan takes a small part of the time of decoding. A text that contains a quote and a
+        colon has a backslash before the quote, so the count is never too high. It may be too low,
+        as for names with a blank after them; these are counted when they are decoded.
+        """
+        self.has_long_header = True
+        if kind == JSON:
+            names = header.count(b'":') - header.count(b'\\":')
+            if names > HEADER_FIELDS_MAX + _OTHER_NAMES_MAX:
+                raise RemoteProtocolError(_TOO_MANY_FIELDS)
 
 
 def frame(kind: int, header: bytes, body: bytes = b"") -> bytes:

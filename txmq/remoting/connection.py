@@ -117,13 +117,18 @@ class Server(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections wait. One with several requests then waits too; a single request is
-        served at once.
+        """Whether connections wait without long headers. One with several requests then waits too;
+        a single request is served at once.
         """
         ...
 
-    def wait(self, connection: Connection, /) -> None:
-        """Call :meth:`Connection.serve_rest` in a later turn of the loop."""
+    def wait(self, connection: Connection, /, *, is_long: bool) -> None:
+        """Call :meth:`Connection.serve_rest` in a later turn of the loop.
+
+        Args:
+            connection: The connection.
+            is_long: Whether it has a long header; other connections do not wait for it.
+        """
         ...
 
 
@@ -237,7 +242,10 @@ class Connection(asyncio.Protocol):
                 self._server.holds(self, self.held_bytes, is_new=is_new)
         if self._unserved:
             self._unserved += parts
-        elif len(parts) > 1 and self._server is not None and self._server.is_busy:
+        elif self._server is not None and (
+            self._reader.has_long_header or (len(parts) > 1 and self._server.is_busy)
+        ):
+            # A long header waits even alone: those of several strangers would share one turn.
             self._wait(parts)
         else:
             # After a full read the loop reads on at once, up to 32 times.
@@ -250,7 +258,7 @@ class Connection(asyncio.Protocol):
         self._unserved = parts
         if self._server is not None and self._transport is not None:
             self._transport.pause_reading()
-            self._server.wait(self)
+            self._server.wait(self, is_long=self._reader.has_long_header)
 
     def serve_rest(self) -> None:
         """Serve the requests that had to wait for another turn of the loop."""
@@ -260,6 +268,7 @@ class Connection(asyncio.Protocol):
         self._turn_end = None
         self._serve(parts, self._clock.monotonic() + TURN_S)
         if self._transport is not None and self.is_open and not (self._unread or self._unserved):
+            self._reader.has_long_header = False
             self._transport.resume_reading()
 
     def _serve(  # noqa: C901  the hot path

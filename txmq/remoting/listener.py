@@ -32,6 +32,38 @@ _TURNS_BETWEEN: Final = 2
 served, in the next its record is written; without them each took as long as a part."""
 
 
+class TurnQueue:
+    """Connections that go on in later turns of the loop, one at a time."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Connection] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, connection: Connection) -> None:
+        """Add a connection at the end."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            self._yield(_TURNS_BETWEEN)
+
+    def _yield(self, turns: int) -> None:
+        """Go on after so many turns of the loop."""
+        loop = asyncio.get_running_loop()
+        if turns:
+            loop.call_soon(self._yield, turns - 1)
+        else:
+            loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        # Removed afterwards: a connection that has to wait again goes to the end.
+        connection = self._waiting[0]
+        connection.serve_rest()
+        self._waiting.popleft()
+        if self._waiting:
+            self._yield(_TURNS_BETWEEN)
+
+
 class Listener:
     """A listening socket and its connections."""
 
@@ -60,7 +92,7 @@ class Listener:
         self._refusals = RepeatedLines()
         self._connections_refused = self._handshakes_refused = self._broken_frames = 0
         self._silent_until = 0.0
-        self._waiting: deque[Connection] = deque()
+        self._turns, self._turns_of_long_headers = TurnQueue(), TurnQueue()
         self.unfinished: ByteBudget[Connection] = ByteBudget(
             UNFINISHED_BYTES_MAX, lambda connection: connection.held_bytes
         )
@@ -208,30 +240,12 @@ class Listener:
 
     @property
     def is_busy(self) -> bool:
-        """True if connections wait for a later turn of the loop."""
-        return bool(self._waiting)
+        """True if connections without long headers wait for a later turn of the loop."""
+        return bool(self._turns)
 
-    def wait(self, connection: Connection, /) -> None:
-        """Let a connection go on in a later turn, one connection at a time."""
-        self._waiting.append(connection)
-        if len(self._waiting) == 1:
-            self._yield(_TURNS_BETWEEN)
-
-    def _yield(self, turns: int) -> None:
-        """Go on after so many turns of the loop."""
-        loop = asyncio.get_running_loop()
-        if turns:
-            loop.call_soon(self._yield, turns - 1)
-        else:
-            loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        # Removed afterwards: a connection that has to wait again goes to the end.
-        connection = self._waiting[0]
-        connection.serve_rest()
-        self._waiting.popleft()
-        if self._waiting:
-            self._yield(_TURNS_BETWEEN)
+    def wait(self, connection: Connection, /, *, is_long: bool) -> None:
+        """Let a connection go on in a later turn."""
+        (self._turns_of_long_headers if is_long else self._turns).add(connection)
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._close_idle)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.remoting.remoting_stage import Desk, Stage, echo, failure, in_world
 from txmq.errors import BrokerBusy, ConnectionLost, LocalProtocolError, RequestTimeout
-from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
+from txmq.limits import CONNECTION_BACKLOG_BYTES, HEADER_BYTES_USUAL, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.remoting.connection import Connection
 
@@ -501,8 +501,8 @@ class Turns:
     def owes(self, connection, size):
         pass
 
-    def wait(self, connection):
-        self.waiting.append(connection)
+    def wait(self, connection, *, is_long):
+        self.waiting.append((connection, "long") if is_long else connection)
 
     def serve(self, connection, request):
         self.now += 0.002
@@ -542,6 +542,25 @@ def test_full_reads_one_after_another_share_one_turn():
     assert turns.is_reading
     connection.data_received(commands.encode(CODE, 3, body=b"x" * 256_000))
     assert not turns.waiting
+
+
+def test_a_long_header_is_decoded_in_a_turn_of_its_own():
+    """Those of several strangers would otherwise share one turn with the requests of clients."""
+    turns = Turns()
+    stranger, client = (Connection(turns, turns.serve, server=turns) for _ in range(2))
+    for connection in (stranger, client):
+        connection.connection_made(turns)
+
+    stranger.data_received(commands.encode(CODE, 1, {"a": "x" * HEADER_BYTES_USUAL}))
+    assert turns.waiting == [(stranger, "long")]
+    assert not turns.is_reading
+    client.data_received(commands.encode(CODE, 2))
+    stranger.serve_rest()
+    assert turns.is_reading
+    stranger.data_received(commands.encode(CODE, 3))
+
+    assert turns.served == [2, 1, 3]
+    assert len(turns.waiting) == 1
 
 
 def test_short_reads_have_a_turn_each():

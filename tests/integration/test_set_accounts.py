@@ -5,16 +5,22 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from tests import soak
 from tests.broker_set import BrokerSet
-from tests.serving import environment
+from tests.serving import CHECKOUT, environment
+from tests.stranger import FRAMES
 from txmq import Client, ClientSettings, Credentials, Message, Producer, ProducerSettings
 from txmq.client import Admin, Session
 from txmq.errors import NoPermission, TransportError
 
 LEASE_S = 2
+MANY_FIELDS = ["fields"] * 6
+P99_MAX_S = 0.05
+PAUSE_S = 0.004
 OPERATOR = Credentials(access_key="operator", secret_key="the first secret")
 SHOP = Credentials(access_key="the-shop", secret_key="shop secret")
 ACCOUNTS = "accounts:\n- {accessKey: operator, secretKey: the first secret, admin: true}\n"
@@ -169,3 +175,71 @@ def test_a_member_without_accounts_does_not_follow_a_leader_with_them(members):
     other.start()
     assert wait_in_sync(members, 2) is leader
     assert acl(other).read_text() == acl(leader).read_text()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "kinds",
+    [MANY_FIELDS, *soak.only_in_soak((list(FRAMES),))],
+    ids=["many-fields", "every-kind"],
+)
+def test_strangers_who_flood_the_leader_take_nothing_from_it(members, kinds):
+    """Six frames of 800,000 header fields each took the leadership away three times in 25 s."""
+    leader = wait_in_sync(members, 2)
+    operate(members, lambda admin: admin.create_topic(TOPIC, queues=1))
+    operate(
+        members,
+        lambda admin: admin.put_account("the-shop", SHOP.secret_key, topics={TOPIC: "PUB"}),
+    )
+    send(members, "before")
+    epoch = operate(members, lambda admin: admin.copies(members.name)).epoch
+
+    with strangers(leader.address, kinds) as counts:
+        taken = sorted(asyncio.run(honest_sends(members, soak.count(3, 25))))
+
+    assert operate(members, lambda admin: admin.copies(members.name)).epoch == epoch, counts
+    assert members.leader() is leader
+    p99 = taken[int(len(taken) * 0.99)]
+    print(
+        f"{len(taken)} sends, p99 {p99 * 1000:.1f} ms, slowest {taken[-1] * 1000:.0f} ms, {counts}"
+    )
+    if soak.IS_SOAK and kinds == MANY_FIELDS:
+        assert p99 <= P99_MAX_S
+
+
+@contextmanager
+def strangers(address, kinds):
+    """One of each kind; afterwards the list says how many frames each has begun to send."""
+    counts = []
+    with ExitStack() as stack:
+        found = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.stranger", address, kind],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment(),
+                    cwd=CHECKOUT,
+                )
+            )
+            for kind in kinds
+        ]
+        for process in found:
+            assert process.stdout.readline() == b"ready\n"
+        yield counts
+        counts += [int(process.communicate(timeout=60)[0]) for process in found]
+
+
+async def honest_sends(members, seconds):
+    """Send for so long; return how long each answer took."""
+    taken, shop = [], ClientSettings(credentials=SHOP)
+    async with (
+        Client(members.names.names, shop) as client,
+        Producer("shop", client, ProducerSettings(timeout_s=30)) as producer,
+    ):
+        end = time.monotonic() + seconds
+        while (begun := time.monotonic()) < end:
+            await producer.send(Message(topic=TOPIC, body=b"honest"))
+            taken.append(time.monotonic() - begun)
+            await asyncio.sleep(PAUSE_S)
+    return taken

@@ -31,6 +31,7 @@ from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq_broker.access.account_copies import AccountsCopy
+from txmq_broker.access.audit import AuditEntry, AuditLog
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import REQUIREMENTS, MessageTopics
 from txmq_broker.config import BrokerSettings
@@ -56,6 +57,7 @@ from txmq_broker.services.follower import Follower, FollowerReads
 from txmq_broker.services.housekeeping import local_time
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar
+from txmq_broker.store.log.damaged_parts import DamagedPart
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["FollowerServer"]
@@ -177,6 +179,7 @@ class FollowerServer:
         self.follower.on_following = self._register
         self.follower.on_indexed = self._wake
         self.follower.reads = self._reads
+        self.follower.repair.on_repaired = self._note_repair
         self.follower.copy.before_closing = self._end_reading
         self._door = FrontDoor(
             settings.acl, settings.security, settings.tls, network, may_lack_accounts=True
@@ -296,6 +299,18 @@ class FollowerServer:
                 self.follower.copy.owner,
             )
         return self._identity
+
+    def _note_repair(self, part: DamagedPart, leader: str, kept: str) -> None:
+        """Leave an entry in the audit of this directory."""
+        audit = AuditLog(self._disk, self._clock)
+        fields = {"start": str(part.start), "end": str(part.end), "kept": kept}
+        try:
+            audit.open(self.follower.copy.owner)
+            audit.append(AuditEntry(self._clock.wall_ms(), "REPAIR_LOG", leader, fields=fields))
+        except OSError as error:
+            log.error("an entry of the audit could not be written: %s", error)  # noqa: TRY400
+        finally:
+            audit.close()
 
     # Requests
 

@@ -27,13 +27,18 @@ def heads(disk, path):
     return list(heads_in(data, start)), start
 
 
-def flip(member, file=0, span=1, inside=HEAD_BYTES + 10):
-    """Flip a bit of a span of one of a member's files; the position of the span."""
+def place_of(member, file=0, span=1, inside=HEAD_BYTES + 10):
+    """The path of one of a member's files, and the place of a byte of one of its spans."""
     path = f"log/{list(member.log_files())[file]}"
     found, start = heads(member.disk, path)
-    position = found[span].position
-    member.disk.flip_bit(path, position - start + inside)
-    return position
+    return path, found[span].position - start + inside
+
+
+def flip(member, file=0, span=1, inside=HEAD_BYTES + 10):
+    """Flip a bit of a span of one of a member's files; the position of the span."""
+    path, place = place_of(member, file, span, inside)
+    member.disk.flip_bit(path, place)
+    return int(path.removeprefix("log/").partition(".")[0]) + place - inside
 
 
 async def copied(stage, count=100):
@@ -196,5 +201,26 @@ def test_a_repair_that_is_killed_at_any_step_is_done_again(number):
 
         assert second.log_files() == stage.first.log_files()
         assert not second.follower.copy.damaged
+
+    in_set(main)
+
+
+def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_when_it_is_whole(caplog):
+    async def main(stage):
+        await stage.first.lead()
+        client = await stage.first.client()
+        await client.topic("T", 4)
+        await fill(client, 0, 60)
+        verifier = stage.first.broker.parts.verifier
+        flip(stage.first, 0, 2)
+        await until(lambda: verifier.damaged)
+        await asyncio.sleep(60)
+        assert len([line for line in caplog.messages if "the log is damaged" in line]) == 1
+        assert verifier.rounds > 3
+
+        flip(stage.first, 0, 2)
+        await until(lambda: not verifier.damaged)
+        assert any("the log is whole again" in line for line in caplog.messages)
+        await fill(client, 60, 1)
 
     in_set(main)

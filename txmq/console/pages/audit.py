@@ -45,6 +45,7 @@ _ACTS: Final = {
     "ADD_WRITE_PERM_OF_BROKER": "undrain a broker",
     "PROMOTE": "promote a member",
     "HAND_OVER": "hand over to a member",
+    "REPAIR_LOG": "repair the log from a copy",
 }
 
 

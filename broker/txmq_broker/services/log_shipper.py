@@ -153,6 +153,8 @@ class LogShipper:
         self._answers = answers
         self._refusal = refusal
         self._verifier = verifier
+        self._older = self._newer = store.log.end
+        """Where the log ended before the last tick, and at the last one."""
         self._links: dict[str, FollowerLink] = {}
         self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
@@ -447,7 +449,7 @@ class LogShipper:
         segments = self._store.log.segments
         if position == segments.end:
             return b""
-        if position < self._store.log.durable:
+        if position < self._older:
             # What was just written needs no second look.
             return self._whole_spans(position)
         left = segments.extent_at(position).end - position
@@ -543,10 +545,12 @@ class LogShipper:
     def watch(self) -> None:
         """Look at the time from now on."""
         if self._timer is None:
+            self._older = self._newer = self._store.log.end
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
+        older, newer = self._newer, self._store.log.end
         now = self._clock.monotonic()
         for member, link in list(self._links.items()):
             if not link.connection.is_open:
@@ -558,6 +562,7 @@ class LogShipper:
         self._changes.release()
         if self._links or self._changes.are_held or self._answers.watches:
             self.watch()
+        self._older, self._newer = older, newer
 
     def close(self) -> None:
         """Stop looking at the time."""

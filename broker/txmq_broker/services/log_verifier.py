@@ -63,10 +63,8 @@ class LogVerifier:
         self._bytes_per_second = bytes_per_second
         self._current = current
         self._suspects: set[int] = set()
-        self._cleared: set[int] = set()
-        """Positions that were suspected in this round, and whose files were read since."""
-        self._whole_files: set[int] = set()
-        """The files in which this round has found no damage, by their starts."""
+        self._verified_at: dict[int, float] = {}
+        """When each file was verified last, by its start."""
         self._woken = asyncio.Event()
         self.damaged = damaged
         self.verified_bytes = 0
@@ -75,9 +73,16 @@ class LogVerifier:
 
     def suspect(self, position: int) -> None:
         """Have the file that holds a position verified soon: a reader met damage there."""
-        if not self.damaged.holds(position) and position not in self._cleared:
+        if not self.damaged.holds(position) and not self._was_just_verified(position):
             self._suspects.add(position)
             self._woken.set()
+
+    def _was_just_verified(self, position: int) -> bool:
+        found = self._current()
+        if found is None or not found.segments.starts:
+            return False
+        verified_at = self._verified_at.get(found.file_at(position), float("-inf"))
+        return self._clock.monotonic() - verified_at < _PAUSE_S
 
     async def run(self) -> None:
         """Verify until cancelled."""
@@ -103,8 +108,8 @@ class LogVerifier:
         found = self._current()
         if found is None:
             return
-        self._cleared.clear()
-        self._whole_files.clear()
+        self._verified_at.clear()
+        self.damaged.keep_within(found.start, found.end)
         for part in self.damaged:
             if await self.is_whole(part):
                 log.warning("the log is whole again %s", part)
@@ -122,20 +127,16 @@ class LogVerifier:
         while self._suspects:
             position = min(self._suspects)
             self._suspects.remove(position)
-            self._cleared.add(position)
             found = self._current()
             if found is None or not found.start <= position < found.durable:
                 continue
-            extent = found.segments.extent_at(position)
-            await self._verify(found, extent.start, found.durable, self.damaged.add)
-            read = {one for one in self._suspects if extent.start <= one < extent.end}
-            self._cleared |= read
-            self._suspects -= read
+            if not self._was_just_verified(position):
+                start = found.file_at(position)
+                await self._verify(found, start, found.durable, self.damaged.add)
 
     def vouches_for(self, position: int) -> bool:
-        """Whether the file that holds a position was found whole in this round."""
-        found = self._current()
-        return found is not None and found.file_at(position) in self._whole_files
+        """Whether a position was just found to lie in no damaged part."""
+        return self._was_just_verified(position) and not self.damaged.holds(position)
 
     async def is_whole(self, part: DamagedPart) -> bool:
         """Whether nothing in a part is damaged any more."""
@@ -167,7 +168,7 @@ class LogVerifier:
             log.error("the file %s is gone", path_of(extent.start))  # noqa: TRY400
             return
         try:
-            at, has_damage = start, False
+            at = start
             while at < extent.end:
                 began = self._clock.monotonic()
                 after = await self._whole_until(file, extent, at, segments.log_id)
@@ -176,13 +177,12 @@ class LogVerifier:
                 if after == at:
                     after, is_whole = look_at(segments, at)
                     if not is_whole:
-                        has_damage = True
                         found(DamagedPart(at, after))
                 self.verified_bytes += after - at
                 await self._pause(after - at, began, is_paced=is_paced)
                 at = after
-            if start == extent.start and not has_damage:
-                self._whole_files.add(start)
+            if start == extent.start:
+                self._verified_at[start] = self._clock.monotonic()
         finally:
             file.close()
 

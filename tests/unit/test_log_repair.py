@@ -64,14 +64,18 @@ def entry(stage, member="m2"):
         pytest.param(0, 0, HEAD_BYTES + 10, id="the first span of a file"),
         pytest.param(1, 1, 3, id="the length in a head"),
         pytest.param(1, -1, 20, id="the head of the last span of a file"),
-        pytest.param(-1, 1, HEAD_BYTES + 10, id="the file that is written to"),
+        pytest.param(-1, 1, HEAD_BYTES + 10, id="the newest file, while the follower is stopped"),
     ],
 )
 def test_a_flipped_bit_in_a_follower_is_found_and_repaired(file, span, inside, caplog):
     async def main(stage):
         await copied(stage)
+        if file == -1:
+            await stage.second.stop()
         position = flip(stage.second, file, span, inside)
         assert stage.second.log_files() != stage.first.log_files()
+        if file == -1:
+            stage.second.follow()
 
         await until(lambda: entry(stage).damaged_parts)
         assert not entry(stage).is_in_sync

@@ -9,6 +9,7 @@ from tests.unit.set_stage import in_set
 from tests.unit.test_follower import fill
 from txmq.protocol.copies import FollowerEntry
 from txmq.protocol.span import HEAD_BYTES, heads_in
+from txmq_broker.services import log_shipper
 from txmq_broker.services.keeper import Keeper
 
 
@@ -226,5 +227,38 @@ def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_when_it_i
         await until(lambda: not verifier.damaged)
         assert any("the log is whole again" in line for line in caplog.messages)
         await fill(client, 60, 1)
+
+    in_set(main)
+
+
+@pytest.mark.parametrize("left", [0, 1500, 40_000])
+def test_a_closed_file_that_was_cut_short_gets_its_end_back_piece_by_piece(left, monkeypatch):
+    monkeypatch.setattr(log_shipper, "_SHIPPED_AT_ONCE", 5000)
+
+    async def main(stage):
+        await copied(stage)
+        (_, path, *_) = stage.second.disk.names("log")
+        file = stage.second.disk.open(f"log/{path}")
+        file.truncate(left)
+        file.close()
+        await until(lambda: stage.second.disk.names("cut") and entry(stage).is_in_sync)
+        assert stage.second.log_files() == stage.first.log_files()
+
+    in_set(main)
+
+
+def test_a_copy_that_the_disk_cannot_read_does_not_count_until_it_can():
+    async def main(stage):
+        await copied(stage)
+        path = f"log/{stage.second.disk.names('log')[0]}"
+        stage.second.disk.make_unreadable(path, 10_000)
+        await until(lambda: entry(stage).damaged_parts)
+        await asyncio.sleep(30)
+        assert not entry(stage).is_in_sync
+        assert len(stage.second.disk.names("cut")) <= len(stage.second.follower.copy.damaged)
+
+        stage.second.disk.repair()
+        await until(lambda: entry(stage).is_in_sync)
+        assert stage.second.log_files() == stage.first.log_files()
 
     in_set(main)

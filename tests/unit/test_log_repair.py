@@ -255,6 +255,8 @@ def test_a_copy_that_the_disk_cannot_read_does_not_count_until_it_can():
         await until(lambda: entry(stage).damaged_parts)
         await asyncio.sleep(30)
         assert not entry(stage).is_in_sync
+        assert entry(stage).bytes_behind == 0
+        assert stage.first.broker.parts.figures()["bytes_not_copied"] == 0
         assert len(stage.second.disk.names("cut")) <= len(stage.second.follower.copy.damaged)
 
         stage.second.disk.repair()

@@ -91,6 +91,8 @@ class FollowerLink:
     serves_reads: bool = False
     is_out: bool = False
     """Whether its copy does not count as in sync."""
+    copied: int = -1
+    """The end of its durable copy, as far as it has said so."""
     damaged_parts: int = 0
     verified_ms: int = 0
     """When it had verified its whole log last; 0 before that."""
@@ -167,7 +169,7 @@ class LogShipper:
     def figures(self) -> dict[str, int]:
         """The connected followers, and how far the last of them is behind."""
         end = self._store.log.end
-        copied = [max(self._answers.copied_to(member), 0) for member in self._links]
+        copied = [max(self._copied_to(member), 0) for member in self._links]
         return {
             "followers": len(self._links),
             "bytes_not_copied": max((end - position for position in copied), default=0),
@@ -196,6 +198,11 @@ class LogShipper:
         ]
         return min(found, default=0)
 
+    def _copied_to(self, member: str) -> int:
+        """The end of a follower's durable copy, in sync or not; -1 if it is unknown."""
+        link = self._links.get(member)
+        return self._answers.copied_to(member) if link is None or not link.is_out else link.copied
+
     def _entry(self, member: str) -> FollowerEntry:
         link = self._links.get(member)
         entry = FollowerEntry(
@@ -205,7 +212,7 @@ class LogShipper:
         )
         if link is not None:
             entry.damaged_parts, entry.verified_ms = link.damaged_parts, link.verified_ms
-        position = self._answers.copied_to(member)
+        position = self._copied_to(member)
         if position >= 0:
             lag = self._answers.lag_of(position)
             entry.position = position
@@ -328,6 +335,7 @@ class LogShipper:
                 f"{copied.member} has the log to {copied.position}, and it ends at "
                 f"{self._store.log.end}"
             )
+        link.copied = copied.position
         if link.is_out:
             return
         # Who joins has the tables that every member of the set has.

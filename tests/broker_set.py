@@ -78,6 +78,7 @@ class BrokerSet:
     def __init__(self, folder, etcd, settings=(), count=3, *, has_links=False):
         self.name = f"set-{secrets.token_hex(4)}"
         self.names = NameServer(folder / "names")
+        self.etcd = f"etcd://127.0.0.1:{etcd}"
         self.members = {}
         self.to_etcd, self.to_members = {}, {}
         for name in (f"m{number}" for number in range(1, count + 1)):

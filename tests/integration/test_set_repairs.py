@@ -25,6 +25,8 @@ from tests.soak import IS_SOAK, count
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
+from txmq.errors import TxmqError
+from txmq.etcd_access import etcd_coordinator
 
 SEGMENTS = count(2, 20)
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -162,7 +164,7 @@ class Readers(threading.Thread):
 
 
 class Watch(threading.Thread):
-    """Looks at ``cluster status`` again and again: a damaged copy must not count as in sync."""
+    """Looks at ``cluster status`` and into etcd: a damaged copy must not count as in sync."""
 
     LATE_S = 2
     """How long the leader may take to have a follower leave the set, on a busy machine."""
@@ -184,17 +186,20 @@ class Watch(threading.Thread):
         self.join()
 
     def run(self):
-        while not self._leaving.wait(0.05):
-            with suppress(OSError, ValueError, AttributeError):
-                self._note(copies_of(self.members.leader()))
+        etcd = etcd_coordinator(self.members.etcd, "DefaultCluster", self.members.name)
+        while not self._leaving.wait(0.1):
+            with suppress(OSError, ValueError, AttributeError, TxmqError):
+                in_sync = asyncio.run(etcd.view()).in_sync
+                self._note(copies_of(self.members.leader()), in_sync)
                 self.looks += 1
 
-    def _note(self, copies):
+    def _note(self, copies, in_sync):
         for follower in copies["followers"]:
-            name = follower["member"]
-            if not (follower[IN_SYNC] and follower[DAMAGED]):
+            name, now = follower["member"], time.monotonic()
+            counts = follower[IN_SYNC] or name in in_sync
+            if not (counts and follower[DAMAGED]):
                 self._since.pop(name, None)
-            elif time.monotonic() > self._since.setdefault(name, time.monotonic()) + self.LATE_S:
+            elif now > self._since.setdefault(name, now) + self.LATE_S:
                 self.wrong.append(follower)
 
 

@@ -12,21 +12,24 @@ import re
 import shutil
 import threading
 import time
+import urllib.request
 from contextlib import suppress
 from enum import StrEnum
 
 import pytest
 
 from tests.broker_set import SETTINGS, BrokerSet, assert_alike
-from tests.serving import PULL_MESSAGE, ask, split_records
+from tests.serving import PULL_MESSAGE, ask, free_port, split_records
 from tests.set_damage import data_of, flip_bits, log_files
 from tests.set_traffic import traffic
 from tests.soak import IS_SOAK, count
+from tests.unit.monitoring.scraping import Scrape
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
 from txmq.errors import TxmqError
 from txmq.etcd_access import etcd_coordinator
+from txmq.runtime.coordinator import short_name
 
 SEGMENTS = count(2, 20)
 SEGMENT_BYTES = 16 * 1024 * 1024
@@ -80,7 +83,11 @@ def members(tmp_path, etcd):
         VERIFIED_SOON,
         "slaveReadEnable=true",
     )
-    with BrokerSet(tmp_path, etcd.port, settings) as found:
+    found = BrokerSet(tmp_path, etcd.port, settings)
+    for member in found.members.values():
+        member.pages = f"127.0.0.1:{free_port()}"
+        member.settings += (f"http_listen={member.pages}",)
+    with found:
         yield found
 
 
@@ -164,7 +171,7 @@ class Readers(threading.Thread):
 
 
 class Watch(threading.Thread):
-    """Looks at ``cluster status`` and into etcd: a damaged copy must not count as in sync."""
+    """Looks at ``cluster status``, metrics and etcd: a damaged copy must not count as in sync."""
 
     LATE_S = 2
     """How long the leader may take to have a follower leave the set, on a busy machine."""
@@ -194,13 +201,21 @@ class Watch(threading.Thread):
                 self.looks += 1
 
     def _note(self, copies, in_sync):
+        members, now = self.members.members, time.monotonic()
         for follower in copies["followers"]:
-            name, now = follower["member"], time.monotonic()
+            name = follower["member"]
+            damaged = follower[DAMAGED] or scraped(members[short_name(name)])("damaged_parts")
             counts = follower[IN_SYNC] or name in in_sync
-            if not (counts and follower[DAMAGED]):
+            if not (damaged and counts):
                 self._since.pop(name, None)
             elif now > self._since.setdefault(name, now) + self.LATE_S:
                 self.wrong.append(follower)
+
+
+def scraped(member):
+    """The metrics of a member."""
+    with urllib.request.urlopen(f"http://{member.pages}/metrics", timeout=10) as page:
+        return Scrape(page.read().decode())
 
 
 def copies_of(leader):
@@ -249,10 +264,7 @@ def damage_and_wait(members, where, when, chance):
     if when is When.STOPPED:
         for member in members.members.values():
             member.launch()
-    members.until(
-        lambda: all(flip.is_mended() for flip in flips),
-        f"{step}: {sum(not flip.is_mended() for flip in flips)} of {len(flips)} stay damaged",
-    )
+    wait_mended(members, flips, step)
     members.wait_in_sync(2)
     for member in damaged:
         for line in (FOUND, REPAIRED):
@@ -261,6 +273,13 @@ def damage_and_wait(members, where, when, chance):
                 if flip.path.is_relative_to(data_of(member)):
                     is_named = any(start <= flip.position < end for start, end in parts)
                     assert is_named, f"{step}: {member.name} hides {flip}: {parts}"
+
+
+def wait_mended(members, flips, step):
+    members.until(
+        lambda: all(flip.is_mended() for flip in flips),
+        f"{step}: some of {len(flips)} flipped bits stay",
+    )
 
 
 def wait_verified(members):
@@ -274,6 +293,10 @@ def wait_verified(members):
         )
 
     members.until(are_whole, "a copy is not verified")
+    for member in members.members.values():
+        metrics = scraped(member)
+        assert metrics("damaged_parts") == 0
+        assert metrics("last_verification_timestamp_seconds") > now_ms / 1000
 
 
 def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
@@ -284,8 +307,9 @@ def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
     wiped = next(one for one in members.members.values() if one is not leader)
     wiped.kill()
     shutil.rmtree(data_of(wiped))
-    flip_bits(leader, random.Random(4))
+    flips = flip_bits(leader, random.Random(4))
     wiped.start()
+    wait_mended(members, flips, "a follower copies everything")
     wait_verified(members)
     large.check(members.wait_in_sync(2))
     assert_alike(members)

@@ -164,8 +164,8 @@ class BrokerSet:
         leader = self.wait_in_sync(len(self.members) - 1)
         self.until(lambda: self.figures(leader)["bytesNotCopied"] == "0", "a follower is behind")
 
-    def until(self, found, failure):
-        end = time.monotonic() + PATIENCE_S
+    def until(self, found, failure, within_s=PATIENCE_S):
+        end = time.monotonic() + within_s
         while not (result := found()):
             assert time.monotonic() < end, f"{failure}\n{self.told()}"
             threading.Event().wait(POLL_S)

@@ -56,6 +56,8 @@ LONGEST = (
     "interop",
     "integration/test_bank_tour.py",
     "integration/test_broker_sets.py",
+    "integration/test_set_integrity.py",
+    "integration/test_set_repairs.py",
     "integration/test_partitions.py",
     "integration/console/test_console_browser.py",
     "reconcile/test_spark_start.py",

@@ -169,7 +169,7 @@ NEEDS = (
     ),
     Need(
         "A C++ compiler",
-        "the C++ programs of the documentation",
+        "the C++ programs of the documentation, and disks that fail",
         "g++",
         f"fetches `{ZIG_PACKAGE}` from PyPI",
         cpp_compiler,

@@ -14,7 +14,7 @@ from tests.serving import BrokerProcess, ask, environment
 
 GET_CLUSTER = 106
 PATIENCE_S = 30
-POLL_S = 0.02
+POLL_S = 0.05
 
 LEASE_S = 2
 SETTINGS = (

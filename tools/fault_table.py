@@ -19,6 +19,7 @@ GROUPS = {
     "M": "Messages",
     "S": "Disks and files",
     "N": "Networks and processes",
+    "C": "Broker sets",
     "T": "Time",
     "D": "Databases and Redis",
     "R": "Reconciliation",

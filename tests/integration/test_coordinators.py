@@ -322,6 +322,26 @@ def test_a_partitioned_member_gets_errors_and_loses_its_lease():
     World(3).run(scenario())
 
 
+def test_a_store_that_is_down_answers_nobody_and_ends_no_lease():
+    async def scenario():
+        store = SimulatedCoordination(SeededEntropy(3))
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await led(first, M1)
+        store.stop()
+        for question in (first.renew(leadership), second.view(), second.changed(store.view())):
+            with pytest.raises(TransportError):
+                await question
+        await asyncio.sleep(3 * LEASE_S)
+        store.start()
+        await asyncio.sleep(LEASE_S - 0.5)  # Its whole time begins again.
+        assert (await second.view()).leader == M1
+        view = await second.changed(await second.view())
+        assert view.leader is None
+        assert await first.renew(leadership) is None
+
+    World(3).run(scenario())
+
+
 def test_without_an_endpoint_the_error_names_each():
     coordinator = EtcdCoordinator([("127.0.0.1", 1), ("127.0.0.1", 2)], "broker-a")
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):

@@ -10,22 +10,31 @@ from txmq.message import Queue
 
 __all__ = [
     "HAND_OVER",
+    "LOSE_COPIES",
+    "AllBack",
     "Bound",
     "CopiesCounted",
     "CopyRead",
+    "Damaged",
     "Disturbed",
     "FollowerRead",
     "LeaderAnswered",
     "Leading",
+    "LossAllowed",
     "MemberBack",
     "MemberLost",
+    "Mended",
     "OffsetShown",
     "SetChanged",
+    "WritesFail",
 ]
 
 
 HAND_OVER = "hand-over"
 """How a leader is lost that stops in order; it serves until the end."""
+
+LOSE_COPIES = ("wipe", "lost tail", "older state")
+"""How a member is lost whose disk then lacks what it had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class SetChanged(Event):
     leader: str
     epoch: int
     in_sync: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    """The members that an operator removed, by the names of their machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +77,41 @@ class MemberLost(Event):
 @dataclass(frozen=True, slots=True)
 class MemberBack(Event):
     """A member that stood still goes on."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllBack(Event):
+    """Every member, and the store of the set, is up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritesFail(Event):
+    """A leader's disk takes no writes any more."""
+
+    member: str
+    has_heir: bool
+    """Whether another member is up that has everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Event):
+    """Bits in a member's log are flipped: in a closed file, or while the member does not run."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mended(Event):
+    """The log of a damaged member is what it was."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossAllowed(Event):
+    """A person let a member lead that may lack acknowledged messages."""
 
     member: str
 

@@ -12,7 +12,7 @@ from txmq.config import Duration
 from txmq.testing import Conditions, SeededEntropy
 from txmq_broker.config import BrokerSettings, ReplicationMode, ReplicationSettings
 
-__all__ = ["COPY_HARDSHIPS", "COPY_LOSSES", "CopyMix"]
+__all__ = ["COPY_DAMAGES", "COPY_HARDSHIPS", "COPY_LOSSES", "FULL_STOPS", "CopyMix"]
 
 COPY_LOSSES = (
     "kill",
@@ -28,6 +28,22 @@ COPY_LOSSES = (
     "store emptied",
 )
 """What takes a member away, or the store's data; one of them at a time."""
+
+FULL_STOPS = frozenset({"writes fail", "no room"})
+"""A leader can write nothing any more, and somebody sends all the time to see when that is over."""
+
+COPY_DAMAGES = (
+    "lost tail",
+    "older state",
+    "bits flipped",
+    "all at once",
+    "leaders together",
+    "writes fail",
+    "no room",
+    "removal",
+    "last copy older",
+)
+"""What damages what a member has, or more than one machine; one of them at a time, like losses."""
 
 COPY_HARDSHIPS = (
     "members apart",
@@ -64,11 +80,12 @@ class CopyMix(Mix):
     def with_copies(cls, seed: int) -> Self:
         """The mix of a seed."""
         draw = SeededEntropy(seed).fork("copies")
+        damage = SeededEntropy(seed).fork("damage")
 
         def one(*choices):
             return choices[draw.below(len(choices))]
 
-        def some(choices, chance):
+        def some(choices, chance, draw=draw):
             return tuple(choice for choice in choices if draw.chance(chance))
 
         is_async = seed % 8 == 7
@@ -107,7 +124,11 @@ class CopyMix(Mix):
             pause_s=one(0.5, 1.5, 4.0),
             audit_chance=0.5,
             recovery_chance=0.0,
-            faults=(*(some(COPY_LOSSES, 0.4) or ("kill",)), *some(COPY_HARDSHIPS, 0.25)),
+            faults=(
+                *(some(COPY_LOSSES, 0.4) or ("kill",)),
+                *some(COPY_HARDSHIPS, 0.25),
+                *some(COPY_DAMAGES, 0.15, damage),
+            ),
             conditions=Conditions(
                 latency_s=one(0.0002, 0.002, 0.01),
                 jitter_s=one(0.0, 0.0008, 0.01),

@@ -32,6 +32,8 @@ class CopyNemesis(Nemesis):
     """Does to a set what the mix has faults for."""
 
     ends, ends_are = COPY_LOSSES, "losses"
+    fair = frozenset(COPY_LOSSES) - {*UNFAIR}
+    """The losses beside which nothing keeps copies late."""
     look_s = 0.01
     _stage: CopyStage
 
@@ -54,11 +56,10 @@ class CopyNemesis(Nemesis):
         }
 
     async def _do(self, fault: str, deed, draw: SeededEntropy) -> None:
-        is_loss = fault in COPY_LOSSES and fault not in UNFAIR
-        if not is_loss:
+        if fault not in self.fair:
             self._stage.disturb(fault, begins=True)
         await deed(draw)
-        if not is_loss:
+        if fault not in self.fair:
             self._stage.disturb(fault, begins=False)
 
     def _lose(self, node: MemberNode, how: str) -> None:
@@ -180,8 +181,7 @@ class CopyNemesis(Nemesis):
     async def _wipe(self, draw: SeededEntropy) -> None:
         """A member loses its disk and rejoins with an empty one."""
         node = self._node(draw)
-        others = [other for other in self._stage.set.in_sync() if other is not node]
-        if not any(other.machine.is_up for other in others):
+        if not self._stage.has_heir(node):
             return
         self._lose(node, "wipe")
         await node.crash(Loss.EVERYTHING)
@@ -191,7 +191,7 @@ class CopyNemesis(Nemesis):
     async def _kill_at_a_join(self, draw: SeededEntropy) -> None:
         """A member begins with an empty disk, and the leader dies as soon as it has joined."""
         whole, leader = self._stage.set, self._stage.set.leader
-        if leader is None or not whole.is_serving:
+        if leader is None or not whole.is_serving or not leader.is_whole:
             return
         node = self._other(draw, leader)
         self._lose(node, "wipe")
@@ -217,7 +217,8 @@ class CopyNemesis(Nemesis):
         """The store loses its data; later an operator names a member that has everything."""
         coordination, whole = self._stage.coordination, self._stage.set
         in_sync = coordination.view().in_sync
-        if len(whole.in_sync()) < len(self._stage.members):
+        members = self._stage.members
+        if len(whole.in_sync()) < len(members) or not all(node.is_whole for node in members):
             return  # A member that has seen no epoch would begin a set of its own.
         coordination.forget()
         await asyncio.sleep(self._stage.mix.lease * (1.0 + draw.fraction()))

@@ -11,7 +11,7 @@ from tests.simulation.history import History
 from tests.simulation.node import Node, Tripwire
 from txmq.errors import ForeignFile, StoreError
 from txmq.runtime.coordinator import View
-from txmq.testing import Machine, MemoryDisk, World
+from txmq.testing import Loss, Machine, MemoryDisk, SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
@@ -19,6 +19,9 @@ from txmq_broker.member import SetMember
 from txmq_broker.store.log.segments import path_of
 
 __all__ = ["MemberNode", "SetNode", "WatchedCoordination", "machine_of"]
+
+TAIL_MAX = 60_000
+"""So many bytes are lost at most where a tail is lost."""
 
 
 def machine_of(member: str) -> str:
@@ -37,7 +40,8 @@ class WatchedCoordination(SimulatedCoordination):
     def _change(self, view: View) -> None:
         super()._change(view)
         leader = view.leader.member if view.leader else ""
-        self._history.add(SetChanged(self._world.now(), leader, view.epoch, view.in_sync))
+        removed = tuple(act.member for act in view.removed)
+        self._history.add(SetChanged(self._world.now(), leader, view.epoch, view.in_sync, removed))
 
 
 class MemberNode(Node):
@@ -61,6 +65,10 @@ class MemberNode(Node):
         self._coordination = coordination
         self._history = history
         self._disks = 1
+        self._flipped: dict[int, bytes] = {}
+        """What stood at each position of the log at which bits were flipped."""
+        self._must_reach = 0
+        """Where the log has to end before this disk has again what it has lost."""
 
     @property
     def disk(self) -> MemoryDisk:
@@ -89,6 +97,94 @@ class MemberNode(Node):
         """Put an empty disk into a machine that is down."""
         self._disks += 1
         self.machine.disk = MemoryDisk(self.machine.entropy.fork(f"disk {self._disks}"))
+
+    # Damage
+
+    def snapshot(self) -> MemoryDisk:
+        """The disk as a loss of power would leave it now."""
+        disk = self.disk.clone()
+        disk.crash(loss=Loss.ANY)
+        return disk
+
+    def put_back(self, disk: MemoryDisk) -> None:
+        """Give a machine on which nothing runs the disk that it had some time ago."""
+        self._must_reach = max(self._must_reach, self.durable_end())
+        self.machine.disk = disk
+
+    def lose_tail(self, draw: SeededEntropy, *, with_mark: bool) -> int:
+        """Cut the newest file of the log, of a member that does not run; return how much is gone.
+
+        Args:
+            draw: Decides how much.
+            with_mark: Whether the high-water mark, which would show it, is lost as well.
+        """
+        path, _, size = self._log_files()[-1]
+        lost = 1 + draw.below(min(size, TAIL_MAX)) if size else 0
+        self._must_reach = max(self._must_reach, self.durable_end())
+        self.disk.cut_tail(path, size - lost)
+        if with_mark and "high-water" in self.disk.names(""):
+            self.disk.remove("high-water")
+        return lost
+
+    def flip_bit(
+        self, draw: SeededEntropy, limit: int, *, since: int = 0, only_closed: bool
+    ) -> int | None:
+        """Flip a bit of the log; return where, or nothing if there is no such file.
+
+        Args:
+            draw: Decides where.
+            limit: The position before which it must be.
+            since: The position from which on it may be.
+            only_closed: Whether the newest file, which is being written, is spared.
+        """
+        files = self._log_files()
+        files = files[:-1] if only_closed else files
+        files = [file for file in files if file[1] < limit and file[1] + file[2] > since]
+        if not files:
+            return None
+        path, start, size = files[draw.below(len(files))]
+        low, high = max(since - start, 0), min(size, limit - start)
+        at = low + draw.below(high - low)
+        self._flipped.setdefault(start + at, self.disk.durable(path)[at : at + 1])
+        self.disk.flip_bit(path, at, draw.below(8))
+        return start + at
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a bit that was flipped is still wrong."""
+        self._flipped = {at: was for at, was in self._flipped.items() if self._byte(at) != was}
+        return bool(self._flipped)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its disk has again, durably, all that it lost."""
+        return not self.is_damaged and self.durable_end() >= self._must_reach
+
+    def has_flipped(self, start: int, size: int) -> bool:
+        """Whether a bit was flipped in this part of the log, and may still be wrong."""
+        return any(start <= at < start + size for at in self._flipped)
+
+    def durable_end(self) -> int:
+        """Where the log ends after a loss of power."""
+        files = self._log_files()
+        return files[-1][1] + files[-1][2] if files else 0
+
+    def _byte(self, position: int) -> bytes:
+        for path, start, size in self._log_files():
+            if start <= position < start + size:
+                return self.disk.durable(path)[position - start : position - start + 1]
+        return b""
+
+    def _log_files(self) -> list[tuple[str, int, int]]:
+        """The files of its log: path, first position and durable size."""
+        starts = sorted(int(name.partition(".")[0]) for name in self.disk.names("log"))
+        paths = [path_of(start) for start in starts]
+        return [
+            (path, start, len(self.disk.durable(path)))
+            for path, start in zip(paths, starts, strict=True)
+        ]
+
+    # What it has
 
     def read_copy(self) -> CopyRead:
         """The files of its log."""

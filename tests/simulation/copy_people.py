@@ -8,11 +8,11 @@ from contextlib import suppress
 
 from tests.simulation.copy_history import FollowerRead, LeaderAnswered
 from tests.simulation.copy_mix import CopyMix
-from tests.simulation.copy_node import MemberNode
-from tests.simulation.history import History
+from tests.simulation.copy_node import MemberNode, SetNode
+from tests.simulation.history import ClientDown, History
 from tests.simulation.transactor import Transactor
-from tests.simulation.workload import TROUBLE, Client, copy_of
-from txmq.client import Session
+from tests.simulation.workload import TROUBLE, Client, Producer, copy_of
+from txmq.client import Admin, Session
 from txmq.client.received_message import opened
 from txmq.errors import BrokerRefused, TransportError
 from txmq.message import Queue
@@ -22,7 +22,7 @@ from txmq.protocol.headers import PullAnswer, PullMessage
 from txmq.protocol.record import unpack_all
 from txmq.testing import World
 
-__all__ = ["FollowerReader", "LeaderProbe", "SetTransactor"]
+__all__ = ["FollowerReader", "LeaderProbe", "Pulse", "SetTransactor"]
 
 PATIENCE_S = 20.0
 """How long an answer of a member may take; longer than a pause."""
@@ -58,6 +58,57 @@ class LeaderProbe(Client):
         except (TransportError, BrokerRefused):
             return  # Only followers refuse it.
         self.history.add(LeaderAnswered(self.now(), member.name, asked))
+
+
+class LeaderSession(Session):
+    """Knows at once who leads, so that only the set decides how long a send takes to succeed."""
+
+    set: SetNode
+
+    async def address_of(self, queue: Queue) -> str:
+        """The address of the leader."""
+        return self.set.address
+
+
+class Pulse(Producer):
+    """Sends a small message to the leader again and again, so that it shows when sends work."""
+
+    mix: CopyMix
+
+    def __init__(
+        self,
+        world: World,
+        names: str,
+        mix: CopyMix,
+        history: History,
+        members: SetNode,
+        queue: Queue,
+    ) -> None:
+        super().__init__(world, "pulse", names, mix, history, [queue])
+        self._set = members
+
+    def end(self) -> None:
+        """Send no more; whether the last were taken is nobody's concern."""
+        self.is_enough = True
+        self.history.add(ClientDown(self.now(), self.name))
+
+    async def _live(self) -> None:
+        machine = self.machine
+        ports = (machine.network, machine.clock, machine.entropy)
+        async with LeaderSession(self._names, *ports) as session:
+            session.set = self._set
+            await self._work(session)
+
+    async def _work(self, session: Session) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while not self.is_enough:
+                tasks.create_task(self._beat(session))
+                await asyncio.sleep(self.mix.probe_s * (0.5 + self._draw.fraction()))
+
+    async def _beat(self, session: Session) -> None:
+        (queue,) = self._queues
+        send = self.compose(session, queue.topic, queue, 1, is_batch=False)
+        await self.attempt(Admin(session), send, 0)
 
 
 class FollowerReader(Client):

@@ -11,12 +11,13 @@ from tests.simulation.copy_history import (
     Bound,
     CopiesCounted,
     Disturbed,
+    LossAllowed,
     MemberLost,
     OffsetShown,
 )
-from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_mix import FULL_STOPS, CopyMix
 from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
-from tests.simulation.copy_people import FollowerReader, LeaderProbe, SetTransactor
+from tests.simulation.copy_people import FollowerReader, LeaderProbe, Pulse, SetTransactor
 from tests.simulation.history import Acknowledged, Calm, Event, HalfSending, HalfTaken, Sending
 from tests.simulation.ledger import Ledger
 from tests.simulation.observer import Observer
@@ -25,9 +26,13 @@ from tests.simulation.stage import LOOK_S, Stage
 from tests.simulation.workload import Consumer, Producer
 from txmq.errors import BrokerRefused, ServiceUnavailable, TransportError
 from txmq.protocol.record import position_in
-from txmq.testing import World
+from txmq.runtime.coordinator import AllowedLoss
+from txmq.testing import SeededEntropy, World
 
 __all__ = ["CopyStage"]
+
+RECORD_MAX = 4096
+"""No record of these runs is longer."""
 
 JOIN_S = 60.0
 """How long all members may take to be in sync when nothing goes wrong any more."""
@@ -45,6 +50,7 @@ class CopyStage(Stage):
         self.history.on_event = self._count_copies
         self._bodies: dict[str, bytes] = {}
         self.probe = LeaderProbe(world, self.names_text, mix, self.history, self.members)
+        self.pulse = Pulse(world, self.names_text, mix, self.history, self.set, self.queues()[0])
         self.reader = FollowerReader(
             world, self.names_text, mix, self.history, self.members, self.queues()
         )
@@ -97,7 +103,10 @@ class CopyStage(Stage):
                 self.operators = [Operator(world, "on call", *args, self._addresses)]
         for client in (self.observer, *self.operators):
             client.start()
-        for client in (*self.clients, self.probe, *([self.reader] if mix.reads else [])):
+        has_pulse = not FULL_STOPS.isdisjoint(mix.faults)
+        optional = ((self.reader, mix.reads), (self.pulse, has_pulse))
+        beside = [client for client, is_wanted in optional if is_wanted]
+        for client in (*self.clients, self.probe, *beside):
             client.start()
 
     # While it runs
@@ -138,7 +147,11 @@ class CopyStage(Stage):
                 return
         body = self._bodies[message]
         records = ((node, node.durable_record(position)) for node in self.members)
-        having = [node for node, record in records if record is not None and body in record]
+        having = [
+            node
+            for node, record in records
+            if (record is not None and body in record) or node.has_flipped(position, RECORD_MAX)
+        ]
         lacking = tuple(node.name for node in self.set.in_sync() if node not in having)
         least = self.mix.min_in_sync
         self.history.add(CopiesCounted(self.world.now(), message, len(having), least, lacking))
@@ -148,6 +161,24 @@ class CopyStage(Stage):
         has_heir = any(other.member for other in self.set.in_sync() if other is not node)
         is_leader = self.set.leader is node
         self.history.add(MemberLost(self.world.now(), node.name, how, is_leader, has_heir))
+
+    def has_heir(self, node: MemberNode) -> bool:
+        """Whether another member is up that has everything, on a sound disk."""
+        others = (other for other in self.set.in_sync() if other is not node)
+        return any(other.member is not None and other.is_whole for other in others)
+
+    def flip_bits(self, node: MemberNode, draw: SeededEntropy, count: int, **how: bool) -> bool:
+        """Flip bits in what every member in sync has; false if there is nothing to flip."""
+        limit = min(other.durable_end() for other in self.set.in_sync())
+        places = [node.flip_bit(draw, limit, **how) for _ in range(count)]
+        return places != [None] * count
+
+    def allow_loss(self, node: MemberNode) -> None:
+        """Have a person let a member lead that may lack something; nothing if one leads."""
+        store = self.coordination
+        loss = AllowedLoss(node.name_in_set(), "Li Na", "no other is left", 0, ())
+        if store.allow_loss(store.view(), loss) is not None:
+            self.history.add(LossAllowed(self.world.now(), node.name))
 
     def disturb(self, what: str, *, begins: bool) -> None:
         """Note that a hardship begins or ends."""
@@ -159,6 +190,8 @@ class CopyStage(Stage):
         """Let nothing go wrong any more, and let everything that is down come back."""
         self.world.network.heal()
         self.coordination.delay = 0.002
+        if not self.coordination.is_up:
+            self.coordination.start()
         for node in self.members:
             self.coordination.heal(node.name)
             node.machine.resume()
@@ -172,6 +205,7 @@ class CopyStage(Stage):
                     self.world.network.slow(node.name, client.name, 0.0)
         for node in (*self.names, *self.members):
             node.start()
+        self.pulse.end()
         for transactor in self.transactors:
             transactor.calm()
         self.history.add(Calm(self.world.now()))
@@ -186,9 +220,8 @@ class CopyStage(Stage):
             await self._hand_over()
             await self._compare()
         await self._look_up()
-        await self.probe.stop()
-        await self.reader.stop()
-        await self.observer.stop()
+        for client in (self.probe, self.reader, self.pulse, self.observer):
+            await client.stop()
         await self.set.stop()
         for node in self.names:
             await node.stop()

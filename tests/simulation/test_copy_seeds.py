@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tests.simulation.copy_mix import COPY_HARDSHIPS, COPY_LOSSES, CopyMix
+from tests.simulation.copy_mix import COPY_DAMAGES, COPY_HARDSHIPS, COPY_LOSSES, CopyMix
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
@@ -27,7 +27,8 @@ def twin():
 def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
     mixes = [CopyMix.with_copies(seed) for seed in range(40)]
 
-    assert {fault for mix in mixes for fault in mix.faults} == {*COPY_LOSSES, *COPY_HARDSHIPS}
+    kinds = {*COPY_LOSSES, *COPY_DAMAGES, *COPY_HARDSHIPS}
+    assert {fault for mix in mixes for fault in mix.faults} == kinds
     assert {mix.mode for mix in mixes} == {"", "sync", "async"}
     assert {mix.min_in_sync for mix in mixes} == {1, 2}
     assert {mix.transactions is None for mix in mixes} == {True, False}

@@ -2,7 +2,7 @@
 
 Each request takes effect at one moment between its start and its answer. Partition a member, and
 its requests fail: some before they take effect, some after. Restart the store, and every request
-and wait that is under way fails.
+and wait that is under way fails. Stop it, and it answers nobody until it is started.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class SimulatedCoordination:
         self._view = View(None, 0, (), 0)
         self._lease = 0
         self._leases: dict[int, float] = {}
+        self._lasts: dict[int, int] = {}
+        """How many seconds each lease lasts when it is renewed."""
+        self._stopped_at: float | None = None
         self._leases_given = 0
         self._partitioned: set[str] = set()
         self._lives = 1
@@ -70,6 +73,28 @@ class SimulatedCoordination:
         self._lives += 1
         self._wake()
 
+    @property
+    def is_up(self) -> bool:
+        """False between :meth:`stop` and :meth:`start`."""
+        return self._stopped_at is None
+
+    def stop(self) -> None:
+        """Answer nobody any more, as without a leader of its own or with all its machines down.
+
+        No lease ends while nobody counts its time.
+        """
+        self.view()
+        self._stopped_at = asyncio.get_running_loop().time()
+        self.restart()
+
+    def start(self) -> None:
+        """Answer again. Each lease that had not ended lasts its whole time from now on."""
+        alive = [lease for lease in self._leases if self.is_alive(lease)]
+        self._stopped_at = None
+        for lease in alive:
+            self._prolong(lease)
+        self.restart()
+
     def forget(self) -> None:
         """Restart the store without its state and its leases, as from an empty disk."""
         self._leases.clear()
@@ -94,12 +119,13 @@ class SimulatedCoordination:
         return life
 
     def check(self, member: str, life: int) -> None:
-        """Refuse a partitioned member, and a request from before a restart.
+        """Refuse a partitioned member, a request from before a restart, and all when stopped.
 
         Raises:
             ConnectionLost: It is one of them.
         """
-        if member in self._partitioned or life != self._lives:
+        is_away = member in self._partitioned or not self.is_up
+        if is_away or life != self._lives:
             raise ConnectionLost(f"{member} has lost the connection to the store")
 
     async def wait(self, member: str, life: int) -> None:
@@ -128,19 +154,24 @@ class SimulatedCoordination:
 
     def is_alive(self, lease: int) -> bool:
         """True if a lease has not ended."""
-        return self._leases.get(lease, 0.0) > asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time() if self._stopped_at is None else self._stopped_at
+        return self._leases.get(lease, 0.0) > now
 
     def grant(self, lease_s: int) -> int:
         """Begin a lease."""
         self._leases_given += 1
-        self._leases[self._leases_given] = asyncio.get_running_loop().time() + lease_s
+        self._lasts[self._leases_given] = lease_s
+        self._prolong(self._leases_given)
         return self._leases_given
 
-    def renew(self, lease: int, lease_s: int) -> bool:
+    def _prolong(self, lease: int) -> None:
+        self._leases[lease] = asyncio.get_running_loop().time() + self._lasts[lease]
+
+    def renew(self, lease: int) -> bool:
         """Renew a lease; false if it has ended."""
         if not self.is_alive(lease):
             return False
-        self._leases[lease] = asyncio.get_running_loop().time() + lease_s
+        self._prolong(lease)
         return True
 
     def revoke(self, lease: int) -> None:
@@ -260,7 +291,7 @@ class SimulatedCoordinator:
         """See :meth:`SetCoordinator.renew`."""
         asked = asyncio.get_running_loop().time()
         life = await self._arrive()
-        is_alive = self._store.renew(leadership.lease, leadership.lease_s)
+        is_alive = self._store.renew(leadership.lease)
         await self._return(life)
         certain_until = asked + leadership.lease_s
         return leadership._replace(certain_until=certain_until) if is_alive else None

@@ -211,6 +211,14 @@ class MemoryDisk:
         self._pages(path)
         self._device.faults.unreadable.setdefault(path, set()).add(position // PAGE * PAGE)
 
+    def cut_tail(self, path: str, size: int) -> None:
+        """End a file at this size, in its durable copy as well, as a disk that lost what it had.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        self._pages(path).lose_tail(size)
+
     def crash(self, entropy: SeededEntropy | None = None, loss: Loss = Loss.ANY) -> None:
         """Lose power and return: the disk keeps synced bytes and an arbitrary part of the rest.
 

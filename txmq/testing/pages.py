@@ -123,6 +123,13 @@ class Pages:
         if same:
             self._safe[page] = self._now[page]
 
+    def lose_tail(self, size: int) -> None:
+        """End the file here, in the durable version as well."""
+        self.truncate(min(size, self.size))
+        self._safe, self.safe_size = self._now.copy(), self.size
+        self._dirty.clear()
+        self._doomed.clear()
+
     def stage(self) -> Staged:
         """Begin a sync of all bytes written so far."""
         self._staged += 1

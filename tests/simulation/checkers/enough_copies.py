@@ -1,14 +1,14 @@
 """An answer has its copies: ``min_in_sync`` disks hold the message, and those of all in sync do.
 
-A disk holds what it keeps after a loss of power. A member that lost its disk after the request had
-begun may have had a copy.
+A disk holds what it keeps after a loss of power. A member that lost its disk or a part of it after
+the request had begun may have had a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.simulation.copy_history import CopiesCounted, MemberLost
+from tests.simulation.copy_history import LOSE_COPIES, CopiesCounted, MemberLost
 from tests.simulation.history import Event, HalfSending, Sending
 
 __all__ = ["broken"]
@@ -17,7 +17,7 @@ __all__ = ["broken"]
 def broken(events: Iterable[Event]) -> list[str]:
     """What is wrong with a history; empty where nothing is."""
     began: dict[str, float] = {}
-    wipes: list[float] = []
+    losses: list[MemberLost] = []
     complaints: list[str] = []
     for event in events:
         match event:
@@ -25,19 +25,21 @@ def broken(events: Iterable[Event]) -> list[str]:
                 began[event.send] = event.at
             case HalfSending():
                 began[event.xid] = event.at
-            case MemberLost(how="wipe"):
-                wipes.append(event.at)
+            case MemberLost() if event.how in LOSE_COPIES:
+                losses.append(event)
             case CopiesCounted():
-                gone = sum(at >= began.get(event.message, 0.0) for at in wipes)
-                if event.copies + gone < event.least:
+                since = began.get(event.message, 0.0)
+                gone = [loss.member for loss in losses if loss.at >= since]
+                lacking = [member for member in event.lacking if member not in gone]
+                if event.copies + len(gone) < event.least:
                     complaints.append(
                         f"{event.message} was answered at {event.at:.6f} with {event.copies} "
                         f"copies, and {event.least} are needed"
                     )
-                if event.lacking:
+                if lacking:
                     complaints.append(
                         f"{event.message} was answered at {event.at:.6f}, and "
-                        f"{', '.join(event.lacking)} in sync had no copy"
+                        f"{', '.join(lacking)} in sync had no copy"
                     )
             case _:
                 pass

@@ -1,4 +1,5 @@
-"""A set has a leader soon: after the faults stop, and after the loss of a leader alone.
+"""A set has a leader soon: after the faults stop, after the loss of a leader alone, and when all
+members and the store are back.
 
 Without faults a leader hands over within a second.
 """
@@ -9,6 +10,7 @@ from collections.abc import Iterable
 
 from tests.simulation.copy_history import (
     HAND_OVER,
+    AllBack,
     Bound,
     Disturbed,
     LeaderAnswered,
@@ -53,6 +55,8 @@ def broken(events: Iterable[Event]) -> list[str]:
                 handing_over = event if is_whole and event.how == HAND_OVER else None
                 is_simple = event.was_leader and event.has_heir and not disturbed
                 since, why = event.at if is_simple else None, f"{event.member} was lost"
+            case AllBack() if not disturbed:
+                since, why = event.at, "all were back"
             case Disturbed() if event.begins:
                 disturbed.add(event.what)
                 since = None

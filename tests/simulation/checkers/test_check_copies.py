@@ -9,20 +9,27 @@ from tests.simulation.checkers import (
     identical_logs,
     leader_bound,
     one_leader,
+    removals,
     reused,
+    whole_copies,
+    writable,
 )
 from tests.simulation.copy_history import (
+    AllBack,
     Bound,
     CopiesCounted,
     CopyRead,
+    Damaged,
     Disturbed,
     FollowerRead,
     LeaderAnswered,
     Leading,
     MemberBack,
     MemberLost,
+    Mended,
     OffsetShown,
     SetChanged,
+    WritesFail,
 )
 from tests.simulation.history import (
     Acknowledged,
@@ -116,7 +123,7 @@ def test_a_leader_within_the_bound_passes():
     assert leader_bound.broken([Bound(0.0, 5.0), lost(5.0), answered, Calm(99.0)]) == []
 
 
-@pytest.mark.parametrize("event", [lost(5.0), Calm(5.0)])
+@pytest.mark.parametrize("event", [lost(5.0), AllBack(5.0), Calm(5.0)])
 def test_a_set_without_a_leader_is_found(event):
     early = LeaderAnswered(5.1, "m1", 4.9)
 
@@ -225,8 +232,76 @@ def test_a_member_in_sync_without_a_copy_is_found():
     ]
 
 
-def test_a_disk_that_was_lost_after_the_request_may_have_had_a_copy():
-    assert enough_copies.broken([SENT, lost(1.5, "wipe"), counted(1)]) == []
+@pytest.mark.parametrize("how", ["wipe", "lost tail", "older state"])
+def test_a_disk_that_was_harmed_after_the_request_may_have_had_a_copy(how):
+    assert enough_copies.broken([SENT, lost(1.5, how), counted(1, "m1")]) == []
+    assert len(enough_copies.broken([SENT, lost(1.5, how), counted(1, "m3")])) == 1
+    assert len(enough_copies.broken([lost(0.5, how), SENT, counted(1, "m1")])) == 2
+
+
+# Damage
+
+
+def test_a_copy_that_is_mended_soon_or_out_of_sync_passes():
+    damaged, late = Damaged(1.0, "m2"), Calm(99.0)
+    alone = SetChanged(2.0, "m1.aa", 1, ("m1.aa",))
+
+    assert whole_copies.broken([FIRST, damaged, Mended(1.5, "m2"), late]) == []
+    assert whole_copies.broken([FIRST, damaged, alone, late]) == []
+
+
+@pytest.mark.parametrize("member", ["m1", "m2"])
+def test_a_damaged_copy_that_stays_in_sync_is_found(member):
+    (complaint,) = whole_copies.broken([FIRST, Damaged(1.0, member), Calm(7.0)])
+
+    assert complaint == f"{member} is in sync at 7.000000, and damaged since 1.000000"
+
+
+def test_damage_may_be_found_later_where_more_goes_wrong():
+    slow = Disturbed(2.0, "slow disk", begins=True)
+
+    assert whole_copies.broken([FIRST, Damaged(1.0, "m2"), slow, Calm(9.0)]) == []
+
+
+# A leader that can write nothing
+
+
+def test_a_send_that_succeeds_soon_passes():
+    sent = Sending(3.0, "pulse", "s", 0, (b"body",))
+    acknowledged = Acknowledged(4.0, "s", 0, QUEUE, 4, ("id",))
+    fails = WritesFail(2.0, "m1", has_heir=True)
+
+    assert writable.broken([Bound(0.0, 5.0), fails, sent, acknowledged, lost(9.0)]) == []
+
+
+def test_a_set_that_takes_no_sends_behind_a_leader_that_cannot_write_is_found():
+    sent = Sending(1.0, "pulse", "s", 0, (b"body",))
+    acknowledged = Acknowledged(4.0, "s", 0, QUEUE, 4, ("id",))
+    fails = WritesFail(2.0, "m1", has_heir=True)
+
+    (complaint,) = writable.broken([Bound(0.0, 5.0), sent, fails, acknowledged, lost(9.0)])
+
+    assert complaint.startswith("no send succeeds within 5 s after the writes of m1 ")
+
+
+def test_without_another_member_sends_may_be_refused_for_longer():
+    fails = WritesFail(2.0, "m1", has_heir=False)
+
+    assert writable.broken([Bound(0.0, 5.0), fails, lost(9.0)]) == []
+
+
+# Removed members
+
+
+def test_a_removed_member_that_is_in_sync_or_leads_is_found():
+    removed = SetChanged(1.0, "m1.aa", 1, ("m1.aa",), ("m2",))
+    back = SetChanged(3.0, "m1.aa", 1, ("m1.aa", "m2.bb"))
+    counts = SetChanged(2.0, "m1.aa", 1, ("m1.aa", "m2.bb"), ("m2",))
+    leads = SetChanged(2.0, "m2.bb", 2, ("m1.aa",), ("m2",))
+
+    assert removals.broken([FIRST, removed, back]) == []
+    assert removals.broken([counts]) == ["m2, which was removed, is in sync at 2.000000"]
+    assert removals.broken([leads]) == ["m2, which was removed, leads at 2.000000"]
 
 
 def test_an_epoch_that_comes_again_after_the_store_has_lost_its_data_is_found():

@@ -542,6 +542,22 @@ def test_a_flipped_bit_stays_flipped():
         disk.flip_bit("nothing", 0)
 
 
+def test_a_lost_tail_is_lost_for_good_and_zeros_follow_when_the_file_grows():
+    disk = MemoryDisk()
+    file = disk.open("f", create=True)
+    file.write(0, b"abcdef")
+    file.sync()
+
+    disk.cut_tail("f", 2)
+    assert file.read(0, 6) == disk.durable("f") == b"ab"
+    file.write(4, b"x")
+    file.sync()
+    disk.crash(loss=Loss.EVERYTHING)
+    assert disk.durable("f") == b"ab\0\0x"
+    with pytest.raises(FileNotFoundError):
+        disk.cut_tail("nothing", 0)
+
+
 # --- slow syncs ---
 
 

@@ -1,0 +1,329 @@
+"""Broker sets whose disks are damaged, or of which several machines go down at once, step by step.
+
+Somebody sends and somebody reads all the time. What each scenario leaves behind must be whole when
+it is over, and every promise of a set must have been kept.
+"""
+
+import asyncio
+import errno
+import logging
+
+import pytest
+
+from tests.simulation.copy_history import (
+    AllBack,
+    Damaged,
+    LossAllowed,
+    Mended,
+    SetChanged,
+    WritesFail,
+)
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_node import machine_of
+from tests.simulation.copy_runs import COPY_CHECKERS, judge
+from tests.simulation.copy_stage import CopyStage
+from tests.simulation.history import Acknowledged
+from tests.simulation.mix import kib
+from txmq.client import Admin, Session
+from txmq.testing import Loss, World, simulate
+
+MIX = CopyMix(
+    segment=kib(16),
+    queues=1,
+    producers=1,
+    lanes=2,
+    sends=400,
+    think_s=0.2,
+    body_max=300,
+    batch_chance=0.0,
+    hold_s=0.5,
+    lag_max=1.0,
+    sync_s=(0.0, 0.005),
+    faults=("writes fail",),
+)
+"""Much is sent all the time, and nothing goes wrong by itself."""
+
+
+def live(act, *, seeds=2, **dials):
+    """Have a set live through a scenario with some seeds, the first twice, and judge it."""
+    mix = MIX.but(**dials)
+
+    async def scenario(world: World):
+        stage = CopyStage(world, mix)
+        await stage.open()
+        stage.people()
+        await until(lambda: len(stage.set.in_sync()) == len(stage.members))
+        await asyncio.sleep(3)
+        await act(stage)
+        stage.calm()
+        await stage.settle()
+        await stage.close()
+        judge(stage.history, COPY_CHECKERS)
+
+    scenario.__qualname__ = act.__qualname__
+    for seed in range(seeds):
+        simulate(scenario, seed, conditions=mix.conditions, twice=seed == 0)
+
+
+async def until(condition, within_s=30.0):
+    """Wait until something has come about."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def count(stage, kind):
+    return stage.history.count(kind)
+
+
+async def end_all(stage, how="kill", *, harmed=None, as_harmed=""):
+    """Take all members and the store down at once."""
+    stage.coordination.stop()
+    for node in stage.members:
+        stage.lose(node, as_harmed if node is harmed else how)
+        node.is_wanted = False
+        if how == "kill":
+            node.machine.kill()
+        else:
+            node.machine.crash(Loss.ANY)
+    for node in stage.members:
+        await node.gone()
+
+
+async def begin_all(stage, first=None, alone_s=0.0):
+    """Start the store and all members, perhaps one of them some time before the others."""
+    stage.coordination.start()
+    if first is not None:
+        first.start()
+        await asyncio.sleep(alone_s)
+    for node in stage.members:
+        node.start()
+    stage.history.add(AllBack(stage.world.now()))
+
+
+def follower_of(stage):
+    return next(node for node in stage.set.in_sync() if node is not stage.set.leader)
+
+
+# Less than it had
+
+
+FIRST = pytest.mark.parametrize("alone_s", [0.0, 15.0], ids=["with the others", "first"])
+
+
+@pytest.mark.fault("C3")
+@FIRST
+@pytest.mark.parametrize("with_mark", [False, True], ids=["its mark left", "its mark lost"])
+def test_a_member_that_lost_the_end_of_its_log_does_not_lead_with_the_rest(alone_s, with_mark):
+    async def main(stage):
+        harmed = follower_of(stage)
+        await end_all(stage, harmed=harmed, as_harmed="lost tail")
+        assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=with_mark)
+
+        await begin_all(stage, harmed, alone_s)
+        await until(lambda: stage.set.is_serving and harmed.is_whole)
+
+    live(main)
+
+
+@pytest.mark.fault("C3")
+def test_a_leader_that_lost_the_end_of_its_log_does_not_lead_again_before_the_others():
+    async def main(stage):
+        leader = stage.set.leader
+        stage.lose(leader, "lost tail")
+        await leader.kill()
+        assert leader.lose_tail(stage.world.entropy.fork("tail"), with_mark=True)
+
+        leader.start()
+        await until(lambda: stage.set.is_serving and leader.is_whole)
+
+    live(main)
+
+
+@pytest.mark.fault("C4")
+@FIRST
+def test_a_member_with_an_older_directory_does_not_lead_with_it(alone_s):
+    async def main(stage):
+        harmed = follower_of(stage)
+        before = harmed.snapshot()
+        await asyncio.sleep(5)
+        await end_all(stage, harmed=harmed, as_harmed="older state")
+        harmed.put_back(before)
+
+        await begin_all(stage, harmed, alone_s)
+        await until(lambda: stage.set.is_serving and harmed.is_whole)
+
+    live(main)
+
+
+@pytest.mark.fault("C4")
+def test_a_leader_with_an_older_directory_does_not_lead_again_before_the_others():
+    async def main(stage):
+        leader = stage.set.leader
+        before = leader.snapshot()
+        await asyncio.sleep(5)
+        stage.lose(leader, "older state")
+        await leader.kill()
+        leader.put_back(before)
+
+        leader.start()
+        await until(lambda: stage.set.is_serving and leader.is_whole)
+
+    live(main)
+
+
+@pytest.mark.fault("C5")
+@pytest.mark.parametrize("how", ["kill", "power cut"])
+def test_all_members_and_the_store_at_once_lose_nothing(how):
+    async def main(stage):
+        for _ in range(3):
+            await end_all(stage, how)
+            await asyncio.sleep(1)
+            await begin_all(stage)
+            await until(lambda: stage.set.is_serving)
+            await asyncio.sleep(3)
+
+    live(main)
+
+
+@pytest.mark.fault("C9")
+def test_where_only_a_copy_with_less_is_left_a_person_decides(caplog):
+    logging.disable(logging.NOTSET)
+
+    async def main(stage):
+        caplog.clear()
+        leader, coordination = stage.set.leader, stage.coordination
+        others = [node for node in stage.members if node is not leader]
+        before = leader.snapshot()
+        for node in others:
+            await node.kill()
+        await until(lambda: stage.set.in_sync() == [leader])
+        await asyncio.sleep(3)
+        stage.lose(leader, "older state")
+        await leader.kill()
+        leader.put_back(before)
+        for node in stage.members:
+            node.start()
+        await asyncio.sleep(20)
+        assert coordination.view().leader is None
+        assert "--allow-data-loss" in caplog.text
+
+        stage.allow_loss(leader)
+        await until(lambda: len(stage.set.in_sync()) == len(stage.members))
+        assert count(stage, LossAllowed) == 1
+
+    live(main)
+
+
+# Flipped bits
+
+
+@pytest.mark.fault("C1", "C2")
+@pytest.mark.parametrize("role", ["a follower", "the leader"])
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["that runs", "that is stopped"])
+def test_a_flipped_bit_is_noticed_and_mended_from_another_copy(role, is_stopped):
+    async def main(stage):
+        draw = stage.world.entropy.fork("bits")
+        await asyncio.sleep(5)
+        node = stage.set.leader if role == "the leader" else follower_of(stage)
+        if is_stopped:
+            stage.lose(node, "kill")
+            await node.kill()
+        assert stage.flip_bits(node, draw, 2, only_closed=not is_stopped)
+        stage.history.add(Damaged(stage.world.now(), node.name))
+        node.start()
+        await until(lambda: not node.is_damaged)
+        stage.history.add(Mended(stage.world.now(), node.name))
+        await until(lambda: node in stage.set.in_sync())
+
+    live(main)
+
+
+@pytest.mark.fault("C1", "C2")
+def test_two_members_damaged_at_different_places_mend_each_other():
+    async def main(stage):
+        draw = stage.world.entropy.fork("bits")
+        await asyncio.sleep(5)
+        nodes = [stage.set.leader, follower_of(stage)]
+        first, second = nodes
+        assert first.flip_bit(draw, kib(8), only_closed=True) is not None
+        assert second.flip_bit(draw, kib(16), since=kib(8), only_closed=True) is not None
+        for node in nodes:
+            stage.history.add(Damaged(stage.world.now(), node.name))
+        for node in nodes:
+            await until(lambda node=node: not node.is_damaged)
+            stage.history.add(Mended(stage.world.now(), node.name))
+
+    live(main, members=2)
+
+
+# More than one machine, or a disk that takes nothing
+
+
+@pytest.mark.fault("C6")
+def test_a_leader_that_dies_while_the_store_has_no_leader_either_is_replaced_soon():
+    async def main(stage):
+        leader = stage.set.leader
+        stage.lose(leader, "kill")
+        stage.coordination.stop()
+        await leader.kill()
+        await asyncio.sleep(2)
+        stage.coordination.start()
+        stage.history.add(AllBack(stage.world.now()))
+        await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
+
+    live(main)
+
+
+@pytest.mark.fault("C7")
+@pytest.mark.parametrize("why", ["every write fails", "no room"])
+def test_a_leader_that_can_write_nothing_hands_over_and_stays_away(why):
+    async def main(stage):
+        leader, epoch = stage.set.leader, stage.coordination.view().epoch
+        stage.history.add(WritesFail(stage.world.now(), leader.name, has_heir=True))
+        if why == "no room":
+            leader.disk.capacity = leader.disk.space().used
+        else:
+            leader.disk.fail_writes(error=errno.EIO)
+        await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
+        taken = count(stage, Acknowledged)
+        await asyncio.sleep(20)
+        assert count(stage, Acknowledged) > taken
+        led = [
+            machine_of(event.leader)
+            for event in stage.history.events
+            if isinstance(event, SetChanged) and event.epoch > epoch
+        ]
+        assert leader.name not in led
+
+        leader.disk.repair()
+        leader.disk.capacity = None
+        await until(lambda: leader in stage.set.in_sync())
+
+    live(main)
+
+
+@pytest.mark.fault("C8")
+@pytest.mark.parametrize("min_in_sync", [1, 2])
+def test_a_member_that_is_removed_under_load_takes_nothing_along(min_in_sync):
+    async def main(stage):
+        node, leader = follower_of(stage), stage.set.leader
+        machine = stage.world.machine("operator of the set")
+        ports = (machine.network, machine.clock, machine.entropy)
+        async with Session(stage.names_text, *ports) as session:
+            change = (stage.set.name, node.name)
+            known = {"reason": "a new disk", "operator": "Li Na"}
+            await Admin(session).remove_member(*change, **known)
+            assert node not in stage.set.in_sync()
+            await asyncio.sleep(3)
+            stage.lose(leader, "kill")
+            await leader.kill()
+            await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
+            assert stage.set.leader is not node
+            leader.start()
+            await until(lambda: leader in stage.set.in_sync())
+            session.routes.forget("Topic0")
+            await Admin(session).rejoin_member(*change, **known)
+            await until(lambda: node in stage.set.in_sync())
+
+    live(main, min_in_sync=min_in_sync)

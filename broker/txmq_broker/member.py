@@ -56,6 +56,10 @@ for copies of this one.
 
 _ASK_S: Final = 2.0
 """How long a member that was just started waits for the logs of the others in sync."""
+_STAND_S: Final = 6
+"""How long others see that a member stands; longer than any of them waits. The one with the most
+must not be gone when one with less decides.
+"""
 _POLL_S: Final = 0.2
 _UNFIT_S: Final = 1.0
 _UNFIT_LEADS_S: Final = 10.0
@@ -329,9 +333,9 @@ class SetMember:
         A member that has followed up to now has everything. One that was just started may have been
         put back to an earlier state, which only the others know.
         """
-        copies, deadline = self._settings.replication, self._clock.monotonic() + _ASK_S
+        deadline = self._clock.monotonic() + _ASK_S
         try:
-            await self._coordinator.stand(self.name, own, copies.lease)
+            await self._coordinator.stand(self.name, own, _STAND_S)
             while True:
                 standing = await self._coordinator.standing()
                 others = {name: end for name, end in standing.items() if name in view.in_sync}

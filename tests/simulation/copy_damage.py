@@ -2,6 +2,10 @@
 
 A disk is damaged only while another member is up that has everything, on a sound disk. What only
 one disk had, and lost, a set cannot keep; there it must refuse to go on until a person decides.
+
+Nor does a disk lose anything of which there is no sign: the store of the set knows what was
+acknowledged up to a second ago, and what came later only the other members know. Where they cannot
+be heard, nothing tells an older state from the newest one.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from contextlib import suppress
 from tests.simulation.copy_history import AllBack, Damaged, Mended, WritesFail
 from tests.simulation.copy_mix import COPY_DAMAGES, COPY_LOSSES
 from tests.simulation.copy_nemesis import CopyNemesis
-from tests.simulation.copy_node import MemberNode
+from tests.simulation.copy_node import MemberNode, durable_end
 from tests.simulation.nemesis import LOSSES
 from tests.simulation.workload import TROUBLE
 from txmq.client import Admin, Session
@@ -59,6 +63,7 @@ class DamageNemesis(CopyNemesis):
             return
         self._lose(node, "lost tail")
         await node.kill()
+        # The high-water mark survives a kill: that it is gone, or knows more, is a sign.
         node.lose_tail(draw, with_mark=draw.chance(0.5))
         await self._come_back(node, draw)
         await self._until_whole(node)
@@ -68,7 +73,7 @@ class DamageNemesis(CopyNemesis):
         node = self._node(draw)
         before = node.snapshot()
         await asyncio.sleep((0.5, 3.0, 8.0)[draw.below(3)] * draw.fraction())
-        if not self._stage.has_heir(node):
+        if not (self._stage.has_heir(node) and self._is_known_to_lack(before)):
             return
         self._lose(node, "older state")
         await node.kill()
@@ -100,6 +105,11 @@ class DamageNemesis(CopyNemesis):
             if not node.is_damaged:
                 self._stage.history.add(Mended(self._world.now(), node.name))
 
+    def _is_known_to_lack(self, disk: MemoryDisk) -> bool:
+        """Whether the store of the set knows that a disk lacks something."""
+        acknowledged = self._stage.coordination.acknowledged
+        return acknowledged is not None and durable_end(disk) < acknowledged.position
+
     async def _until_whole(self, node: MemberNode) -> None:
         await self._wait_for(lambda: node.is_whole, MENDED_S)
 
@@ -111,7 +121,8 @@ class DamageNemesis(CopyNemesis):
         harmed, how = self._node(draw), ("power cut", "lost tail", "older state")[draw.below(3)]
         before = harmed.snapshot()
         await asyncio.sleep((0.5, 3.0)[draw.below(2)] * draw.fraction())
-        if not stage.has_heir(harmed):
+        is_known = how == "lost tail" or self._is_known_to_lack(before)
+        if not (stage.has_heir(harmed) and is_known):
             how = "power cut"
         if draw.chance(0.8):
             stage.coordination.stop()
@@ -138,7 +149,8 @@ class DamageNemesis(CopyNemesis):
         for node in self._stage.members:
             self._lose(node, how if node is harmed else "power cut")
             node.is_wanted = False
-            if is_power_cut:
+            # After a power cut, the high-water mark of a lost tail may be as old as the rest.
+            if is_power_cut and (node is not harmed or how != "lost tail"):
                 node.machine.crash(LOSSES[draw.below(len(LOSSES))])
             else:
                 node.machine.kill()
@@ -149,8 +161,6 @@ class DamageNemesis(CopyNemesis):
         if how == "older state":
             node.put_back(before)
         elif how == "lost tail":
-            if not node.machine.is_up:
-                node.machine.restart()
             node.lose_tail(draw, with_mark=draw.chance(0.5))
 
     def _shuffled(self, draw: SeededEntropy) -> list[MemberNode]:
@@ -244,7 +254,7 @@ class DamageNemesis(CopyNemesis):
             self._network.partition(leader.name, node.name)
         await self._wait_for(lambda: whole.in_sync() == [leader], stage.mix.lag_max + 5.0)
         await asyncio.sleep(2.0 * draw.fraction())
-        if whole.in_sync() == [leader]:
+        if whole.in_sync() == [leader] and self._is_known_to_lack(before):
             self._lose(leader, "older state")
             await leader.kill()
             leader.put_back(before)

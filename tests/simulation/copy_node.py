@@ -18,7 +18,7 @@ from txmq_broker.config import BrokerSettings
 from txmq_broker.member import SetMember
 from txmq_broker.store.log.segments import path_of
 
-__all__ = ["MemberNode", "SetNode", "WatchedCoordination", "machine_of"]
+__all__ = ["MemberNode", "SetNode", "WatchedCoordination", "durable_end", "machine_of"]
 
 TAIL_MAX = 60_000
 """So many bytes are lost at most where a tail is lost."""
@@ -27,6 +27,18 @@ TAIL_MAX = 60_000
 def machine_of(member: str) -> str:
     """The machine of a member, whose name in the store has a token behind it."""
     return member.partition(".")[0]
+
+
+def log_files(disk: MemoryDisk) -> list[tuple[str, int, int]]:
+    """The files of a log: path, first position and durable size."""
+    starts = sorted(int(name.partition(".")[0]) for name in disk.names("log"))
+    return [(path_of(start), start, len(disk.durable(path_of(start)))) for start in starts]
+
+
+def durable_end(disk: MemoryDisk) -> int:
+    """Where a log ends after a loss of power."""
+    files = log_files(disk)
+    return files[-1][1] + files[-1][2] if files else 0
 
 
 class WatchedCoordination(SimulatedCoordination):
@@ -85,6 +97,11 @@ class MemberNode(Node):
         """Whether it follows a leader, or tries to."""
         return self.member is not None and self.member.follower is not None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs, and is meant to."""
+        return self.member is not None and self.is_wanted
+
     def name_in_set(self) -> str:
         """Its name in the in-sync set, which belongs to its disk; empty before its first start."""
         try:
@@ -118,8 +135,13 @@ class MemberNode(Node):
             draw: Decides how much.
             with_mark: Whether the high-water mark, which would show it, is lost as well.
         """
-        path, _, size = self._log_files()[-1]
-        lost = 1 + draw.below(min(size, TAIL_MAX)) if size else 0
+        files = log_files(self.disk)
+        if not files:
+            return 0
+        path, _, size = files[-1]
+        # A log that is there without a mark shows that something is wrong.
+        most = min(size - with_mark, TAIL_MAX)
+        lost = 1 + draw.below(most) if most > 0 else 0
         self._must_reach = max(self._must_reach, self.durable_end())
         self.disk.cut_tail(path, size - lost)
         if with_mark and "high-water" in self.disk.names(""):
@@ -137,7 +159,7 @@ class MemberNode(Node):
             since: The position from which on it may be.
             only_closed: Whether the newest file, which is being written, is spared.
         """
-        files = self._log_files()
+        files = log_files(self.disk)
         files = files[:-1] if only_closed else files
         files = [file for file in files if file[1] < limit and file[1] + file[2] > since]
         if not files:
@@ -166,23 +188,13 @@ class MemberNode(Node):
 
     def durable_end(self) -> int:
         """Where the log ends after a loss of power."""
-        files = self._log_files()
-        return files[-1][1] + files[-1][2] if files else 0
+        return durable_end(self.disk)
 
     def _byte(self, position: int) -> bytes:
-        for path, start, size in self._log_files():
+        for path, start, size in log_files(self.disk):
             if start <= position < start + size:
                 return self.disk.durable(path)[position - start : position - start + 1]
         return b""
-
-    def _log_files(self) -> list[tuple[str, int, int]]:
-        """The files of its log: path, first position and durable size."""
-        starts = sorted(int(name.partition(".")[0]) for name in self.disk.names("log"))
-        paths = [path_of(start) for start in starts]
-        return [
-            (path, start, len(self.disk.durable(path)))
-            for path, start in zip(paths, starts, strict=True)
-        ]
 
     # What it has
 

@@ -158,14 +158,14 @@ class CopyStage(Stage):
 
     def lose(self, node: MemberNode, how: str) -> None:
         """Note that a member is about to be lost."""
-        has_heir = any(other.member for other in self.set.in_sync() if other is not node)
+        has_heir = any(other.is_running for other in self.set.in_sync() if other is not node)
         is_leader = self.set.leader is node
         self.history.add(MemberLost(self.world.now(), node.name, how, is_leader, has_heir))
 
     def has_heir(self, node: MemberNode) -> bool:
         """Whether another member is up that has everything, on a sound disk."""
         others = (other for other in self.set.in_sync() if other is not node)
-        return any(other.member is not None and other.is_whole for other in others)
+        return any(other.is_running and other.is_whole for other in others)
 
     def flip_bits(self, node: MemberNode, draw: SeededEntropy, count: int, **how: bool) -> bool:
         """Flip bits in what every member in sync has; false if there is nothing to flip."""

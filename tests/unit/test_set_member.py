@@ -20,7 +20,8 @@ CHOSEN = SetAct("hand-over", M2, "Li Na", "an upgrade", 5)
 class Stage:
     """Machine m1 in a set whose last leader, m2, has resigned; the store knows both as in sync."""
 
-    def __init__(self, world):
+    def __init__(self, world, lease=5):
+        self.lease = lease
         self.machine = machine = world.machine("m1")
         machine.disk.replace("member", f"{M1.partition('.')[2]}\n".encode())
         self.store = SimulatedCoordination(machine.entropy)
@@ -43,7 +44,7 @@ class Stage:
             listen=f"{machine.address}:10911",
             names="names:9876",
             replication=ReplicationSettings(
-                coordinator="etcd://store:2379", member="m1", mode="async", lease=5
+                coordinator="etcd://store:2379", member="m1", mode="async", lease=self.lease
             ),
         )
         member = SetMember(
@@ -94,6 +95,18 @@ def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more
         return await stage.seconds_until_leading()
 
     assert run(scenario) < 0.5
+
+
+def test_others_see_that_a_member_stands_for_longer_than_they_wait():
+    """The one with the most must not be gone when one with less decides."""
+
+    async def scenario(world):
+        stage = Stage(world, lease=2)
+        await stage.resigned()
+        await stage.seconds_until_leading()
+        return stage.store.standing()
+
+    assert M1 in run(scenario)
 
 
 def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():

@@ -15,7 +15,7 @@ import errno
 from contextlib import suppress
 
 from tests.simulation.copy_history import AllBack, Damaged, Mended, WritesFail
-from tests.simulation.copy_mix import COPY_DAMAGES, COPY_LOSSES
+from tests.simulation.copy_mix import COPY_DAMAGES, COPY_HARDSHIPS, COPY_LOSSES
 from tests.simulation.copy_nemesis import CopyNemesis
 from tests.simulation.copy_node import MemberNode, durable_end
 from tests.simulation.nemesis import LOSSES
@@ -110,6 +110,11 @@ class DamageNemesis(CopyNemesis):
         acknowledged = self._stage.coordination.acknowledged
         return acknowledged is not None and durable_end(disk) < acknowledged.position
 
+    @property
+    def _is_peaceful(self) -> bool:
+        """Whether nothing ever keeps members from hearing each other."""
+        return set(COPY_HARDSHIPS).isdisjoint(self._stage.mix.faults)
+
     async def _until_whole(self, node: MemberNode) -> None:
         await self._wait_for(lambda: node.is_whole, MENDED_S)
 
@@ -122,7 +127,7 @@ class DamageNemesis(CopyNemesis):
         before = harmed.snapshot()
         await asyncio.sleep((0.5, 3.0)[draw.below(2)] * draw.fraction())
         is_known = how == "lost tail" or self._is_known_to_lack(before)
-        if not (stage.has_heir(harmed) and is_known):
+        if not stage.has_heir(harmed) or not (is_known or self._is_peaceful):
             how = "power cut"
         if draw.chance(0.8):
             stage.coordination.stop()
@@ -131,8 +136,10 @@ class DamageNemesis(CopyNemesis):
         nodes = self._shuffled(draw)
         if draw.chance(0.5):
             nodes = [harmed, *(node for node in nodes if node is not harmed)]
+        # What the store does not know, one member can learn from the others alone.
+        pauses = (0.0, 0.5, 4.0 * stage.mix.lease) if is_known else (0.0, 0.0, 0.3)
         for node in nodes:
-            await asyncio.sleep((0.0, 0.5, 2.0 * stage.mix.lease)[draw.below(3)] * draw.fraction())
+            await asyncio.sleep(pauses[draw.below(3)] * draw.fraction())
             if not stage.coordination.is_up and draw.chance(0.5):
                 stage.coordination.start()
             node.disk.slow_sync(*stage.mix.sync_s)

@@ -1,0 +1,129 @@
+"""The checkers find a set that does not withstand damage, each by what it lacks.
+
+As in ``test_broken_copies.py`` each is made from the real one by taking a single thought away.
+"""
+
+import pytest
+
+from tests.simulation.broken import names, run_all, see_it_found
+from tests.simulation.checkers import (
+    acknowledged,
+    leader_bound,
+    removals,
+    writable,
+)
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_runs import run_copy_seed
+from tests.simulation.mix import kib
+from txmq.testing.coordination import SimulatedCoordinator
+from txmq_broker import member
+from txmq_broker.handlers.copies import CopyHandlers
+from txmq_broker.member import SetMember
+from txmq_broker.services.step_down import StepDown
+
+MIX = CopyMix(
+    segment=kib(16),
+    queues=1,
+    producers=1,
+    lanes=3,
+    sends=300,
+    think_s=0.1,
+    body_max=200,
+    batch_chance=0.0,
+    oneway_chance=0.0,
+    hold_s=0.3,
+    chaos_s=30.0,
+    pause_s=0.7,
+    audit_chance=0.5,
+    recovery_chance=0.0,
+    sync_s=(0.0, 0.01),
+    lag_max=1.0,
+)
+"""Much is sent all the time, and nothing but the damage goes wrong."""
+
+AT_ONCE = MIX.but(faults=("all at once",))
+FULL_STOPS = MIX.but(faults=("writes fail", "no room"))
+REMOVAL = MIX.but(faults=("removal",))
+LAST = MIX.but(faults=("last copy older",))
+
+
+def test_a_set_withstands_each_kind_of_damage():
+    kinds = ("lost tail", "older state", "leaders together")
+    for mix in (AT_ONCE, FULL_STOPS, REMOVAL, LAST, MIX.but(faults=kinds)):
+        run_all(run_copy_seed, mix)
+
+
+def the_high_water_mark_and_what_a_start_finds_are_not_looked_at(patch):
+    doubt = SetMember._doubt
+
+    async def blind(self, proof):
+        if proof.doubt:
+            return ""
+        return await doubt(self, proof)
+
+    patch(SetMember, "_doubt", blind)
+    return AT_ONCE
+
+
+def the_store_is_not_asked_what_was_acknowledged(patch):
+    async def nothing(self):
+        return None
+
+    patch(SimulatedCoordinator, "acknowledged", nothing)
+    return AT_ONCE
+
+
+def a_started_member_does_not_ask_the_others(patch):
+    async def has_most(self, view, own):
+        return True
+
+    patch(SetMember, "_has_most", has_most)
+    return AT_ONCE
+
+
+def the_last_copy_leads_with_less(patch):
+    async def doubt(self, proof):
+        return ""
+
+    patch(SetMember, "_doubt", doubt)
+    return LAST
+
+
+def a_store_that_was_down_is_asked_again_much_later(patch):
+    patch(member, "_RETRY_S", 20.0)
+    return MIX.but(faults=("leaders together",))
+
+
+def a_leader_that_cannot_write_goes_on(patch):
+    patch(StepDown, "note", lambda self, cause, reason: None)
+    return MIX.but(faults=("writes fail",))
+
+
+def a_leader_without_room_goes_on(patch):
+    patch(StepDown, "note", lambda self, cause, reason: None)
+    return MIX.but(faults=("no room",))
+
+
+def a_removed_member_goes_on_following(patch):
+    patch(CopyHandlers, "_refusal", lambda self, member: "")
+    return REMOVAL
+
+
+@pytest.mark.parametrize(
+    ("breaks", "checkers"),
+    [
+        (the_high_water_mark_and_what_a_start_finds_are_not_looked_at, (acknowledged,)),
+        (the_store_is_not_asked_what_was_acknowledged, (acknowledged,)),
+        (a_started_member_does_not_ask_the_others, (acknowledged,)),
+        (the_last_copy_leads_with_less, (acknowledged,)),
+        (a_store_that_was_down_is_asked_again_much_later, (leader_bound,)),
+        (a_leader_that_cannot_write_goes_on, (writable,)),
+        (a_leader_without_room_goes_on, (writable,)),
+        (a_removed_member_goes_on_following, (removals,)),
+    ],
+    ids=names,
+)
+def test_a_set_that_does_not_withstand_damage_is_found(breaks, checkers, monkeypatch):
+    mix = breaks(monkeypatch.setattr)
+
+    see_it_found(run_copy_seed, mix, checkers)

@@ -335,9 +335,9 @@ class SetMember:
         """
         deadline = self._clock.monotonic() + _ASK_S
         try:
-            await self._coordinator.stand(self.name, own, _STAND_S)
+            await self._coordinator.stand(self.name, own, view.epoch, _STAND_S)
             while True:
-                standing = await self._coordinator.standing()
+                standing = await self._coordinator.standing(view.epoch)
                 others = {name: end for name, end in standing.items() if name in view.in_sync}
                 best = max(others, key=lambda name: (others[name], name), default=self.name)
                 has_all = others.keys() == set(view.in_sync)

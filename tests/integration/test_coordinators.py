@@ -388,11 +388,13 @@ def test_members_stand_for_a_while_and_wake_nobody(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         seen = await second.view()
         waiting = asyncio.ensure_future(second.changed(seen))
-        await first.stand("m1", LogEnd(3, 900), LEASE_S)
-        await second.stand("m2", LogEnd(3, 950), 60)
-        assert await first.standing() == {"m1": LogEnd(3, 900), "m2": LogEnd(3, 950)}
+        await first.stand("m1", LogEnd(3, 900), 3, LEASE_S)
+        await second.stand("m2", LogEnd(3, 950), 3, 60)
+        await second.stand("m2", LogEnd(2, 700), 30, 60)
+        assert await first.standing(3) == {"m1": LogEnd(3, 900), "m2": LogEnd(3, 950)}
+        assert await first.standing(30) == {"m2": LogEnd(2, 700)}
         async with asyncio.timeout(30):
-            while await first.standing() != {"m2": LogEnd(3, 950)}:
+            while await first.standing(3) != {"m2": LogEnd(3, 950)}:
                 await asyncio.sleep(0.05)
         assert not waiting.done()
         waiting.cancel()

@@ -91,10 +91,22 @@ def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
-        await stage.first.stand(M2, LogEnd(-1, 0), 60)
+        await stage.first.stand(M2, LogEnd(-1, 0), 1, 60)
         return await stage.seconds_until_leading()
 
     assert run(scenario) < 0.5
+
+
+def test_a_member_that_stood_after_an_older_epoch_is_waited_for():
+    """It may have followed since, and have more than it had then."""
+
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.first.stand(M2, LogEnd(-1, 0), 0, 60)
+        await stage.resigned()
+        return await stage.seconds_until_leading()
+
+    assert 2.0 <= run(scenario) < 2.5
 
 
 def test_others_see_that_a_member_stands_for_longer_than_they_wait():
@@ -104,7 +116,7 @@ def test_others_see_that_a_member_stands_for_longer_than_they_wait():
         stage = Stage(world, lease=2)
         await stage.resigned()
         await stage.seconds_until_leading()
-        return stage.store.standing()
+        return stage.store.standing(1)
 
     assert M1 in run(scenario)
 
@@ -113,7 +125,7 @@ def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
-        await stage.first.stand(M2, LogEnd(1, 500), 60)
+        await stage.first.stand(M2, LogEnd(1, 500), 1, 60)
         return await stage.seconds_until_leading()
 
     with pytest.raises(TimeoutError):

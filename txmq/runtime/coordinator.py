@@ -218,16 +218,18 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
-        """Offer a member as the next leader, with the end of its log, for some seconds.
+    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
+        """Offer a member as the leader after an epoch, with the end of its log, for some seconds.
 
         Raises:
             TransportError: The store does not answer.
         """
         ...
 
-    async def standing(self) -> dict[str, LogEnd]:
-        """The members that stand now.
+    async def standing(self, epoch: int) -> dict[str, LogEnd]:
+        """The members that stand now, to lead after an epoch.
+
+        In an election before, a member may have stood with an earlier end.
 
         Raises:
             TransportError: The store does not answer.

@@ -220,17 +220,18 @@ class EtcdCoordinator:
         found = answer.get("kvs", [])
         return _value(found[0], LogEnd) if found else None
 
-    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
+    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
         """See :meth:`SetCoordinator.stand`."""
         lease, _ = await self._grant(for_s)
-        key = _text(f"{self._standing}{member}")
+        key = _text(f"{self._standing}{epoch}/{member}")
         await self._commit([], [_put(key, msgspec.json.encode(end), lease)])
 
-    async def standing(self) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int) -> dict[str, LogEnd]:
         """See :meth:`SetCoordinator.standing`."""
-        answer = await self._call("/v3/kv/range", _all_below(self._standing))
+        folder = f"{self._standing}{epoch}/"
+        answer = await self._call("/v3/kv/range", _all_below(folder))
         return {
-            _plain(found["key"]).removeprefix(self._standing): _value(found, LogEnd)
+            _plain(found["key"]).removeprefix(folder): _value(found, LogEnd)
             for found in answer.get("kvs", [])
         }
 

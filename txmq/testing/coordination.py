@@ -52,8 +52,8 @@ class SimulatedCoordination:
         self._lives = 1
         self._changed = asyncio.Event()
         self.acknowledged: LogEnd | None = None
-        self._standing: dict[str, tuple[LogEnd, int]] = {}
-        """The members that stand, each with the end of its log and a lease."""
+        self._standing: dict[tuple[int, str], tuple[LogEnd, int]] = {}
+        """The members that stand after each epoch, with the end of the log and a lease."""
 
     def coordinator(self, member: str) -> SimulatedCoordinator:
         """One member's access to the store."""
@@ -226,14 +226,16 @@ class SimulatedCoordination:
         if self.view().leader is not None and self._lease == lease:
             self.acknowledged = end
 
-    def stand(self, member: str, end: LogEnd, lease: int) -> None:
-        """Note that a member stands until this lease ends."""
-        self._standing[member] = (end, lease)
+    def stand(self, member: str, end: LogEnd, epoch: int, lease: int) -> None:
+        """Note that a member stands after an epoch until this lease ends."""
+        self._standing[epoch, member] = (end, lease)
 
-    def standing(self) -> dict[str, LogEnd]:
-        """The members that stand now."""
+    def standing(self, epoch: int) -> dict[str, LogEnd]:
+        """The members that stand now, to lead after an epoch."""
         return {
-            member: end for member, (end, lease) in self._standing.items() if self.is_alive(lease)
+            member: end
+            for (after, member), (end, lease) in self._standing.items()
+            if after == epoch and self.is_alive(lease)
         }
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
@@ -329,16 +331,16 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def stand(self, member: str, end: LogEnd, for_s: int) -> None:
+    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
         """See :meth:`SetCoordinator.stand`."""
         life = await self._arrive()
-        self._store.stand(member, end, self._store.grant(for_s))
+        self._store.stand(member, end, epoch, self._store.grant(for_s))
         await self._return(life)
 
-    async def standing(self) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int) -> dict[str, LogEnd]:
         """See :meth:`SetCoordinator.standing`."""
         life = await self._arrive()
-        found = self._store.standing()
+        found = self._store.standing(epoch)
         await self._return(life)
         return found
 

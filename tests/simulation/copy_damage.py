@@ -29,7 +29,7 @@ __all__ = ["DamageNemesis"]
 ELECTION_S = (1.0, 3.0)
 """How long the store is without a leader of its own, at least and at most."""
 
-MENDED_S = 10.0
+MENDED_S = 15.0
 """How long a deed waits for a disk to be whole again; nothing else is lost before that."""
 
 OPERATOR = "Li Na"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
+import pytest
+
 from tests.simulation.checkers import (
     acknowledged,
     decisions,
@@ -44,6 +46,10 @@ from tests.simulation.history import (
 )
 from tests.simulation.runs import Run, check, played
 from txmq.testing import World
+from txmq_broker.services import log_verifier
+
+ROUND_PAUSE_S = 1.0
+"""Between two rounds of verification where bits are flipped: these logs are small."""
 
 __all__ = ["ASYNC_CHECKERS", "COPY_CHECKERS", "LOSS_CHECKERS", "judge", "run_copy_seed"]
 
@@ -150,4 +156,7 @@ def run_copy_seed(
     if checkers is None:
         checkers = ASYNC_CHECKERS if mix.mode == "async" else COPY_CHECKERS
     world = World(seed, scenario="copies", conditions=mix.conditions, keep_trace=keep_trace)
-    return played(world, _live_through(world, mix, checkers), keep_trace=keep_trace)
+    with pytest.MonkeyPatch.context() as patch:
+        if "bits flipped" in mix.faults:
+            patch.setattr(log_verifier, "_PAUSE_S", ROUND_PAUSE_S)
+        return played(world, _live_through(world, mix, checkers), keep_trace=keep_trace)

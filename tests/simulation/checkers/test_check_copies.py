@@ -252,15 +252,15 @@ def test_a_copy_that_is_mended_soon_or_out_of_sync_passes():
 
 @pytest.mark.parametrize("member", ["m1", "m2"])
 def test_a_damaged_copy_that_stays_in_sync_is_found(member):
-    (complaint,) = whole_copies.broken([FIRST, Damaged(1.0, member), Calm(7.0)])
+    (complaint,) = whole_copies.broken([FIRST, Damaged(1.0, member), Calm(17.0)])
 
-    assert complaint == f"{member} is in sync at 7.000000, and damaged since 1.000000"
+    assert complaint == f"{member} is in sync at 17.000000, and damaged since 1.000000"
 
 
 def test_damage_may_be_found_later_where_more_goes_wrong():
     slow = Disturbed(2.0, "slow disk", begins=True)
 
-    assert whole_copies.broken([FIRST, Damaged(1.0, "m2"), slow, Calm(9.0)]) == []
+    assert whole_copies.broken([FIRST, Damaged(1.0, "m2"), slow, Calm(19.0)]) == []
 
 
 # A leader that can write nothing

@@ -21,8 +21,8 @@ from tests.simulation.history import Event
 
 __all__ = ["SOON_S", "broken"]
 
-SOON_S = 5.0
-"""A round of verification, and the time that a leader takes to hand over."""
+SOON_S = 15.0
+"""The pause between two rounds of verification, a round, and the time to hand over."""
 
 
 def broken(events: Iterable[Event]) -> list[str]:

@@ -175,6 +175,27 @@ async def test_tables_that_are_ahead_of_a_cut_come_back_with_it():
     shelf.close()
 
 
+@in_virtual_time
+async def test_a_copy_that_is_damaged_before_its_cut_ends_there_and_gets_the_rest_again():
+    """Its index made that no matter, and is gone with the cut."""
+    sizes = Sizes(segment_size=1 << 20, checkpoint_every=1 << 20)
+    old = LeadingShelf(sizes=sizes)
+    live(old, "shared", 9)
+    new = fork(old)
+    live(old, "lost", 3)
+    live(new, "won", 3)
+    disk = await followed(old)
+    copy = FollowedShelf(new, disk)
+    (name,) = log_of(disk)
+    disk.flip_bit(f"log/{name}", 700)
+
+    await copy.join_and_follow()
+    assert copy.copy.doubt
+    await copy.close()
+    assert log_of(disk) == log_of(new.disk)
+    assert what_a_promoted_copy_has(disk, sizes) == what_a_leader_has(new)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("files", ["one", "many"])
 @in_virtual_time

@@ -617,7 +617,13 @@ class LogCopy:
             position,
             kept,
         )
-        self._open()
+        try:
+            self._open()
+        except (CorruptRecord, LogTooShort) as error:
+            # It was opened with an index that reached further, and the cut has removed that.
+            self._begin_again(None)
+            self.note_doubt(str(error))
+            self._open()
 
     def start_over(self, start: int, tables: CopiedTables) -> None:
         """Begin again with an empty log, where the leader's begins, and say where the old one is.

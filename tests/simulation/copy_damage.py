@@ -14,7 +14,7 @@ import asyncio
 import errno
 from contextlib import suppress
 
-from tests.simulation.copy_history import AllBack, Damaged, Mended, WritesFail
+from tests.simulation.copy_history import LOSE_COPIES, AllBack, Damaged, Mended, WritesFail
 from tests.simulation.copy_mix import COPY_DAMAGES, COPY_HARDSHIPS, COPY_LOSSES
 from tests.simulation.copy_nemesis import CopyNemesis
 from tests.simulation.copy_node import MemberNode, durable_end
@@ -123,7 +123,7 @@ class DamageNemesis(CopyNemesis):
     async def _all_at_once(self, draw: SeededEntropy) -> None:
         """All members and the store go down; one of them may come back with less than it had."""
         stage = self._stage
-        harmed, how = self._node(draw), ("power cut", "lost tail", "older state")[draw.below(3)]
+        harmed, how = self._node(draw), ("power cut", *LOSE_COPIES[1:])[draw.below(3)]
         before = harmed.snapshot()
         await asyncio.sleep((0.5, 3.0)[draw.below(2)] * draw.fraction())
         is_known = how == "lost tail" or self._is_known_to_lack(before)
@@ -133,23 +133,30 @@ class DamageNemesis(CopyNemesis):
             stage.coordination.stop()
         await self._end_all(draw, harmed, how)
         self._harm(draw, harmed, how, before)
+        # What the store does not know, a member can learn from the others alone.
+        pauses = (0.0, 0.5, 2.0 * stage.mix.lease) if is_known else (0.0, 0.0, 0.3)
         nodes = self._shuffled(draw)
-        if draw.chance(0.5):
-            nodes = [harmed, *(node for node in nodes if node is not harmed)]
-        # What the store does not know, one member can learn from the others alone.
-        pauses = (0.0, 0.5, 4.0 * stage.mix.lease) if is_known else (0.0, 0.0, 0.3)
+        if is_known and draw.chance(0.5):
+            nodes.remove(harmed)
+            if not stage.coordination.is_up:
+                stage.coordination.start()
+            self._start(harmed)
+            await asyncio.sleep((stage.mix.lease + 4.0) * (0.5 + draw.fraction()))
         for node in nodes:
             await asyncio.sleep(pauses[draw.below(3)] * draw.fraction())
             if not stage.coordination.is_up and draw.chance(0.5):
                 stage.coordination.start()
-            node.disk.slow_sync(*stage.mix.sync_s)
-            node.start()
+            self._start(node)
         if not stage.coordination.is_up:
             stage.coordination.start()
         stage.history.add(AllBack(self._world.now()))
         whole = stage.set
         await self._wait_for(lambda: whole.is_serving, stage.mix.bound_s())
         await self._until_whole(harmed)
+
+    def _start(self, node: MemberNode) -> None:
+        node.start()
+        node.disk.slow_sync(*self._stage.mix.sync_s)
 
     async def _end_all(self, draw: SeededEntropy, harmed: MemberNode, how: str) -> None:
         is_power_cut = draw.chance(0.5)

@@ -8,8 +8,10 @@ import pytest
 from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import (
     acknowledged,
+    identical_logs,
     leader_bound,
     removals,
+    whole_copies,
     writable,
 )
 from tests.simulation.copy_mix import CopyMix
@@ -19,15 +21,19 @@ from txmq.testing.coordination import SimulatedCoordinator
 from txmq_broker import member
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.member import SetMember
+from txmq_broker.services.log_copy import LogCopy
+from txmq_broker.services.log_repair import LogRepair
+from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.step_down import StepDown
+from txmq_broker.store.start import Start
 
 MIX = CopyMix(
     segment=kib(16),
     queues=1,
     producers=1,
     lanes=3,
-    sends=300,
-    think_s=0.1,
+    sends=400,
+    think_s=0.3,
     body_max=200,
     batch_chance=0.0,
     oneway_chance=0.0,
@@ -43,25 +49,51 @@ MIX = CopyMix(
 
 AT_ONCE = MIX.but(faults=("all at once",))
 FULL_STOPS = MIX.but(faults=("writes fail", "no room"))
+FLIPPED = MIX.but(faults=("bits flipped",))
 REMOVAL = MIX.but(faults=("removal",))
 LAST = MIX.but(faults=("last copy older",))
 
 
 def test_a_set_withstands_each_kind_of_damage():
-    kinds = ("lost tail", "older state", "leaders together")
+    kinds = ("lost tail", "older state", "bits flipped", "leaders together")
     for mix in (AT_ONCE, FULL_STOPS, REMOVAL, LAST, MIX.but(faults=kinds)):
         run_all(run_copy_seed, mix)
 
 
-def the_high_water_mark_and_what_a_start_finds_are_not_looked_at(patch):
+async def nothing_is_done(*_):
+    pass
+
+
+def closed_files_are_not_verified(patch):
+    patch(LogVerifier, "_round", nothing_is_done)
+    return FLIPPED
+
+
+def damage_is_not_repaired(patch):
+    patch(LogRepair, "_repair", nothing_is_done)
+    return FLIPPED
+
+
+def a_damaged_follower_counts_as_in_sync(patch):
+    patch(LogRepair, "_repair", nothing_is_done)
+    patch(LogCopy, "is_out", property(lambda self: bool(self.doubt)))
+    return FLIPPED
+
+
+def a_damaged_leader_goes_on(patch):
+    patch(StepDown, "note", lambda self, cause, reason: None)
+    return FLIPPED
+
+
+def no_file_shows_that_the_log_was_cut(patch):
+    """Neither the high-water mark nor what a start compares the log with."""
     doubt = SetMember._doubt
 
     async def blind(self, proof):
-        if proof.doubt:
-            return ""
-        return await doubt(self, proof)
+        return "" if proof.doubt else await doubt(self, proof)
 
     patch(SetMember, "_doubt", blind)
+    patch(Start, "_missing", lambda self, evidence, end: None)
     return AT_ONCE
 
 
@@ -112,7 +144,11 @@ def a_removed_member_goes_on_following(patch):
 @pytest.mark.parametrize(
     ("breaks", "checkers"),
     [
-        (the_high_water_mark_and_what_a_start_finds_are_not_looked_at, (acknowledged,)),
+        (closed_files_are_not_verified, (whole_copies, identical_logs)),
+        (damage_is_not_repaired, (identical_logs,)),
+        (a_damaged_follower_counts_as_in_sync, (whole_copies,)),
+        (a_damaged_leader_goes_on, (whole_copies,)),
+        (no_file_shows_that_the_log_was_cut, (acknowledged,)),
         (the_store_is_not_asked_what_was_acknowledged, (acknowledged,)),
         (a_started_member_does_not_ask_the_others, (acknowledged,)),
         (the_last_copy_leads_with_less, (acknowledged,)),

@@ -244,3 +244,26 @@ async def test_a_copy_whose_mark_is_gone_does_not_count_until_it_has_caught_up()
         assert copy.copy.doubt == "high-water is missing or damaged"
         await copy.close()
     leader.close()
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+@in_virtual_time
+async def test_a_copy_that_lost_its_first_file_copies_everything_again(has_mark):
+    """If it led with what is left, its followers would delete theirs."""
+    leader = LeadingShelf()
+    busy(leader, 0, 10)
+    copy = FollowedShelf(leader)
+    await copy.join_and_follow()
+    await copy.close()
+    first = copy.disk.names("log")[0]
+    copy.disk.remove(f"log/{first}")
+    if not has_mark:
+        copy.disk.remove("high-water")
+
+    again = FollowedShelf(leader, copy.disk)
+    assert again.copy.doubt
+    await again.join_and_follow()
+    await again.close()
+
+    assert log_of(again.disk) == log_of(leader.disk)
+    leader.close()

@@ -269,14 +269,13 @@ class Follower:
         self._leader, self._is_following = address, False
         self._connection = connection = await self._pool.connection(address)
         try:
-            was_open = self._copy.is_open
-            answer, tables, _ = await self._ask(connection, self._copy.last)
+            last = self._copy.last
+            answer, tables, _ = await self._ask(connection, last)
             if tables is None:
                 raise RemoteProtocolError(f"{address} sent no tables")
             self._first_end = answer.end
             self._copy.open_as(int(answer.log, 16), answer.start, tables)
-            has_opened = not was_open and self._copy.last is not None
-            if has_opened or not answer.is_shared:
+            if self._copy.last != last or not answer.is_shared:
                 answer, tables, _ = await self._ask(connection, self._copy.last)
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())

@@ -214,6 +214,9 @@ class LogCopy:
             raise ForeignFile(IDENTITY, own, log_id)
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
+        elif self.doubt and self.start > start:
+            # What is gone lies before all the rest, so it can only be copied with the rest.
+            self.start_over(start, tables)
         self._save_state(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
 
     def _begin_again(self, log_id: int | None) -> None:

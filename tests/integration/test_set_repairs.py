@@ -316,3 +316,41 @@ def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
     wait_verified(members)
     large.check(members.wait_in_sync(2))
     assert_alike(members)
+
+
+def delete(path):
+    path.unlink()
+
+
+def halve(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.soak
+def test_a_closed_file_that_is_lost_costs_nothing(members):
+    """The directories of a follower and of the leader are damaged while all members are down."""
+    large = Large(members)
+    large.fill()
+    with traffic(members, pause_s=0.03) as clients:
+        for lose in (delete, halve, empty):
+            for is_leader in (False, True):
+                clients.wait_for_more()
+                leader = members.wait_in_sync(2)
+                damaged = next(
+                    one for one in members.members.values() if (one is leader) == is_leader
+                )
+                for member in sorted(members.members.values(), key=lambda one: one is not leader):
+                    member.kill()
+                lose(log_files(damaged)[len(log_files(damaged)) // 2 - 1])
+                for member in members.members.values():
+                    member.launch()
+                assert members.wait_for_leader() is not damaged, members.told()
+                wait_verified(members)
+                large.check(members.wait_in_sync(2))
+    clients.check(members.wait_in_sync(2))
+    assert_alike(members)

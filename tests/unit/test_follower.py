@@ -11,6 +11,9 @@ from tests.unit.set_stage import in_set
 from txmq.errors import ConfigError, ForeignFile, SyncFailed
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import MessageQuery, TopicHeader
+from txmq.testing import SeededEntropy
+from txmq.testing.pages import Loss
+from txmq_broker.store.log.proof import proof_of
 
 
 async def fill(client, first=0, count=20, topic="T", size=2000):
@@ -231,6 +234,18 @@ def test_accounts_that_cannot_be_taken_are_reported_once(caplog):
     in_set(main)
     lines = [record.getMessage() for record in caplog.records if "following" in record.msg]
     assert lines == ["not following: plain_acl.yml: line 3 is not YAML; trying again"]
+
+
+def test_a_power_cut_after_a_first_copy_leaves_no_doubt_about_it():
+    async def main(stage):
+        await stage.copied()
+        disk = stage.second.disk.clone()
+
+        disk.crash(SeededEntropy(1), Loss.EVERYTHING)
+
+        assert proof_of(disk).doubt == ""
+
+    in_set(main)
 
 
 def test_a_failed_sync_ends_the_follower():

@@ -196,6 +196,8 @@ def test_members_of_a_set_show_who_leads_and_each_leadership(tmp_path, etcd):
 
         leader = members.wait_in_sync(1)
         (follower,) = (one for one in members.members.values() if one is not leader)
+        verified = PREFIX + "last_verification_timestamp_seconds"
+        members.until(lambda: verified in scrape_of(follower).families, "its log is not verified")
         first, copy = scrape_of(leader), scrape_of(follower)
         assert (first("ready"), copy("ready")) == (1, 0)
         assert first("leaderships_total") == 1

@@ -52,6 +52,8 @@ def value_of(kind, text=TEXT):
         return st.one_of([value_of(each, text) for each in get_args(kind)])
     if origin is list:
         return st.lists(value_of(get_args(kind)[0], text), max_size=3)
+    if origin is tuple:
+        return st.tuples(*(value_of(part, text) for part in get_args(kind)))
     if origin is dict:
         name, value = get_args(kind)
         return st.dictionaries(value_of(name, text), value_of(value, text), max_size=3)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from txmq.errors import ServiceUnavailable
 from txmq.protocol.bodies import ConsumerOffsets, MessageQueue
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.locks import EXPIRY_S, Locks
@@ -164,3 +165,16 @@ def test_every_reason_against_sends_is_told_until_all_are_gone():
     assert list(admission.reasons.values()) == ["the broker stops"]
     assert admission.lift("stopping")
     assert not admission.reasons
+
+
+def test_ranges_of_skipped_messages_are_limited_and_a_known_one_is_no_further_one(monkeypatch):
+    monkeypatch.setattr("txmq_broker.core.offsets.SKIPS_MAX", 2)
+    offsets = Offsets()
+    offsets.skip_damaged("g", "T", 0, 5, 5)
+    offsets.skip_damaged("g", "T", 1, 8, 9)
+
+    with pytest.raises(ServiceUnavailable, match="2 ranges of skipped messages"):
+        offsets.skip_damaged("h", "T", 0, 5, 5)
+    offsets.skip_damaged("g", "T", 1, 8, 9)
+    assert offsets.skips("g", "T", 1, 9)
+    assert not offsets.skips("h", "T", 0, 5)

@@ -38,7 +38,7 @@ from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.damaged_parts import DamagedParts
 from txmq_broker.store.log.identity import known_log
-from txmq_broker.store.log.proof import Proof, proof_of
+from txmq_broker.store.log.proof import NO_MARK, Proof, proof_of
 
 __all__ = ["SetMember", "run"]
 
@@ -224,7 +224,7 @@ class SetMember:
         try:
             proof = proof_of(self._disk)
             problem = "" if is_chosen else self._write_problem(view) or self._damage(view)
-            doubt = "" if is_chosen or problem else await self._doubt(proof)
+            doubt = "" if is_chosen or problem else await self._doubt(view, proof)
         except TransportError as error:
             self._report(error)
             await asyncio.sleep(_RETRY_S)
@@ -242,13 +242,15 @@ class SetMember:
             return
         await self._try_to_lead(view, proof.end)
 
-    async def _doubt(self, proof: Proof) -> str:
+    async def _doubt(self, view: View, proof: Proof) -> str:
         """Why this member may lack what was acknowledged; empty if it has everything.
 
         Raises:
             TransportError: The store does not answer.
         """
         doubt = Keeper(self._disk).copy_state().doubt or proof.doubt
+        if doubt == NO_MARK and view.in_sync == (self.name,):
+            doubt = ""  # No other member could know more than the store does.
         if not doubt:
             acknowledged = await self._coordinator.acknowledged()
             if acknowledged is None or proof.end >= acknowledged:

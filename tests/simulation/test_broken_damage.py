@@ -89,8 +89,8 @@ def no_file_shows_that_the_log_was_cut(patch):
     """Neither the high-water mark nor what a start compares the log with."""
     doubt = SetMember._doubt
 
-    async def blind(self, proof):
-        return "" if proof.doubt else await doubt(self, proof)
+    async def blind(self, view, proof):
+        return "" if proof.doubt else await doubt(self, view, proof)
 
     patch(SetMember, "_doubt", blind)
     patch(Start, "_missing", lambda self, evidence, end: None)
@@ -114,7 +114,7 @@ def a_started_member_does_not_ask_the_others(patch):
 
 
 def the_last_copy_leads_with_less(patch):
-    async def doubt(self, proof):
+    async def doubt(self, view, proof):
         return ""
 
     patch(SetMember, "_doubt", doubt)

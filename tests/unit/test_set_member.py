@@ -156,6 +156,29 @@ def test_a_member_that_lacks_something_leads_if_an_operator_accepts_the_loss():
     assert acknowledged == NOTHING
 
 
+@pytest.mark.parametrize("others", [(), (M2,)])
+def test_a_power_cut_that_took_the_mark_keeps_only_a_member_beside_others_from_leading(others):
+    """The last member in sync has what the store knows as acknowledged, and nobody has more."""
+
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned(in_sync=(M1,))
+        await stage.seconds_until_leading()
+        disk = stage.machine.disk
+        log = disk.open("log/00000000000000000000.log", create=True)
+        log.write(0, b"the beginning of a span")
+        log.close()
+        disk.remove("high-water")
+        await stage.resigned(in_sync=(M1, *others))
+        return await stage.seconds_until_leading()
+
+    if others:
+        with pytest.raises(TimeoutError):
+            run(scenario)
+    else:
+        assert run(scenario) < 0.5
+
+
 def test_a_member_that_cannot_write_leads_once_it_can(caplog):
     async def scenario(world):
         stage = Stage(world)

@@ -6,7 +6,7 @@ that was put back to an earlier state, looks like that of a member that is merel
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord
 from txmq.protocol.span import SpanHead
@@ -18,7 +18,10 @@ from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.segments import Segments
 from txmq_broker.store.log.spans import span_at
 
-__all__ = ["Proof", "proof_of"]
+__all__ = ["NO_MARK", "Proof", "proof_of"]
+
+NO_MARK: Final = f"{HIGH_WATER} is missing or damaged"
+"""A doubt that a power cut may leave: the mark is not synced by itself."""
 
 
 class Proof(NamedTuple):
@@ -60,7 +63,7 @@ def proof_of(disk: Disk) -> Proof:
 def _doubt(segments: Segments, mark: Mark | None) -> str:
     if mark is None:
         is_empty = segments.end == segments.start
-        return "" if is_empty else f"{HIGH_WATER} is missing or damaged"
+        return "" if is_empty else NO_MARK
     if mark.end > segments.end:
         return f"{HIGH_WATER} knows that the log was durable at {mark.end}, not {segments.end}"
     if mark.oldest < segments.start:

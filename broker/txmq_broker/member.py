@@ -234,8 +234,8 @@ class SetMember:
             await self._another_leads(view, _UNFIT_S)
             return
         self._unfitness = ""
-        is_last, self._has_just_led = self._has_just_led, False
-        comes_later = view.gives_way(self.name) or (is_last and view.in_sync != (self.name,))
+        led_last, self._has_just_led = self._has_just_led, False
+        comes_later = view.gives_way(self.name) or (led_last and view.in_sync != (self.name,))
         if comes_later and await self._another_leads(view, _CHOSEN_S):
             return
         if self._is_new and not is_chosen and not await self._has_most(view, proof.end):

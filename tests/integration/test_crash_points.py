@@ -88,6 +88,16 @@ class Launcher:
             await self._process.wait()
 
 
+async def drive_until_gone(driver, peer, label):
+    """Some seams are not passed each time: a sync whose successor is under way sets no mark."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await driver.drive(peer, phase_of(label)):
+                continue
+    except TimeoutError:
+        pytest.fail(f"never reached: {label}")
+
+
 async def dies_everywhere(folder):
     launcher, driver = Launcher(folder), Driver()
     await launcher.open()
@@ -97,8 +107,7 @@ async def dies_everywhere(folder):
             async with launcher.peer() as peer:
                 await driver.verify(peer)
                 launcher.arm()
-                is_gone = await driver.drive(peer, phase_of(label))
-            assert is_gone, f"never reached: {label}"
+                await drive_until_gone(driver, peer, label)
             assert await launcher.ended() == -signal.SIGKILL, label
         await launcher.start(NOWHERE)
         async with launcher.peer() as peer:

@@ -307,9 +307,11 @@ class WitnessedClients:
         async with Session(self.names) as session:
             while True:
                 await asyncio.sleep(10 * PAUSE_S)
+                # A copy, because the producer's threads add to it.
+                known = self.listener.xids.copy()
                 waiting = [
                     (text, xid)
-                    for text, xid in list(self.listener.xids.items())[-LATEST:]
+                    for text, xid in list(known.items())[-LATEST:]
                     if is_unknown(text) and xid not in done
                 ]
                 for text, xid in waiting[:1]:

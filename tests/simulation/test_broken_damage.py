@@ -5,6 +5,7 @@ As in ``test_broken_copies.py`` each is made from the real one by taking a singl
 
 import pytest
 
+from tests.simulation import copy_stage
 from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import (
     acknowledged,
@@ -38,7 +39,7 @@ MIX = CopyMix(
     batch_chance=0.0,
     oneway_chance=0.0,
     hold_s=0.3,
-    chaos_s=30.0,
+    chaos_s=20.0,
     pause_s=0.7,
     audit_chance=0.5,
     recovery_chance=0.0,
@@ -52,6 +53,12 @@ FULL_STOPS = MIX.but(faults=("writes fail", "no room"))
 FLIPPED = MIX.but(faults=("bits flipped",))
 REMOVAL = MIX.but(faults=("removal",))
 LAST = MIX.but(faults=("last copy older",))
+
+
+@pytest.fixture(autouse=True)
+def _no_long_wait(monkeypatch):
+    """What a broken set never repairs need not be waited for as long as elsewhere."""
+    monkeypatch.setattr(copy_stage, "JOIN_S", 10.0)
 
 
 def test_a_set_withstands_each_kind_of_damage():

@@ -79,7 +79,7 @@ async def test_assigned_queues_are_read_from_any_offset_and_time(cluster):
         assert found[0].stored_ms == moment
 
 
-async def test_time_is_searched_for_the_nearest_message(cluster):
+async def test_a_time_leads_to_the_first_message_stored_since(cluster):
     queue = await cluster.queue()
     await send(cluster, messages(queue.topic, 10))
     stored = [await cluster.stored(queue, offset) for offset in range(10)]

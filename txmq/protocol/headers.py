@@ -291,7 +291,7 @@ class QueueHeader(Header):
 
 
 class OffsetByTime(Header):
-    """29: the message stored nearest to a time."""
+    """29: the message stored nearest to a time, or the first or last one within a boundary."""
 
     topic: str
     queue_id: Int32

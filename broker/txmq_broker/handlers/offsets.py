@@ -88,7 +88,7 @@ class OffsetHandlers:
         return answer(request)
 
     def by_time(self, connection: Connection, request: Command) -> bytes:
-        """29: the message stored nearest to a time."""
+        """29: the message stored at a time, as the boundary says."""
         del connection
         header = request.read(OffsetByTime)
         queue = self._queue(header.topic, header.queue_id)

@@ -243,7 +243,7 @@ class RelayHandlers:
         if header.timestamp < 0:
             target = queue.max_offset
         else:
-            target = offset_by_time(self._store, queue, header.timestamp, None)
+            target = offset_by_time(self._store, queue, header.timestamp, "lower")
         return target if header.is_force else min(target, now)
 
     # 324, 325

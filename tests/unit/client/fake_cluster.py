@@ -221,7 +221,10 @@ class FakeBroker:
     def on_search_offset_by_timestamp(self, request):
         head = request.read(headers.OffsetByTime)
         queue = self.queues.get((head.topic, head.queue_id), [])
-        return self._offset(request, sum(each.stored_ms < head.timestamp for each in queue))
+        at = sum(each.stored_ms < head.timestamp for each in queue)
+        if head.boundary_type is None and at == len(queue) > 0:
+            at -= 1  # Like RocketMQ: without a boundary, a later time leads to the last message.
+        return self._offset(request, at)
 
     def on_query_consumer_offset(self, request):
         head = request.read(headers.OffsetQuery)

@@ -36,6 +36,7 @@ async def test_a_time_has_an_offset(stage):
 
     assert await stage.admin.offset_by_time(queue, first_ms) == 0
     assert await stage.admin.offset_by_time(queue, first_ms + 1500) == 2
+    assert await stage.admin.offset_by_time(queue, first_ms + 9000) == 3
 
 
 @staged()

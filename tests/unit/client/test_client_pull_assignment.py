@@ -142,6 +142,19 @@ async def test_seeking_by_time_finds_what_was_stored_since(stage):
 
 
 @staged
+async def test_seeking_to_a_time_after_the_last_message_leads_to_the_end(stage):
+    [queue] = await stage.topic(messages=3)
+    await asyncio.sleep(5.0)
+    consumer = stage.consumer()
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert len(await polled(consumer, 3)) == 3
+        await consumer.seek_to_time(queue, stage.world.machine("server").clock.wall_ms())
+        await stage.send(queue, 1, first=3)
+        assert bodies(await polled(consumer, 1)) == numbered(0, 3)
+
+
+@staged
 async def test_what_was_given_out_before_a_seek_is_not_counted_over_the_new_place(stage):
     [queue] = await stage.topic(messages=10)
     consumer = stage.consumer(replace(SOON, pull_batch=2))

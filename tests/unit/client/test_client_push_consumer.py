@@ -74,6 +74,18 @@ async def test_a_fresh_group_begins_at_a_given_time(stage):
 
 
 @acting()
+async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_messages(stage):
+    stage.put(b"old")
+    await asyncio.sleep(5)
+    settings = {"start": StartFrom.TIME, "start_ms": stage.cluster.clock.wall_ms()}
+    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+        await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
+        stage.put(b"new")
+        await stage.until(lambda: stage.bodies())
+    assert stage.bodies() == [b"new"]
+
+
+@acting()
 async def test_where_a_fresh_group_begins_is_said_before_anything_is_consumed(stage):
     stage.put(b"0", b"1")
     stuck = asyncio.Event()

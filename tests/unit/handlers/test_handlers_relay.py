@@ -412,7 +412,7 @@ def test_a_group_goes_to_what_was_stored_at_a_time():
             await stage.passes(10)
         await operator.commit("g", "T", 0, 4)
         times = [each.stored_ms for each in (await operator.pull("T")).records]
-        for moment, target in [(times[2], 2), (times[1] + 100, 1), (times[3] + 10**6, 3), (0, 0)]:
+        for moment, target in [(times[2], 2), (times[1] + 100, 2), (times[3] + 10**6, 4), (0, 0)]:
             answer = await operator.ok(RESET, ResetOffset("T", "g", moment))
             assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
 

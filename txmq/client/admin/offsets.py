@@ -27,6 +27,9 @@ __all__ = ["TO_THE_END", "OffsetCalls"]
 TO_THE_END: Final = -1
 """The time that stands for "behind the last message" when offsets are reset."""
 
+AT_OR_AFTER: Final = "LOWER"
+"""The boundary that asks for the first message stored at or after a time."""
+
 
 class OffsetCalls(ClusterCalls):
     """Requests about offsets."""
@@ -54,14 +57,16 @@ class OffsetCalls(ClusterCalls):
         return await self._ask(queue, RequestCode.GET_MIN_OFFSET, header)
 
     async def offset_by_time(self, queue: Queue, time_ms: int) -> QueueOffset:
-        """The offset of the message that was stored nearest to a time.
+        """The offset of the first message stored at or after a time, or the end of the queue.
+
+        Before version 5, RocketMQ answers with the nearest message, which may be an older one.
 
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
-        header = OffsetByTime(queue.topic, queue.number, time_ms)
+        header = OffsetByTime(queue.topic, queue.number, time_ms, AT_OR_AFTER)
         return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, group: str, queue: Queue) -> QueueOffset | None:

@@ -239,6 +239,17 @@ class Session:
         """A topic's cached route, if any."""
         return self.routes.get(topic, self.clock.monotonic())
 
+    def known_route_to_write(self, topic: str) -> Route | None:
+        """A topic's cached route, if any, unless it has no writable queue.
+
+        Permission to write may have returned since such a route was cached.
+        """
+        route = self.routes.get(topic, self.clock.monotonic())
+        if route is None or route.writable or route.waiting:
+            return route
+        self.routes.forget(topic)
+        return None
+
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
         """The addresses of all brokers in known routes, by name and replica number."""
         return self.routes.brokers()
@@ -302,6 +313,8 @@ class Session:
     async def route_to_write(self, topic: str, new_queues: int = TEMPLATE_QUEUES_MAX) -> Route:
         """A topic's route for writing; for a new topic, the route that its first message creates.
 
+        A cached route without a writable queue is queried again.
+
         Args:
             topic: The topic.
             new_queues: The number of queues on each broker, if the topic does not exist yet.
@@ -312,7 +325,7 @@ class Session:
             TransportError: No name server answers.
         """
         try:
-            return await self.route(topic)
+            return self.known_route_to_write(topic) or await self.route(topic)
         except TopicNotFound as error:
             try:
                 answer = await self._ask_about(TEMPLATE)

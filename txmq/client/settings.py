@@ -105,7 +105,9 @@ class ProducerSettings:
     timeout_s: Annotated[float, Meta(ge=0.001)] = 3.0
     """For one message, over all attempts."""
     retries: Annotated[int, Meta(ge=0)] = 2
-    """Further attempts of :meth:`~txmq.client.send.producer.Producer.send`, on another broker."""
+    """Further attempts of :meth:`~txmq.client.send.producer.Producer.send`, on another broker if
+    there is one, else after a pause. Attempts that reach no broker do not count; if it is 0, these
+    are not repeated either."""
     retries_nowait: Annotated[int, Meta(ge=0)] = 2
     """The same for ``send_nowait``, on the same broker."""
     retry_not_safe: bool = False

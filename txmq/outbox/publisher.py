@@ -170,7 +170,7 @@ class Publisher:
     async def _writable_queues(self, topic: str) -> Sequence[Queue]:
         """The queues of a topic; each lane uses one of them, as ``send_ordered`` does."""
         session, settings = self._producer.client.session, self._producer.settings
-        route = session.known_route(topic)
+        route = session.known_route_to_write(topic)
         if route is None:
             async with asyncio.timeout(settings.timeout_s):
                 route = await session.route_to_write(topic, settings.queues_of_new_topics)

@@ -360,9 +360,15 @@ class FakeCluster:
         for listener in self.listeners + self.name_listeners:
             listener.close()
 
-    async def _open(self, service, kept):
+    async def reopen(self, number):
+        """Let a broker whose listener was closed listen at the same address."""
+        broker, kept = self.brokers[number], []
+        await self._open(broker.serve, kept, int(broker.address.rpartition(":")[2]))
+        (self.listeners[number],) = kept
+
+    async def _open(self, service, kept, port=0):
         listener = Listener(self.network, self.clock, service, connections_max=100)
-        await listener.open(self.host, 0)
+        await listener.open(self.host, port)
         kept.append(listener)
         return "{}:{}".format(*listener.address)
 

@@ -85,6 +85,10 @@ class Stage:
         """Take one broker's door and its connections away."""
         self.cluster.listeners[broker].close()
 
+    async def start(self, broker):
+        """Let a stopped broker listen at its address again."""
+        await self.cluster.reopen(broker)
+
     def assert_nothing_is_left(self):
         pending = self.producer._sender.pending
         assert (len(pending), pending.bytes_in_flight) == (0, 0)

@@ -169,6 +169,55 @@ async def test_where_there_is_one_broker_it_is_tried_again(stage):
     assert stage.sends == "aaa"
 
 
+@produced()
+async def test_no_send_fails_while_a_broker_restarts_within_the_time_out(stage):
+    async def later(number):
+        await asyncio.sleep(number * 0.01)
+        return await stage.producer.send(message(b"%d" % number))
+
+    sends = [asyncio.create_task(later(number)) for number in range(300)]
+    await asyncio.sleep(1)
+    stage.stop(0)
+    await asyncio.sleep(1.5)
+    await stage.start(0)
+
+    assert len(await asyncio.gather(*sends)) == 300
+    assert len(set(sum(stage.bodies().values(), []))) == 300
+
+
+@produced()
+async def test_attempts_at_the_only_broker_are_apart_and_never_in_step(stage):
+    times = []
+
+    def busy(request):
+        times.append(stage.world.now())
+        return refuse(2)(request)
+
+    stage.always(0, busy)
+    sends = []
+    for _ in range(2):  # The second begins when the first has failed.
+        with pytest.raises(BrokerBusy, match="broker-a: BrokerBusy 3 times"):
+            await stage.producer.send(message())
+        sends.append(times.copy())
+        times.clear()
+
+    gaps = [(second - first, third - second) for first, second, third in sends]
+    assert all(0.15 <= first <= 0.26 and 0.3 <= second <= 0.51 for first, second in gaps)
+    assert gaps[0] != pytest.approx(gaps[1], abs=0.001)
+
+
+@produced(brokers=2, queues=1)
+async def test_another_broker_is_tried_without_a_pause(stage):
+    stage.always(0, refuse(2))
+    began = stage.world.now()
+
+    for _ in range(2):
+        await stage.producer.send(message())
+
+    assert "ab" in stage.sends
+    assert stage.world.now() - began < 0.05
+
+
 @produced(brokers=2)
 async def test_a_chosen_queue_is_tried_once(stage):
     stage.always(0, refuse(2))
@@ -215,7 +264,8 @@ async def test_a_loss_leaves_open_whether_it_is_stored_also_if_the_last_attempt_
         await stage.producer.send(message())
 
     assert caught.value.effect is Effect.MAYBE
-    assert isinstance(caught.value.__cause__.__cause__, ConnectionLost)
+    assert isinstance(caught.value.__cause__, ConnectionLost)
+    assert stage.world.now() > 2.5  # A broker that restarts may return within the time-out.
 
 
 @produced(brokers=2, timeout_s=2.0)
@@ -341,6 +391,25 @@ async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage)
 
 
 @produced()
+async def test_a_send_succeeds_at_once_when_permission_to_write_returns(stage):
+    producer = stage.producer
+    await producer.send(message())
+    stage.cluster.add_topic("T", perm=4)
+    stage.told(0, refuse(16))
+    with pytest.raises(NoPermission):
+        await producer.send(message())
+    await producer.client.session.route("T")  # A consumer's refresh caches the refusing route.
+
+    stage.cluster.add_topic("T", perm=6)
+
+    await producer.send(message())
+    stage.cluster.add_topic("T", perm=4)
+    await producer.client.session.fresh_route("T")
+    stage.cluster.add_topic("T", perm=6)
+    await producer.send_ordered(message(), "key")
+
+
+@produced()
 async def test_a_queue_of_a_broker_that_is_new_is_found(stage):
     await stage.producer.send(message())
     stage.cluster.brokers[0].name = "broker-z"
@@ -355,7 +424,7 @@ async def test_a_queue_of_a_broker_that_is_nowhere_is_refused(stage):
     with pytest.raises(TopicNotFound):
         await stage.producer.send(message(), Queue("T", "broker-z", 0))
 
-    assert len(stage.cluster.codes(ROUTE)) == 2
+    assert len(stage.cluster.codes(ROUTE)) == 1
 
 
 @produced()

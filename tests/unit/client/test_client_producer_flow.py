@@ -80,6 +80,20 @@ async def test_where_no_answer_comes_the_same_broker_is_tried_again(stage):
     assert len({fields["i"] for fields in stage.fields}) == 1
 
 
+@produced()
+async def test_messages_for_a_queue_keep_their_order_while_its_broker_is_away(stage):
+    await stage.producer.send(message(), Queue("T", "broker-a", 1))
+    stage.stop(0)
+    await asyncio.sleep(0.1)
+    answers = [stage.producer.send_nowait(message(b"%d" % n), QUEUE) for n in range(9)]
+    await asyncio.sleep(0.5)
+    await stage.start(0)
+
+    await asyncio.gather(*answers)
+
+    assert stage.bodies()["a", 0] == [b"%d" % n for n in range(9)]
+
+
 @produced(retries_nowait=1)
 async def test_there_is_no_more_than_the_number_of_retries(stage):
     def hang_up(request):

@@ -253,7 +253,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, repli
     async def run():
         found = BrokerInfo("a", "c", {replica: f"a:{replica}" for replica in replicas})
         admin = SimpleNamespace(cluster=_answering([found] if replicas else []))
-        session = SimpleNamespace(known_route=lambda _: None, route_to_write=refuse)
+        session = SimpleNamespace(known_route_to_write=lambda _: None, route_to_write=refuse)
         producer = SimpleNamespace(
             send=refuse,
             settings=ProducerSettings(),

@@ -3,6 +3,9 @@
 If the route is known and a connection is open, one call takes a request to the wire. Requests that
 need a route or a connection first wait in line for one task, and leave in the order they came: so
 requests for one queue arrive there in order. Callbacks drive a pending send; it needs no task.
+
+A failed attempt is repeated at once if another broker can take it. If not, it pauses; requests that
+fail at the same broker share a pause and leave it in order.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from txmq.message import Queue
 from txmq.protocol.command import Command
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import Connection
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["PendingSend", "PendingSends", "SendAttempt", "copy_error"]
@@ -48,6 +52,11 @@ RETRIED_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205})
 """Refusals after which stock producers try another broker."""
 
 ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 1.0
+SHORTEST_PAUSE_S: Final = 0.02
+"""A pause takes at most half of the time left; a shorter one than this is not worth an attempt."""
 
 
 class PendingSends:
@@ -78,6 +87,8 @@ class PendingSends:
         self._live: dict[PendingSend, None] = {}
         self._at_routes: dict[str, dict[PendingSend, None]] = {}
         self._at_connections: dict[str, dict[PendingSend, None]] = {}
+        self._pauses: dict[str, _Pause] = {}
+        """By broker."""
         self._tasks = Tasks()
         self._room_line: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._idle: asyncio.Future[None] | None = None
@@ -167,6 +178,25 @@ class PendingSends:
         """Send it again, but not at once: an error may come from deep within a connection."""
         self.loop.call_soon(self._retry, send)
 
+    def retry_later(self, send: PendingSend, broker: str, pause_s: float) -> bool:
+        """Send it again after a pause; returns False if the broker's pause lasts too long for it.
+
+        A pause that the broker's other requests have begun goes on, so that they stay in order.
+        """
+        now = self.clock.monotonic()
+        pause = self._pauses.get(broker)
+        if pause is None:
+            pause = self._pauses[broker] = _Pause(now + pause_s, [])
+            self.loop.call_later(pause_s, self._end_pause, broker)
+        elif pause.ends >= send.deadline:
+            return False
+        pause.sends.append(send)
+        return True
+
+    def _end_pause(self, broker: str) -> None:
+        for send in self._pauses.pop(broker).sends:
+            self._retry(send)
+
     def _retry(self, send: PendingSend) -> None:
         if send in self._live:
             self._advance(send, self.clock.monotonic())
@@ -194,17 +224,13 @@ class PendingSends:
             else:
                 send.is_spread = False
                 if queue.broker not in route.addresses and not send.has_looked_again:
-                    send.has_looked_again = True
                     self.session.forget(topic)
                     self._wait(self._at_routes, topic, send, self._find_route)
                     return
             send.queue = queue
             address = route.masters.get(queue.broker) or route.master(queue.broker)
-        except ConnectFailed as error:
-            send.lost(error)
-            return
         except TxmqError as error:
-            send.end(error)
+            self._has_no_way(send, error)
             return
         has_line = address in self._at_connections
         connection = None if has_line else self.session.pool.ready(address)
@@ -212,6 +238,16 @@ class PendingSends:
             self._wait(self._at_connections, address, send, self._open_connection)
         else:
             self._write(send, queue, connection, now)
+
+    def _has_no_way(self, send: PendingSend, error: TxmqError) -> None:
+        """Handle that the route leads to no broker."""
+        if isinstance(error, ConnectFailed):
+            send.lost(error)
+        elif isinstance(error, NoPermission) and not send.has_looked_again:
+            # Permission may have returned since the route was cached.
+            self._wait(self._at_routes, send.envelope.topic, send, self._find_route)
+        else:
+            send.end(error)
 
     def _write(self, send: PendingSend, queue: Queue, connection: Connection, now: float) -> None:
         if send.attempts and now >= send.deadline:
@@ -296,6 +332,7 @@ class PendingSends:
             if isinstance(found, TxmqError):
                 send.end(found)
             else:
+                send.has_looked_again = True
                 self._advance(send, self.clock.monotonic(), found)
 
     def _open_connection(self, address: str) -> None:
@@ -360,11 +397,19 @@ class PendingSends:
         await self._tasks.stop()
 
 
+class _Pause(NamedTuple):
+    """The requests that wait before they are sent to a broker again, and until when."""
+
+    ends: float
+    sends: list[PendingSend]
+
+
 class SendAttempt(NamedTuple):
-    """A failed attempt: its broker and error."""
+    """Attempts that failed in the same way: their broker, the last error, and how many."""
 
     broker: str
     error: TxmqError
+    times: int = 1
 
 
 class PendingSend(msgspec.Struct, eq=False):
@@ -391,10 +436,11 @@ class PendingSend(msgspec.Struct, eq=False):
     """The queue of this attempt."""
     avoid: str | None = None
     has_looked_again: bool = False
-    """Whether it has asked for a new route, because its chosen queue's broker was not in it."""
+    """Whether this attempt has asked for a new route."""
     is_spread: bool = False
     """Whether its next attempt could go to another broker."""
     attempts: list[SendAttempt] | None = None
+    backoff: Backoff | None = None
     stored: list[SendResult] | None = None
     """The results of an attempt that stored the message, but not safely."""
     connection: Connection | None = None
@@ -476,7 +522,8 @@ class PendingSend(msgspec.Struct, eq=False):
             and self.retries > 0
         ):
             self.stored = results
-            self._retry()
+            self._leave_broker()
+            self.pending.retry_soon(self)
             return
         pending.finish(self, results)
 
@@ -491,7 +538,9 @@ class PendingSend(msgspec.Struct, eq=False):
         if self._may_retry(error):
             if self.is_nowait:
                 self.chosen = self.queue
-            self._retry()
+            if isinstance(error, ConnectFailed):
+                self.retries += 1  # It reached no broker, so that only time limits its repetition.
+            self._retry(error)
         else:
             self.end(error)
 
@@ -499,7 +548,7 @@ class PendingSend(msgspec.Struct, eq=False):
         self._note_attempt(error)
         code = error.response_code if isinstance(error, UnknownRefusal) else error.code
         if not self.is_nowait and code in RETRIED_CODES and self._may_retry(error):
-            self._retry()
+            self._retry(error)
         else:
             self.end(error)
 
@@ -516,15 +565,33 @@ class PendingSend(msgspec.Struct, eq=False):
             self.pending.session.remove(self.envelope.topic, broker)
         elif isinstance(error, ROUTE_IS_WRONG):
             self.pending.session.forget(self.envelope.topic)
-        if self.attempts is None:
-            self.attempts = []
-        self.attempts.append(SendAttempt(broker, error))
+        self.attempts = with_attempt(self.attempts or [], broker, error)
 
-    def _retry(self) -> None:
+    def _retry(self, error: TxmqError) -> None:
+        """Send it again: at once if another broker or a new route may help, else after a pause."""
+        pending, backoff = self.pending, self.backoff
+        is_first = backoff is None
+        if backoff is None:
+            entropy = pending.session.entropy
+            backoff = self.backoff = Backoff(entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        broker = self._leave_broker()
+        may_help = is_first and self.is_spread and not self.is_nowait
+        # A time-out was a pause already.
+        if may_help or not error.retryable or isinstance(error, RequestTimeout):
+            pending.retry_soon(self)
+            return
+        left_s = self.deadline - pending.clock.monotonic()
+        pause_s = min(backoff.next_pause(), left_s / 2)
+        if pause_s < SHORTEST_PAUSE_S or not pending.retry_later(self, broker, pause_s):
+            self.end(error)
+
+    def _leave_broker(self) -> str:
         self.retries -= 1
-        if self.queue is not None:
-            self.avoid = self.queue.broker
-        self.pending.retry_soon(self)
+        self.has_looked_again = False
+        if self.queue is None:
+            return ""
+        self.avoid = self.queue.broker
+        return self.avoid
 
     # The end
 
@@ -564,15 +631,31 @@ class PendingSend(msgspec.Struct, eq=False):
         self.pending.finish(self, None)
 
 
+def with_attempt(attempts: list[SendAttempt], broker: str, error: TxmqError) -> list[SendAttempt]:
+    """These attempts and one more, at the end; those that failed in the same way are one entry."""
+    times = 1
+    others: list[SendAttempt] = []
+    for attempt in attempts:
+        other = attempt.error
+        if (attempt.broker, type(other), other.effect) == (broker, type(error), error.effect):
+            times += attempt.times
+        else:
+            others.append(attempt)
+    return [*others, SendAttempt(broker, error, times)]
+
+
 def join_attempts(attempts: list[SendAttempt]) -> TxmqError:
     """The last attempt's error, which names the earlier ones and the effect of all together."""
     last = attempts[-1].error
-    if len(attempts) == 1:
+    total = sum(attempt.times for attempt in attempts)
+    if total == 1:
         return last
     ways = ", ".join(
-        f"{attempt.broker or 'no broker'}: {type(attempt.error).__name__}" for attempt in attempts
+        f"{attempt.broker or 'no broker'}: {type(attempt.error).__name__}"
+        + (f" {attempt.times} times" if attempt.times > 1 else "")
+        for attempt in attempts
     )
-    text = f"{last} (the last of {len(attempts)} attempts; {ways})"
+    text = f"{last} (the last of {total} attempts; {ways})"
     effects = {attempt.error.effect for attempt in attempts}
     if Effect.APPLIED in effects:
         effect = Effect.APPLIED

@@ -176,7 +176,7 @@ class Requester:
     async def _introduce(self, topic: str) -> None:
         """Register this client with the brokers of a topic, on its open connections."""
         session = self._client.session
-        route = session.known_route(topic) or await session.route_to_write(topic)
+        route = session.known_route_to_write(topic) or await session.route_to_write(topic)
         masters: list[str] = []
         for broker in {queue.broker: None for queue in route.writable}:
             try:

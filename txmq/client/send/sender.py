@@ -242,7 +242,8 @@ class Sender:
 
     async def _route(self, topic: str) -> Route:
         session, new_queues = self._session, self.settings.queues_of_new_topics
-        return session.known_route(topic) or await session.route_to_write(topic, new_queues)
+        route = session.known_route_to_write(topic)
+        return route or await session.route_to_write(topic, new_queues)
 
     def _sealed(self, message: Message, *, compress: bool = True) -> Envelope:
         return sealed(message, self._ids.next(), self._packing, compress=compress)

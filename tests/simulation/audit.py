@@ -240,6 +240,7 @@ async def _read_records(connection: Connection, topic: str, number: int = 0) -> 
             suspend_timeout_millis=0,
             sub_version=0,
             subscription="*",
+            dead_letters=True,
         )
         answer = await connection.ask(RequestCode.PULL_MESSAGE, pull, timeout_s=ANSWER_S)
         if answer.code != SUCCESS:

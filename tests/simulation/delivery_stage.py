@@ -119,7 +119,7 @@ class DeliveryStage(ClientStage):
     async def _queues_of_topic(self, admin: Admin, topic: str) -> list[Queue]:
         while True:
             try:
-                return sorted((await admin.route(topic)).readable)
+                return sorted((await admin.route(topic)).queues_to_read)
             except TopicNotFound:
                 return []
             except TxmqError:

@@ -198,7 +198,7 @@ def pull(
         if queue is not None:
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
-            queues = (await admin.route(topic)).readable
+            queues = (await admin.route(topic)).queues_to_read
         pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags, on_damage=note)
         found: list[ReceivedMessage] = []
         for source in queues:

@@ -190,7 +190,7 @@ def _entry(source: _BackwardQueue, place: int) -> tuple[int, int]:
 
 
 async def _queues_of(admin: Admin, wish: ScanWish) -> list[Queue]:
-    queues = sorted((await admin.route(wish.topic)).readable)
+    queues = sorted((await admin.route(wish.topic)).queues_to_read)
     if wish.queue is not None:
         if wish.queue not in queues:
             named = f"{wish.queue.broker}:{wish.queue.number}"

@@ -25,6 +25,7 @@ from txmq.message import Queue
 from txmq.protocol.bodies import QueueRoute, TopicRoute
 from txmq.protocol.codes import Perm
 from txmq.protocol.java import string_hash
+from txmq.protocol.topics import DLQ
 
 __all__ = [
     "FAILED_S",
@@ -68,6 +69,9 @@ class Route:
     """By broker and replica number."""
     waiting: tuple[str, ...] = ()
     """The brokers whose queues take messages as soon as they have a master."""
+    dead: tuple[Queue, ...] = ()
+    """The queues of dead letters that permit writing only. txmq's brokers show their messages to a
+    pull that asks for dead letters."""
     is_spread: bool = field(init=False, compare=False)
     """Whether several brokers have writable queues of it."""
     masters: Mapping[str, str] = field(init=False, compare=False)
@@ -84,7 +88,13 @@ class Route:
     @property
     def brokers(self) -> tuple[str, ...]:
         """The brokers that have queues of it, by name."""
-        return tuple(sorted({queue.broker for queue in self.readable + self.writable}))
+        queues = self.readable + self.writable + self.dead
+        return tuple(sorted({queue.broker for queue in queues}))
+
+    @property
+    def queues_to_read(self) -> tuple[Queue, ...]:
+        """The readable queues, and those of dead letters."""
+        return self.readable + self.dead
 
     def queues_to_write(self) -> tuple[Queue, ...]:
         """The writable queues.
@@ -126,6 +136,7 @@ class Route:
             self,
             writable=tuple(queue for queue in self.writable if queue.broker != broker),
             readable=tuple(queue for queue in self.readable if queue.broker != broker),
+            dead=tuple(queue for queue in self.dead if queue.broker != broker),
             addresses={name: at for name, at in self.addresses.items() if name != broker},
         )
 
@@ -175,6 +186,12 @@ def route_of(
             entry.broker_name
             for entry in known
             if entry.perm & Perm.WRITE and MASTER not in addresses[entry.broker_name]
+        ),
+        dead=tuple(
+            queue
+            for entry in known
+            if topic.startswith(DLQ) and entry.perm & Perm.WRITE and not entry.perm & Perm.READ
+            for queue in queues(entry, entry.read_queue_nums)
         ),
     )
 

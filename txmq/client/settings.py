@@ -217,6 +217,9 @@ class ConsumerSettings:
     only ``commit()`` does."""
     stop_s: Annotated[float, Meta(ge=0.0)] = 30.0
     """How long a stop waits for running handlers."""
+    reads_dead_letters: bool = False
+    """Whether it may subscribe to dead letters, the topic ``%DLQ%GROUP``; ``txmq dlq`` shows and
+    resends them without a consumer."""
     offsets_path: Path | None = None
     """The directory of a broadcast consumer's offsets; by default, ``~/.txmq/offsets``."""
     is_traced: bool = False

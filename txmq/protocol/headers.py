@@ -272,6 +272,8 @@ class PullMessage(Header):
     subscription: str | None = None
     expression_type: str | None = None
     max_msg_bytes: Int64 | None = None
+    dead_letters: bool | None = None
+    """txmq's own: whether the pull means to read dead letters, whose topics permit writing only."""
 
 
 class PullAnswer(Header):

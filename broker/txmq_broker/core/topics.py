@@ -13,6 +13,7 @@ from txmq.protocol.codes import Perm
 from txmq.protocol.copies import TopicChanges
 from txmq.protocol.record import topic_field
 from txmq.protocol.topics import (
+    DLQ,
     HALF_TOPIC,
     OP_TOPIC,
     PARKED_TOPIC,
@@ -320,8 +321,9 @@ class Topics:
 
 
 def config_for_group(name: str, queues: int) -> TopicConfig:
-    """The settings of a group's retry or dead-letter topic."""
-    return TopicConfig(name, queues, queues, _READ_WRITE)
+    """The settings of a group's retry or dead-letter topic; the latter is not for consuming."""
+    perm = int(Perm.WRITE) if name.startswith(DLQ) else _READ_WRITE
+    return TopicConfig(name, queues, queues, perm)
 
 
 QUEUES_MAX: Final = 4096

@@ -27,7 +27,7 @@ from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
-from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
+from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC
 from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
@@ -146,7 +146,7 @@ class PullHandlers:
         if not group.consume_enable:
             raise NoPermission(f"the group {group.group_name} may not consume")
         topic = self._topics.get(header.topic)
-        if not topic.is_readable:
+        if not topic.is_readable and not (header.dead_letters and topic.name.startswith(DLQ)):
             raise NoPermission(f"the topic {topic.name} does not permit consuming")
         if not 0 <= header.queue_id < topic.config.read_queue_nums:
             raise InternalError(

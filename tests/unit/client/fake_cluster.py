@@ -12,11 +12,11 @@ from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
 from txmq.protocol import batch, bodies, command, headers
 from txmq.protocol.bodies import MessageQueue, queue_map
-from txmq.protocol.codes import RequestCode
+from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.record import Record, host_bytes, pack, unpack
 from txmq.remoting.listener import Listener
 
-SYSTEM_ERROR, NOT_SUPPORTED, NO_TOPIC, NOT_FOUND, OFFLINE = 1, 3, 17, 22, 206
+SYSTEM_ERROR, NOT_SUPPORTED, FORBIDDEN, NO_TOPIC, NOT_FOUND, OFFLINE = 1, 3, 16, 17, 22, 206
 EMPTY, NONE_MATCHED, MOVED = 19, 20, 21
 
 
@@ -95,6 +95,8 @@ class FakeBroker:
         head = request.read(headers.PullMessage)
         if head.topic not in self.topics:
             return command.answer(request, NO_TOPIC, remark="no such topic")
+        if not self.topics[head.topic].perm & Perm.READ:
+            return command.answer(request, FORBIDDEN, remark="pulling message is forbidden")
         queue = self.queues.get((head.topic, head.queue_id), [])
         count = min(head.max_msg_nums, PULL_MESSAGES_MAX)
         here = queue[head.queue_offset : head.queue_offset + count]

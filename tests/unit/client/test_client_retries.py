@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, staged, until
+from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, polled, staged, until
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
 from txmq.errors import UsageError
 from txmq.message import Message, Queue
@@ -164,6 +164,36 @@ async def test_a_dead_letter_that_is_resent_begins_anew_and_remembers_why_it_die
     assert again.properties["DLQ_REASON"] == "its consumer gave it up: closed"
     assert again.properties["TXMQ_RESENT_REASON"] == "open again"
     assert len(await dead(stage)) == 1
+
+
+@staged
+async def test_consumers_read_dead_letters_only_with_a_setting(stage):
+    await stage.topic(messages=1)
+    given_up = Seen(stage, fail, settings=replace(SOON, attempts_max=1))
+    async with given_up.consumer:
+        (letter,) = await died(stage)
+    route = await stage.operator.session.fresh_route(letter.topic)
+    assert (route.readable, len(route.writable)) == ((), 1)
+
+    pull = stage.consumer(group="others")
+    refusals = [
+        lambda: pull.subscribe(letter.topic),
+        lambda: PushConsumer("others", stage.broker.names).on(letter.topic)(fail),
+    ]
+    for subscribe in refusals:
+        with pytest.raises(UsageError, match=r"'txmq dlq show readers'.*reads_dead_letters=True"):
+            subscribe()
+    meant = stage.consumer(replace(SOON, reads_dead_letters=True), group="others")
+    meant.subscribe(letter.topic)
+    async with meant:
+        assert bodies(await polled(meant, 1)) == [b"0/0"]
+        only = await meant.pull(letter.queue, 0)
+        assert bodies(only.messages) == [b"0/0"]
+    async with pull:
+        with pytest.raises(UsageError, match="dead letters of group readers"):
+            await pull.assign([letter.queue])
+        with pytest.raises(UsageError, match="dead letters of group readers"):
+            await pull.pull(letter.queue, 0)
 
 
 @pytest.mark.fault("M12")

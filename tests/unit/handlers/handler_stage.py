@@ -221,6 +221,7 @@ def pulling(topic, offset=0, *, group="group", queue=0, count=32, hold_ms=0, tag
     header = PullMessage(
         group, topic, queue, offset, count, int(flags), commit or 0, hold_ms, version, tags
     )
+    header.dead_letters = topic.startswith("%DLQ%") or None
     for name, value in given.items():
         setattr(header, name, value)
     return header

@@ -12,10 +12,10 @@ from tests.unit.handlers.handler_stage import (
 )
 from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
 from txmq.protocol.bodies import GroupConfig
-from txmq.protocol.codes import Perm, RequestCode
-from txmq.protocol.headers import SendBack
+from txmq.protocol.codes import Perm, PullFlag, RequestCode
+from txmq.protocol.headers import PullMessage, SendBack
 from txmq.protocol.properties import parse
-from txmq.protocol.record import position_in
+from txmq.protocol.record import position_in, unpack_all
 from txmq.testing import Loss
 
 BACK, SEND = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE
@@ -271,7 +271,7 @@ def test_after_the_last_retry_it_is_a_dead_letter_and_says_why():
         }  # fmt: skip
         assert topics_of(stage) == [DEAD]
         config = stage.broker.topics.by_name.get(DEAD).config
-        assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
+        assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 2)
         assert (await client.pull(WAITING, queue=17)).records == []
 
     in_world(main)
@@ -449,3 +449,25 @@ def test_what_was_answered_outlives_a_loss_of_power(loss):
         assert (await client.pull(DEAD)).bodies == [b"dead"]
 
     in_lives(main, DURABLE)
+
+
+# Reading dead letters
+
+
+def test_only_a_pull_that_names_them_as_dead_letters_reads_them():
+    """Stock consumers find no queue of a topic that permits writing only."""
+
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T")
+        await client.ok(BACK, back(await store(client), -1))
+
+        config = stage.broker.topics.get(DEAD).config
+        assert config.perm == Perm.WRITE
+        pull = PullMessage("g", DEAD, 0, 0, 32, int(PullFlag.SUBSCRIPTION), 0, 0, 0, "*", "TAG")
+        assert await client.code_of(RequestCode.PULL_MESSAGE, pull) == FORBIDDEN
+        pull.dead_letters = True
+        answer = await client.ok(RequestCode.PULL_MESSAGE, pull)
+        assert [record.body for record in unpack_all(answer.body)] == [b"body"]
+
+    in_world(main)

@@ -37,7 +37,7 @@ HEADERS = {
     "CheckState": "tranStateTableOffset! commitLogOffset! msgId transactionId offsetMsgId",
     "PullMessage": (
         "consumerGroup! topic! queueId! queueOffset! maxMsgNums! sysFlag! commitOffset! "
-        "suspendTimeoutMillis! subVersion! subscription expressionType maxMsgBytes"
+        "suspendTimeoutMillis! subVersion! subscription expressionType maxMsgBytes deadLetters"
     ),
     "PullAnswer": "suggestWhichBrokerId! nextBeginOffset! minOffset! maxOffset!",
     "QueueHeader": "topic! queueId!",

@@ -22,7 +22,7 @@ from txmq.client.admin.offsets import OffsetCalls
 from txmq.client.admin.topics import TopicCalls
 from txmq.client.names import check_name
 from txmq.client.received_message import opened
-from txmq.client.routes import TEMPLATE, Route
+from txmq.client.routes import TEMPLATE
 from txmq.client.send_request import Envelope, result_of, sealed
 from txmq.client.values import SendResult
 from txmq.errors import (
@@ -270,7 +270,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             min((stored_ms for stored_ms in oldest if stored_ms > 0), default=None),
             max((stored_ms for stored_ms in newest if stored_ms > 0), default=None),
             by_broker,
-            _closed_at(route),
+            (await self.readable_queues(route))[1],
         )
 
     # Reading
@@ -281,14 +281,14 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             route = await self._session.fresh_route(topic)
         except TopicNotFound:
             return ()  # The first dead letter creates the topic.
-        closed = _closed_at(route)
+        queues, closed = await self.readable_queues(route)
         if closed:
             raise NoPermission(
                 f"{topic} may be written and not read at {', '.join(closed)}, as older RocketMQ "
                 f"makes it; allow it at each with: txmq topic permit '{topic}' rw "
                 f"--broker {closed[0]}"
             )
-        return route.readable
+        return queues
 
     async def _stream(
         self, queue: Queue, begin_ms: int, end_ms: int
@@ -427,8 +427,3 @@ def _topic_of(group: str) -> str:
     check_name("group", group, GROUP_CHARS_MAX)
     check_name("topic", DLQ + group)
     return DLQ + group
-
-
-def _closed_at(route: Route) -> tuple[str, ...]:
-    readable = {queue.broker for queue in route.readable}
-    return tuple(broker for broker in route.brokers if broker not in readable)

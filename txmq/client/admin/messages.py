@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from txmq.client.received_message import opened
-from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX, Route
 from txmq.client.send_request import Envelope, bundled, common_topic, result_of, results_of, sealed
 from txmq.client.session import Session
 from txmq.client.values import PulledBatch, PullOutcome, SendResult, StoredBatch
@@ -37,6 +37,7 @@ from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallM
 from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import split, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
+from txmq.protocol.topics import DLQ
 from txmq.remoting.exchange import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
@@ -239,6 +240,28 @@ class MessageCalls:
             self._doubt_route(queue.topic, queue.broker, error)
             raise
 
+    async def readable_queues(self, route: Route) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
+        """The queues of a topic that may be read, and the brokers that let nobody read theirs.
+
+        The topics of dead letters permit writing only. txmq's brokers let them be read by name;
+        RocketMQ's do not.
+
+        Raises:
+            TransportError: No answer came.
+            BrokerRefused: The broker refused for another reason than the permission.
+        """
+        readable = {queue.broker for queue in route.readable}
+        for broker in sorted({queue.broker for queue in route.dead}):
+            try:
+                await self.pull(next(queue for queue in route.dead if queue.broker == broker), 0, 1)
+            except NoPermission:
+                continue
+            readable.add(broker)
+        return (
+            tuple(queue for queue in route.queues_to_read if queue.broker in readable),
+            tuple(broker for broker in route.brokers if broker not in readable),
+        )
+
     async def _pull(
         self,
         queue: Queue,
@@ -262,6 +285,7 @@ class MessageCalls:
             sub_version=0,
             subscription=tags,
             expression_type="TAG",
+            dead_letters=queue.topic.startswith(DLQ) or None,
         )
         timeout_s = hold_ms / 1000 + HOLD_GRACE_S
         connection = await self._session.connection(address)

@@ -92,7 +92,9 @@ class QueueAssignment:
                 continue
             try:
                 route = await self.client.session.route(topic)
-                await settle_beginning(sorted(route.readable), self.offsets, self.client.admin)
+                await settle_beginning(
+                    sorted(route.queues_to_read), self.offsets, self.client.admin
+                )
             except TopicNotFound:
                 log.debug("%s: %s does not exist yet", self.group, topic)
             except TxmqError as error:
@@ -180,7 +182,7 @@ class QueueAssignment:
         """
         session = self.client.session
         route = await session.route(topic)
-        queues = sorted(route.readable)
+        queues = sorted(route.queues_to_read)
         if self.settings.is_broadcast:
             return queues
         try:

@@ -36,7 +36,7 @@ from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage
 from txmq.protocol.record import unpack_all
-from txmq.protocol.topics import RETRY
+from txmq.protocol.topics import DLQ, RETRY
 from txmq.runtime.backoff import Backoff
 
 __all__ = ["FetchLimits", "QueueFetcher", "as_sent", "limits_of"]
@@ -116,6 +116,7 @@ class QueueFetcher:
         self.pulled_at = session.clock.monotonic()
         self._session = session
         self._group = group
+        self._dead_letters = queue.topic.startswith(DLQ) or None
         self._deliver = deliver
         self._give_up = give_up
         self._poison: deque[ReceivedMessage] = deque()
@@ -275,7 +276,8 @@ class QueueFetcher:
             flags |= PullFlag.COMMIT_OFFSET
         header = PullMessage(
             self._group, queue.topic, queue.number, offset, self.batch, int(flags), safe,
-            int(self.hold_s * 1000), 0, subscription.expression, subscription.kind,
+            int(self.hold_s * 1000), 0, subscription.expression, subscription.kind, None,
+            self._dead_letters,
         )  # fmt: skip
         session = self._session
         connection = session.pool.ready(address) or await session.connection(address)

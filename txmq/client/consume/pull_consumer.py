@@ -11,7 +11,7 @@ from typing import Final, Self
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.group_consumer import GroupConsumer
 from txmq.client.consume.pull_assignment import PullAssignment
-from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
+from txmq.client.consume.subscription import ANY_TAG, TopicSubscription, check_dead_letters
 from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings
 from txmq.client.values import PulledBatch
@@ -97,10 +97,12 @@ class PullConsumer(GroupConsumer[PullAssignment]):
                 conditions.
 
         Raises:
-            UsageError: The consumer is running, or has queues assigned.
+            UsageError: The consumer is running, has queues assigned, or its settings exclude dead
+                letters.
             LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
         check_name("topic", topic)
+        check_dead_letters(topic, self.settings)
         wanted = TopicSubscription(topic, tags, sql)
         if self._assignment is not None:
             raise UsageError("topics are subscribed to before a consumer starts")
@@ -120,7 +122,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             sql: Instead of tags, a condition on the messages' properties.
 
         Raises:
-            UsageError: The consumer subscribes to topics.
+            UsageError: The consumer subscribes to topics, or its settings exclude dead letters.
             LocalProtocolError: The expression does not parse.
             SubscriptionInvalid: A condition does not parse. Brokers check it now if the consumer is
                 running, otherwise when it starts.
@@ -129,6 +131,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         if self._subscriptions:
             raise UsageError("a consumer shares queues or has them assigned, not both")
         topics = sorted({queue.topic for queue in queues})
+        for topic in topics:
+            check_dead_letters(topic, self.settings)
         chosen = {topic: TopicSubscription(topic, tags, sql) for topic in topics}
         if sql and self._assignment is not None:
             await self._agreement.check(chosen.values())
@@ -146,11 +150,12 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """All readable queues of a topic.
 
         Raises:
-            UsageError: The consumer is not running.
+            UsageError: The consumer is not running, or the settings exclude dead letters.
             TopicNotFound: No broker has it.
             TransportError: No name server answers.
         """
-        return sorted((await self.client.session.route(topic)).readable)
+        check_dead_letters(topic, self.settings)
+        return sorted((await self.client.session.route(topic)).queues_to_read)
 
     # Start and stop
 
@@ -363,13 +368,14 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             hold_s: How long the broker waits for messages if the queue has none.
 
         Raises:
-            UsageError: The consumer is not running.
+            UsageError: The consumer is not running, or its settings exclude dead letters.
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refused for another reason than that it has no messages.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         self._running()
+        check_dead_letters(queue.topic, self.settings)
         hold_ms = int(hold_s * 1000)
         return await self.client.admin.pull(queue, offset, count, self.group, hold_ms, tags=tags)
 

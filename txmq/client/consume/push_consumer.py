@@ -18,7 +18,7 @@ from txmq.client.consume.handler import BatchHandler, BoundHandler, MessageHandl
 from txmq.client.consume.orderly_workers import OrderlyWorkers
 from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
 from txmq.client.consume.returns import Returns
-from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
+from txmq.client.consume.subscription import ANY_TAG, TopicSubscription, check_dead_letters
 from txmq.client.middleware import ReceiveChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import HandlerHook, HandlerHooks
@@ -147,6 +147,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
 
     def _subscribe(self, wanted: TopicSubscription, handler: BoundHandler) -> None:
         check_name("topic", wanted.topic)
+        check_dead_letters(wanted.topic, self.settings)
         if self._assignment is not None:
             raise UsageError("handlers are given before a consumer starts")
         if wanted.topic in self._handlers:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from txmq.errors import LocalProtocolError
+from txmq.client.settings import ConsumerSettings
+from txmq.errors import LocalProtocolError, UsageError
 from txmq.limits import SUBSCRIPTION_CHARS_MAX
 from txmq.message import ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.java import string_hash
+from txmq.protocol.topics import DLQ
 
-__all__ = ["ANY_TAG", "TopicSubscription"]
+__all__ = ["ANY_TAG", "TopicSubscription", "check_dead_letters"]
 
 ANY_TAG: Final = "*"
 """The expression that matches every message."""
@@ -85,4 +87,19 @@ class TopicSubscription:
             sorted({string_hash(tag) for tag in tags}),
             version,
             self.kind,
+        )
+
+
+def check_dead_letters(topic: str, settings: ConsumerSettings) -> None:
+    """Check that a consumer reads dead letters only if it is meant to.
+
+    Raises:
+        UsageError: The topic holds dead letters, and the settings exclude them.
+    """
+    if topic.startswith(DLQ) and not settings.reads_dead_letters:
+        group = topic.removeprefix(DLQ)
+        raise UsageError(
+            f"{topic} holds the dead letters of group {group}, which are not for consuming: "
+            f"show and resend them with 'txmq dlq show {group}'; a consumer that is meant to read "
+            f"them needs ConsumerSettings(reads_dead_letters=True)"
         )

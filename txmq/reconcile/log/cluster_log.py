@@ -309,14 +309,15 @@ class _Planner(_ClusterReader):
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
-        for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
+        queues, closed = await self.ask(self.admin.readable_queues, route)
+        for broker in closed:
             remedy = f"permit it: txmq topic permit {topic} rw"
             text = f"{broker} lets nobody read {topic}; {remedy}"
             if topic in self._groups:
                 raise ReconcileRefused(text)
             if topic not in _OF_TRANSACTIONS:
                 self._notes.append(text)
-        return sorted(route.readable)
+        return sorted(queues)
 
     async def _of_day(self, broker: BrokerPlan) -> BrokerPlan:
         """The ranges of a broker cut to what can matter for the day."""

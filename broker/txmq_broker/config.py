@@ -165,7 +165,12 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     """How many copies, with the leader's, have to be in sync; with fewer, sends are refused."""
 
     lag_max: Duration = Duration(10.0)
-    """How far behind a follower may be, in time, before answers no longer wait for it."""
+    """How far behind a follower may be, in time, before it is no longer in sync."""
+
+    wait_max: Duration = Duration(2.0)
+    """How long the answer to a send waits for followers, with "sync"; those that are late are then
+    no longer in sync. Stock clients wait 3 s for an answer.
+    """
 
     reads: bool = False
     """Whether consumers may read from followers: a follower serves pulls and queries, and a leader
@@ -211,6 +216,8 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError("replication.far_behind must be 0 or more")
         if self.lag_max <= 0:
             raise ConfigError("replication.lag_max must be above 0")
+        if self.wait_max <= 0:
+            raise ConfigError("replication.wait_max must be above 0")
 
 
 class TopicDefaults(Struct, frozen=True, kw_only=True):

@@ -223,6 +223,7 @@ _KEPT: Final[dict[str, ForeignName]] = {
         ("replication.role", "replication.mode"), _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"
     ),
     "brokerId": Derived(("replication.member",), _member, "from 1 on the name of a follower"),
+    "slaveTimeout": Alias("replication.wait_max", milliseconds, "milliseconds"),
     "slaveReadEnable": Alias("replication.reads", _truth),
     "accessMessageInMemoryMaxRatio": Alias("replication.far_behind", percent, "percent"),
     "flushDiskType": Alias("store.flush", _flush, "`SYNC_FLUSH` or `ASYNC_FLUSH`"),
@@ -319,6 +320,11 @@ _FIXED: Final[dict[str, ForeignName]] = {
     "inSyncReplicas": OneValue("1", _NO_COPIES),
     "minInSyncReplicas": OneValue("1", _NO_COPIES),
     "totalReplicas": OneValue("1", _NO_COPIES),
+    "retryAnotherBrokerWhenNotStoreOK": OneValue(
+        "false",
+        "a broker cannot do it, a producer can: ProducerSettings(retry_not_safe=True), or in Java "
+        "producer.setRetryAnotherBrokerWhenNotStoreOK(true)",
+    ),
     "brokerPermission": OneValue("6", "permissions belong to topics, and `txmq topic` sets them"),
     "brokerTopicEnable": OneValue("true", _NO_TEMPLATE),
     "clusterTopicEnable": OneValue("true", _NO_TEMPLATE),
@@ -577,7 +583,7 @@ _UNUSED: Final = (
         haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize
         isBrokerContainer isInBrokerContainer maxChecksumRange maxHaTransferByteInSecond
         maxSlaveResendLength offsetCheckInSlave preferredLeaderId sendHeartbeatTimeoutMillis
-        skipPreOnline slaveTimeout syncBrokerMemberGroupPeriod
+        skipPreOnline syncBrokerMemberGroupPeriod
         syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
         syncMasterFlushOffsetWhenStartup
         """,

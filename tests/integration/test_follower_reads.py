@@ -14,6 +14,7 @@ LEASE_S = 2
 SETTINGS = (
     f"replication.lease={LEASE_S}",
     "replication.lag_max=20s",
+    "replication.wait_max=20s",
     "slaveReadEnable=true",
     "replication.far_behind=0",
 )

@@ -194,6 +194,17 @@ def test_a_name_with_one_value_takes_that_and_refuses_others(conf, name, meaning
     )
 
 
+def test_a_line_that_the_seeds_put_into_a_brokers_file_is_answered_with_the_producers_setting(conf):
+    said = conf.complaint("retryAnotherBrokerWhenNotStoreOK=true\n")
+
+    assert "ProducerSettings(retry_not_safe=True)" in said
+    assert "setRetryAnotherBrokerWhenNotStoreOK(true)" in said
+
+
+def test_the_time_that_a_slave_has_bounds_how_long_an_answer_waits(conf):
+    assert conf.load("slaveTimeout=1500\n").replication.wait_max == 1.5
+
+
 @pytest.mark.parametrize("line", ["aclEnable=true", "brokerRole=MASTER", "brokerId=-1"])
 def test_promises_that_cannot_be_kept_are_refused_from_arguments_too(conf, line):
     assert f"(in argument {line}); it takes" in conf.complaint("", line)

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.handlers.handler_stage import consumer, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
 from tests.unit.set_stage import in_set
+from txmq.errors import ReplicaTimeout
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
     GroupHeader,
@@ -38,7 +39,7 @@ def test_a_follower_shows_what_every_member_in_sync_has():
 
     async def main(stage):
         second, third = stage.second, stage.third
-        client = await led(stage, second, third, mode="sync", lag_max=30.0)
+        client = await led(stage, second, third, mode="sync", lag_max=30.0, wait_max=30.0)
         reader = await second.client()
         assert (await reader.pull("T")).bodies == [b"first"]
 
@@ -53,6 +54,22 @@ def test_a_follower_shows_what_every_member_in_sync_has():
 
         assert (await sent).code == 0
         assert pulled(await held).bodies == [b"on two"]
+
+    in_set(main)
+
+
+def test_an_answer_without_a_silent_follower_reaches_a_stock_client_in_time():
+    """Stock clients wait 3 s for it."""
+
+    async def main(stage):
+        client = await led(stage, stage.second, mode="sync")
+        stage.world.network.partition(stage.second.name, stage.first.name)
+        began = stage.world.now()
+
+        answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T"), body=b"alone")
+
+        assert answer.code == ReplicaTimeout.code
+        assert 2.0 <= stage.world.now() - began < 2.6
 
     in_set(main)
 

@@ -401,6 +401,13 @@ def common_topic(messages: Sequence[Message]) -> str:
         raise LocalProtocolError(
             f"message {at} of the batch is {_why_alone(messages[at])}, so it travels alone; send it"
         )
+    wait = messages[0].wait_stored
+    for at, message in enumerate(messages):
+        if message.wait_stored is not wait:
+            raise LocalProtocolError(
+                f"message {at} of the batch has another wait_stored than the first; a batch is "
+                "stored together, so give all of them the same, or send two batches"
+            )
     return messages[0].topic
 
 

@@ -87,6 +87,7 @@ class CopiedAnswers:
         self._release = release
         self._leadership = leadership
         self._awaits = settings.is_sync
+        self._wait_max = min(settings.wait_max, settings.lag_max)
         self._followers_min = settings.min_in_sync - 1
         self.holds_answers = self._awaits or leadership is not None
         """Whether durable spans come to :meth:`hold`."""
@@ -234,10 +235,17 @@ class CopiedAnswers:
         self._ends.append((now, self._store.log.end))
         while self._ends[0][0] < now - self._settings.lag_max:
             _, end = self._ends.popleft()
-            if late := self._set.drop_behind(end):
-                lag = self._settings.lag_max
-                log.warning("not in sync any more, %g s behind: %s", lag, ", ".join(late))
+            self._drop_behind(end, self._settings.lag_max)
+        if self._awaits and self._held and self._is_late(self._held[0]):
+            self._drop_behind(self._held[0].span.end, self._wait_max)
         self._adjust()
+
+    def _drop_behind(self, end: int, seconds: float) -> None:
+        if late := self._set.drop_behind(end):
+            log.warning("not in sync any more, %g s behind: %s", seconds, ", ".join(late))
+
+    def _is_late(self, held: HeldSpan) -> bool:
+        return self._clock.monotonic() - held.since >= self._wait_max
 
     # The set
 
@@ -297,7 +305,8 @@ class CopiedAnswers:
 
     def _release_held(self) -> None:
         while self._held:
-            span, tickets, since = self._held[0]
+            held = self._held[0]
+            span, tickets = held.span, held.tickets
             if self._awaits and not self._set.has_copied(span.end, self._followers_min):
                 return
             if not self.is_certain():
@@ -305,8 +314,8 @@ class CopiedAnswers:
             self._held.popleft()
             self._answered = span.end
             if self._awaits and not self._set.awaited:
-                is_late = self._clock.monotonic() - since >= self._settings.lag_max
-                _change_codes(tickets, (ReplicaTimeout if is_late else ReplicaUnavailable).code)
+                missing = ReplicaTimeout if self._is_late(held) else ReplicaUnavailable
+                _change_codes(tickets, missing.code)
             self._release(span, tickets)
 
     def close(self) -> None:

@@ -57,11 +57,11 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
 
 
 @pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
-def test_a_batch_waits_for_the_disk_where_one_of_its_messages_does(wait, said):
-    @produced()
+def test_messages_that_share_a_request_wait_for_the_disk_where_one_does(wait, said):
+    @produced(linger_s=0.01)
     async def scenario(stage):
         sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
-        await stage.producer.send_batch(sent, QUEUE)
+        await asyncio.gather(*[stage.producer.send(each, QUEUE) for each in sent])
         assert properties.find(stage.fields[0].get("i", ""), "WAIT") == said
 
     scenario()
@@ -132,6 +132,10 @@ async def test_the_first_part_fails_as_a_message_would(stage):
         ([message(properties={"DELAY": "1"})], "message 0 of the batch is delayed"),
         ([message(properties={"TIMER_DELAY_MS": "1"})], "message 0 of the batch is delayed"),
         ([message(properties={"TRAN_MSG": "true"})], "message 0 of the batch is half of a transa"),
+        (
+            [message(), message(wait_stored=False)],
+            "message 1 of the batch has another wait_stored than the first",
+        ),
         (message(), "a batch is a list of messages, not a Message; write send_batch([message])"),
         (map(str, ()), "a batch is a list of messages, not a map"),
         (None, "a batch is a list of messages, not a NoneType"),

@@ -62,9 +62,14 @@ class WaitingThread:
 
 
 class Background:
-    """An event loop in its own thread."""
+    """An event loop in its own thread.
 
-    def __init__(self) -> None:
+    Args:
+        noun: What it runs for, as errors call it.
+    """
+
+    def __init__(self, noun: str = "client") -> None:
+        self.noun = noun
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._owner = OwnerProcess("client")
@@ -110,7 +115,9 @@ class Background:
         loop = self._loop
         if loop is None:
             work.close()
-            raise UsageError("this is not open; use it with 'with', or call its start()")
+            raise UsageError(
+                f"this {self.noun} is not open; use it with 'with', or call its start()"
+            )
         if not self._owner.is_current:
             work.close()
             self._owner.check()

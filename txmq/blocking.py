@@ -180,6 +180,8 @@ class _Member(OpenableFacade[X], Generic[X, S]):
     """A producer or consumer, in a shared client or in its own."""
 
     _kind: Callable[[str, str | txmq.Client, S | None], X]
+    _noun: str
+    """What errors call it."""
 
     def __init__(self, group: str, names: str | Client, settings: S | None = None) -> None:
         if isinstance(names, Client):
@@ -188,13 +190,15 @@ class _Member(OpenableFacade[X], Generic[X, S]):
         elif isinstance(names, txmq.Client):
             raise ConfigError("this client needs await; a txmq.blocking.Client is wanted here")
         else:
-            super().__init__(Background(), self._kind(group, names, settings), is_own=True)
+            real = self._kind(group, names, settings)
+            super().__init__(Background(self._noun), real, is_own=True)
 
 
 class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
     """:class:`txmq.Producer`; ``with`` opens and closes it."""
 
     _kind = txmq.Producer
+    _noun = "producer"
 
     send = waits(txmq.Producer.send)
     send_oneway = waits(txmq.Producer.send_oneway)
@@ -274,6 +278,8 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     Raises:
         ConfigError: The resource needs await.
     """
+
+    _noun = "manager"
 
     def __init__(
         self,
@@ -380,6 +386,7 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
     """:class:`txmq.PushConsumer`; ``with`` starts and stops it."""
 
     _kind = txmq.PushConsumer
+    _noun = "consumer"
 
     def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
         """See :meth:`txmq.PushConsumer.on`."""
@@ -406,6 +413,7 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     """:class:`txmq.PullConsumer`; ``with`` starts and stops it, ``for`` gives its messages."""
 
     _kind = txmq.PullConsumer
+    _noun = "consumer"
 
     def subscribe(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> None:
         """See :meth:`txmq.PullConsumer.subscribe`."""
@@ -457,6 +465,7 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
     """:class:`txmq.ScheduledPull` for plain functions, which run in threads."""
 
     _kind = txmq.ScheduledPull
+    _noun = "schedule"
 
     def __init__(
         self,

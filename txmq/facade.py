@@ -129,7 +129,7 @@ class OpenableFacade(Facade[X]):
 
     def __enter__(self) -> Self:
         if self._is_own and self._background.is_running:
-            raise UsageError("this is open already")
+            raise UsageError(f"this {self._background.noun} is open already")
         try:
             if self._is_own:
                 self._background.start()

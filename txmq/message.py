@@ -51,8 +51,9 @@ class Message:
     """Deliver it after this level's delay in the broker's table; 0 is at once."""
     deliver_at_ms: int | None = None
     """Deliver it at this wall time, in milliseconds; needs our broker or RocketMQ 5."""
-    deliver_after_s: int | None = None
-    """Deliver it this many seconds after it is stored; needs our broker or RocketMQ 5."""
+    deliver_after_s: float | None = None
+    """Deliver it this many seconds after it is stored, to the millisecond; needs our broker or
+    RocketMQ 5."""
     wait_stored: bool = True
     """Whether the broker answers only after the syncs and copies that its settings require. If
     false, RocketMQ does not wait for its disk or its replicas; our broker always does."""

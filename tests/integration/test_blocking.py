@@ -17,6 +17,7 @@ from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, Usa
 from txmq.transaction.listener import CallerThread
 from txmq_broker.testing import BrokerThread
 
+LATE = Message(topic="Orders", body=b"1")
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 
 
@@ -186,6 +187,19 @@ def fill(client, count, topic="Orders", queues=1):
     client.admin.create_topic(topic, queues=queues)
     for number in range(count):
         client.admin.send(Message(topic=topic, body=b"%d" % number))
+
+
+@pytest.mark.parametrize(
+    ("make", "noun"),
+    [
+        (lambda: blocking.Client("127.0.0.1:1").admin.topics(), "client"),
+        (lambda: blocking.Producer("p", "127.0.0.1:1").send_oneway(LATE), "producer"),
+        (lambda: blocking.PullConsumer("g", "127.0.0.1:1").poll(), "consumer"),
+    ],
+)
+def test_what_is_used_before_it_is_open_is_named(make, noun):
+    with pytest.raises(UsageError, match=f"^this {noun} is not open; use it with 'with'"):
+        make()
 
 
 def test_messages_are_asked_for(names):

@@ -53,6 +53,7 @@ def follow(names: str, accounts: Table) -> Verdict:
     """Versions, and tokens of calls that are no messages."""
     engine = create_engine("sqlite://")
     versions = VersionGuard(engine, accounts, version="version", gaps="wait", wait_s=1.0)
+    removed: int = UniqueKeyTable(engine).clean(redelivery_horizon_s() + 1)
     tokens = TokenGuard(UniqueKeyTable(engine), secret=b"0" * 32, good_for_s=600.0)
 
     @idempotent(versions, key=lambda message: (message.key, int(message.properties["version"])))
@@ -64,7 +65,7 @@ def follow(names: str, accounts: Table) -> Verdict:
         return {"size": len(order)}
 
     answer: dict[str, int] | None = buy(tokens.issue(), b"tea")
-    print(names, answer, change)
+    print(names, answer, change, removed)
     with Session(engine) as session:
         return versions.bump(session, ("A-1", 7))
 

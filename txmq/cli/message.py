@@ -1,7 +1,6 @@
 """``txmq message``: messages sent, recalled, fetched and found."""
 
 import getpass
-import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -390,8 +389,8 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _seconds(text: str) -> int:
+def _seconds(text: str) -> float:
     try:
-        return math.ceil(parse_duration(text))
+        return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error

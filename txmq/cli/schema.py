@@ -1,6 +1,5 @@
 """``txmq schema``: txmq's tables in the database of an application."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -137,7 +136,7 @@ def clean(
         engine = engine_of(database)
         try:
             guard = UniqueKeyTable(engine, table=done, schema=schema)
-            removed = asyncio.run(guard.clean(older_s, horizon_s=least_s))
+            removed = guard.clean(older_s, horizon_s=least_s)
         finally:
             engine.dispose()
         say(f"{quantity(removed, 'row')} removed from {done}")

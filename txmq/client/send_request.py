@@ -6,6 +6,7 @@ Producers, administrators and the outbox use this module.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -192,6 +193,7 @@ def _marks(message: Message) -> str:
         and " " not in key
         and type(tags) is str
         and tags.isprintable()
+        and "||" not in tags
     ):
         # As most messages. Printable text holds no control character, and no white space but
         # blanks.
@@ -202,8 +204,7 @@ def _marks(message: Message) -> str:
 
 def _checked_marks(message: Message) -> str:
     keys = _joined(message.keys)
-    if message.tags and not isinstance(message.tags, str):
-        raise _no_tag(message.tags)
+    _check_tag(message.tags)
     text = f"TAGS\x01{message.tags}\x02" if message.tags else ""
     if keys:
         text += f"KEYS\x01{keys}\x02"
@@ -213,8 +214,15 @@ def _checked_marks(message: Message) -> str:
     return text
 
 
-def _no_tag(given: object) -> LocalProtocolError:
-    return LocalProtocolError(f"a message has one tag, which is a str, not {given!r}")
+def _check_tag(tags: object) -> None:
+    if not tags:
+        return
+    if not isinstance(tags, str):
+        raise LocalProtocolError(f"a message has one tag, which is a str, not {tags!r}")
+    if "||" in tags:
+        raise LocalProtocolError(
+            f"a message has one tag, not {tags!r}: '||' is for consumers, which may want several"
+        )
 
 
 def _joined(keys: Sequence[str]) -> str:
@@ -235,8 +243,7 @@ def _properties(message: Message) -> dict[str, str]:
     if properties.TAGS in named or properties.KEYS in named:
         raise LocalProtocolError("give tags and keys as such, not as properties")
     keys = _joined(message.keys)
-    if message.tags and not isinstance(message.tags, str):
-        raise _no_tag(message.tags)
+    _check_tag(message.tags)
     for name, value in named.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise LocalProtocolError(f"properties are str, not {name!r}: {value!r}")
@@ -271,9 +278,21 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
             "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
         )
     for name, (field, value) in given.items():
-        if not isinstance(value, int) or value < 0:
+        if name == properties.DELIVER_AFTER and isinstance(value, float):
+            _add_fraction(value, named)
+        elif not isinstance(value, int) or value < 0:
             raise LocalProtocolError(f"{field} is a whole number from 0 on, not {value!r}")
-        named[name] = str(value)
+        else:
+            named[name] = str(value)
+
+
+def _add_fraction(seconds: float, named: dict[str, str]) -> None:
+    if not 0 <= seconds < math.inf:
+        raise LocalProtocolError(f"deliver_after_s is a number from 0 on, not {seconds!r}")
+    if seconds.is_integer():
+        named[properties.DELIVER_AFTER] = str(int(seconds))
+    else:
+        named[properties.DELIVER_AFTER_MS] = str(math.ceil(seconds * 1000))
 
 
 # Requests

@@ -203,7 +203,8 @@ class ConsumerSettings:
     and unlimited if orderly. One member's number applies to all members while they are connected;
     16, the default of stock consumers, means the group's setting."""
     consume_timeout_s: Annotated[float, Meta(ge=0.001)] = 900.0
-    """The timeout of a handler; then the message is sent back for another attempt."""
+    """The timeout of a handler; then the message is sent back for another attempt, and an ``async``
+    handler is cancelled."""
     suspend_s: Annotated[float, Meta(ge=0.01)] = 1.0
     """How long an orderly queue waits after a failure."""
     allocation: Allocation = field(default_factory=Average)

@@ -11,6 +11,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    Protocol,
     TypedDict,
     TypeVar,
     Unpack,
@@ -45,7 +46,22 @@ if TYPE_CHECKING:
 
 __all__ = ["UniqueKeyTable"]
 
+
+class _AwaitedSession(Protocol):
+    """A session whose commit is awaited."""
+
+    def commit(self) -> Coroutine[Any, Any, None]: ...
+
+
+class _BlockingSession(Protocol):
+    """A session whose commit blocks."""
+
+    def commit(self) -> None: ...
+
+
 S = TypeVar("S")
+AwaitedS = TypeVar("AwaitedS", bound=_AwaitedSession)
+BlockingS = TypeVar("BlockingS", bound=_BlockingSession)
 A = TypeVar("A", bound="AsyncSession")
 B = TypeVar("B", bound="Session")
 C = TypeVar("C", bound="DjangoConnection")
@@ -62,6 +78,13 @@ class UniqueKeyOptions(TypedDict, total=False):
 
     table: str
     schema: str | None
+
+
+class CleanOptions(TypedDict, total=False):
+    """The options of :meth:`UniqueKeyTable.clean`."""
+
+    horizon_s: float | None
+    batch: int
 
 
 class UniqueKeyTable(Generic[S]):
@@ -181,16 +204,27 @@ class UniqueKeyTable(Generic[S]):
             _check_missing(done, error)
             raise DatabaseFailed(f"the database did not answer: {words(error)}") from error
 
-    async def clean(
+    @overload
+    def clean(
+        self: UniqueKeyTable[AwaitedS], older_than_s: float, **options: Unpack[CleanOptions]
+    ) -> Coroutine[Any, Any, int]: ...
+    @overload
+    def clean(
+        self: UniqueKeyTable[BlockingS] | UniqueKeyTable[C],
+        older_than_s: float,
+        **options: Unpack[CleanOptions],
+    ) -> int: ...
+    def clean(
         self,
         older_than_s: float,
         *,
         horizon_s: float | None = None,
         batch: int = DONE_ROWS_REMOVED,
-    ) -> int:
+    ) -> int | Coroutine[Any, Any, int]:
         """Remove the rows of old keys, in batches; call it from time to time.
 
-        It does not wait for locks, and other transactions wait for one batch at most.
+        It does not wait for locks, and other transactions wait for one batch at most. If the source
+        is one for asyncio, await it; otherwise it blocks, as the work of its keys does.
 
         Args:
             older_than_s: The age from which rows are removed, by the database's clock.
@@ -213,7 +247,8 @@ class UniqueKeyTable(Generic[S]):
                 "are still needed: keep them longer, or set horizon_s (--horizon) to the time for "
                 "which messages really come again"
             )
-        return await self._in_thread(self._clean(int(older_than_s * 1000), max(1, batch)))
+        work = self._clean(int(older_than_s * 1000), max(1, batch))
+        return drive(work) if self.is_blocking else work
 
     async def _clean(self, older_ms: int, batch: int) -> int:
         removed, last = 0, batch

@@ -58,6 +58,10 @@ _FULL_READ_BYTES: Final = 250_000
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
+_AT_ONCE_S: Final = 3.0
+"""A server that accepts only TLS closes a connection at its first byte; a server that has been
+frozen may do it much later.
+"""
 """What one turn of the loop collects before an early write. The peer can then work on it while we
 write the rest; otherwise the two would take turns."""
 
@@ -189,6 +193,7 @@ class Connection(asyncio.Protocol):
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
         self._tls_error: ssl.SSLError | None = None
+        self._is_closed_here = False
         self._unread = False
         self._unserved: list[Frame] = []
         self._turn_end: float | None = None
@@ -339,13 +344,22 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._tell_caught_up()
-        text = f"{self.address} closed the connection{self._why()}"
-        if exc is None and self.subject is None and self.active_at == self._opened_at:
-            text += " before its first answer; perhaps it accepts only TLS (set TXMQ_TLS=on)"
+        if self._is_closed_here:
+            text = f"the connection to {self.address} was closed here{self._why()}"
+        else:
+            text = f"{self.address} closed the connection{self._why()}"
+            if exc is None and self.subject is None and self._has_ended_at_once:
+                text += " before its first answer; perhaps it accepts only TLS (set TXMQ_TLS=on)"
         for waiter in self._exchange.close():
             waiter.failed(ConnectionLost(text))
         if self._on_lost is not None:
             self._on_lost(self)
+
+    @property
+    def _has_ended_at_once(self) -> bool:
+        """Whether the peer ended before it sent anything, as a server does that expects TLS."""
+        age_s = self._clock.monotonic() - self._opened_at
+        return self.active_at == self._opened_at and age_s < _AT_ONCE_S
 
     def pause_writing(self) -> None:
         """Stop reading requests, because the peer reads our answers too slowly.
@@ -423,12 +437,14 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close after sending everything written; harmless when repeated."""
         if self._transport is not None:
+            self._is_closed_here = True
             self.send()
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once; unsent bytes are lost."""
         if self._transport is not None:
+            self._is_closed_here = True
             self._transport.abort()
 
     def oneway(self, code: int, header: Header | None = None, *, body: bytes = b"") -> None:

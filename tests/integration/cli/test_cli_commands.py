@@ -286,7 +286,7 @@ class Request:
     [
         (("--delay-level", 3), {"DELAY": "3"}),
         (("--after", "90s"), {"TIMER_DELAY_SEC": "90"}),
-        (("--after", "1500ms"), {"TIMER_DELAY_SEC": "2"}),
+        (("--after", "1500ms"), {"TIMER_DELAY_MS": "1500"}),
     ],
 )
 def test_a_message_is_sent_for_later(asking, cluster, options, properties):

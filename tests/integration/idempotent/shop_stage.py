@@ -242,11 +242,11 @@ class Stage:
     def key(self, name):
         return self.shop.adapter.key(self.shop, self.guard, name)
 
-    async def call(self, function, *args):
+    async def call(self, function, *args, **named):
         """What comes of a call, of either colour."""
         if not self.guard.is_blocking:
-            return await function(*args)
-        return await asyncio.to_thread(function, *args)
+            return await function(*args, **named)
+        return await asyncio.to_thread(function, *args, **named)
 
     async def outside(self, waiting):
         """What comes of something that must be awaited, for work of either colour."""

@@ -5,7 +5,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import create_engine, insert, text
+from sqlalchemy.pool import StaticPool
 
 from tests.integration.idempotent.shop_stage import EFFECTS, MANY
 from tests.integration.idempotent.test_guard_contract import plain, until_it_is_done
@@ -19,6 +20,7 @@ from txmq.errors import (
     TableMissing,
     UsageError,
 )
+from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.keys import redelivery_horizon_s
 from txmq.idempotent.unique_key import UniqueKeyTable
 
@@ -73,7 +75,7 @@ def test_a_missing_table_is_named_with_what_to_do(shop_with_table):
             with pytest.raises(TableMissing):
                 await stage.guard.verify()
             with pytest.raises(TableMissing):
-                await stage.guard.clean(AGE_S)
+                await stage.call(stage.guard.clean, AGE_S)
 
     asyncio.run(story())
 
@@ -146,15 +148,26 @@ def test_cleaning_removes_what_is_old_some_at_a_time(shop_with_table):
                 await stage.call(function, f"old {number}")
             shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
             await stage.call(function, "young")
-            assert await stage.guard.clean(AGE_S + 60, batch=3) == 0
-            assert await stage.guard.clean(AGE_S, batch=3) == 7
-            assert await stage.guard.clean(AGE_S) == 0
+            assert await stage.call(stage.guard.clean, AGE_S + 60, batch=3) == 0
+            assert await stage.call(stage.guard.clean, AGE_S, batch=3) == 7
+            assert await stage.call(stage.guard.clean, AGE_S) == 0
             await stage.call(function, "young")
 
     asyncio.run(story())
 
     assert shop.order("SELECT done_key FROM txmq_done") == [("young",)]
     assert shop.effects.count("young") == 1
+
+
+def test_a_guard_over_a_blocking_engine_cleans_without_await():
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    with engine.begin() as connection:
+        for statement in DoneTable("txmq_done", None).ddl("sqlite"):
+            connection.execute(text(statement))
+        old = {"scope": "s", "done_key": "a", "fingerprint": "", "done_ms": 1}
+        connection.execute(insert(DoneTable("txmq_done", None).table), [old])
+
+    assert UniqueKeyTable(engine).clean(AGE_S) == 1
 
 
 @pytest.mark.fault("D12")
@@ -164,8 +177,8 @@ def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
             await stage.call(stage.behind(plain(stage)), "a")
             for too_short in (0, -1, redelivery_horizon_s() - 1):
                 with pytest.raises(ConfigError, match="still needed"):
-                    await stage.guard.clean(too_short)
-            assert await stage.guard.clean(3600, horizon_s=60) == 0
+                    await stage.call(stage.guard.clean, too_short)
+            assert await stage.call(stage.guard.clean, 3600, horizon_s=60) == 0
 
     asyncio.run(story())
 
@@ -194,11 +207,11 @@ def test_cleaning_beside_functions_hinders_nobody(shop_of, kind):
             async def cleans():
                 removed = 0
                 while removed < ROWS and not all(work.done() for work in working):
-                    removed += await stage.guard.clean(AGE_S, batch=7)
+                    removed += await stage.call(stage.guard.clean, AGE_S, batch=7)
 
             working = [asyncio.ensure_future(works(worker)) for worker in range(8)]
             await asyncio.gather(*working, cleans(), cleans())
-            await stage.guard.clean(AGE_S)
+            await stage.call(stage.guard.clean, AGE_S)
 
     asyncio.run(story())
 
@@ -215,8 +228,8 @@ def test_cleaning_waits_for_nobody_who_holds_an_old_row(shop_of):
         async with shop.stage() as stage:
             with shop.engine.connect() as busy:
                 busy.execute(text("SELECT 1 FROM txmq_done WHERE done_key = 'b' FOR UPDATE"))
-                assert await stage.guard.clean(AGE_S) == 2
-            assert await stage.guard.clean(AGE_S) == 1
+                assert await stage.call(stage.guard.clean, AGE_S) == 2
+            assert await stage.call(stage.guard.clean, AGE_S) == 1
 
     with shop.engine.begin() as connection:
         connection.execute(insert(shop.done.table), rows)

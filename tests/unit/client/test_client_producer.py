@@ -587,6 +587,8 @@ async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
         ({"delay_level": 3}, "DELAY\x013\x02"),
         ({"deliver_at_ms": 1_700_000_000_000}, "TIMER_DELIVER_MS\x011700000000000\x02"),
         ({"deliver_after_s": 60}, "TIMER_DELAY_SEC\x0160\x02"),
+        ({"deliver_after_s": 2.0}, "TIMER_DELAY_SEC\x012\x02"),
+        ({"deliver_after_s": 1.5}, "TIMER_DELAY_MS\x011500\x02"),
     ],
 )
 @pytest.mark.parametrize("linger_s", [0.0, 5.0])

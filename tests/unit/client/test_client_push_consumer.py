@@ -326,6 +326,27 @@ async def test_a_message_worked_on_for_too_long_is_sent_back(stage):
 
 
 @acting()
+async def test_an_async_handler_is_cancelled_after_its_time_out_and_holds_up_no_stop(stage):
+    ended = []
+
+    async def hangs_once(message):
+        try:
+            await asyncio.sleep(0 if message.attempts else 1000)
+        finally:
+            ended.append((message.attempts, stage.world.now()))
+
+    stage.put(b"0")
+    settings = {"consume_timeout_s": 20.0, "concurrency": 1}
+    async with stage.client() as client:
+        async with stage.reader(client, hangs_once, **settings):
+            await stage.until(lambda: len(ended) == 2)
+            stopped_at = stage.world.now()
+        assert stage.world.now() - stopped_at < 1
+    assert [attempts for attempts, _ in ended] == [0, 1]
+    assert 20 <= ended[0][1] - stage.seen[0][3] < 40
+
+
+@acting()
 async def test_a_stop_lets_handlers_finish_what_was_fetched(stage):
     async def slow(message):
         await asyncio.sleep(1)

@@ -1,3 +1,4 @@
+import math
 import random
 import zlib
 from datetime import UTC, datetime
@@ -202,7 +203,11 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
         ({"properties": {"p": 1}}, "properties are str, not 'p': 1"),
         ({"delay_level": "3"}, "delay_level is a whole number from 0 on, not '3'"),
         ({"delay_level": -1}, "delay_level is a whole number from 0 on, not -1"),
-        ({"deliver_after_s": 1.5}, "deliver_after_s is a whole number from 0 on, not 1.5"),
+        ({"deliver_after_s": "2"}, "deliver_after_s is a whole number from 0 on, not '2'"),
+        ({"deliver_after_s": -0.5}, "deliver_after_s is a number from 0 on, not -0.5"),
+        ({"deliver_after_s": math.nan}, "deliver_after_s is a number from 0 on, not nan"),
+        ({"tags": "A || B"}, "a message has one tag, not 'A || B': '||' is for consumers, which"),
+        ({"tags": "A||B", "properties": {"p": "q"}}, "a message has one tag, not 'A||B': "),
         ({"deliver_at_ms": NOON}, "deliver_at_ms is a whole number from 0 on, not datetime.da"),
         ({"delay_level": 1, "deliver_after_s": 1}, "a message is delayed in one way: delay_level"),
         ({"delay_level": 1, "properties": {"DELAY": "2"}}, "a message is delayed in one way: "),

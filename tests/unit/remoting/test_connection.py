@@ -52,6 +52,23 @@ async def test_a_refusal_is_an_answer_to_ask_and_an_error_to_request(world):
 
 
 @in_world
+async def test_only_a_server_that_ends_at_once_is_suspected_of_accepting_tls_alone(world):
+    async with Stage(world, lambda connection, request: None) as stage:
+        refused, thawed, left = [await stage.connect() for _ in range(3)]
+        asked = [asking(client, b"?", timeout_s=60.0) for client in (refused, thawed, left)]
+        await asyncio.sleep(0.1)
+        stage.ends[0].close()
+        left.close()
+        await asyncio.sleep(10)  # A frozen server goes on, and drops who was silent for so long.
+        stage.ends[0].close()
+        told = [str(error) for error in await asyncio.gather(*asked, return_exceptions=True)]
+
+    assert told[0].endswith("perhaps it accepts only TLS (set TXMQ_TLS=on)")
+    assert told[1].endswith("closed the connection")
+    assert told[2].endswith("was closed here")
+
+
+@in_world
 async def test_what_no_service_serves_is_answered_with_code_3(world):
     async with Stage(world) as stage:
         client = await stage.connect()

@@ -11,10 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from txmq.client.consume.fetcher import QueueFetcher
-from txmq.client.consume.handler import BoundHandler, named, no_handler, stop_notice
+from txmq.client.consume.handler import BoundHandler, Verdict, named, no_handler, stop_notice
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import Later, Queue, ReceivedMessage
@@ -45,6 +45,14 @@ Lot = tuple[QueueFetcher, BoundHandler, list[ReceivedMessage]]
 """The messages of one handler call."""
 
 
+class _Work(NamedTuple):
+    """What a worker does, and since when."""
+
+    lot: Lot
+    since: float
+    task: asyncio.Task[Any] | None
+
+
 class ConcurrentWorkers:
     """Handles messages with several workers."""
 
@@ -63,7 +71,7 @@ class ConcurrentWorkers:
         self._idle: list[asyncio.Future[None]] = []
         self._is_waking = False
         self._busy = 0
-        self._at_work: dict[int, tuple[Lot, float]] = {}
+        self._at_work: dict[int, _Work] = {}
         self._later: dict[asyncio.TimerHandle, QueueFetcher] = {}
         self._settled = asyncio.Event()
         self._tasks = Tasks()
@@ -181,9 +189,15 @@ class ConcurrentWorkers:
 
     async def _work_on(self, number: int, lot: Lot) -> None:
         fetcher, handler, messages = lot
-        self._at_work[number] = lot, self._clock.monotonic()
+        task = asyncio.current_task()
+        self._at_work[number] = _Work(lot, self._clock.monotonic(), task)
+        verdict: Verdict = None
         try:
             verdict = await handler.judge(messages)
+        except asyncio.CancelledError:
+            # A stop cancels the worker; the watch cancels the handler alone.
+            if number in self._at_work or task is None or task.uncancel():
+                raise
         finally:
             mine = self._at_work.pop(number, None)
         if mine is None:
@@ -240,9 +254,12 @@ class ConcurrentWorkers:
         while True:
             await asyncio.sleep(min(LOOK_S, most_s))
             now = self._clock.monotonic()
-            late = [number for number, (_, since) in self._at_work.items() if now - since > most_s]
+            late = [number for number, work in self._at_work.items() if now - work.since > most_s]
             for number in late:
-                (fetcher, _, messages), _ = self._at_work.pop(number)
+                work = self._at_work.pop(number)
+                fetcher, handler, messages = work.lot
+                if handler.is_async and work.task is not None:
+                    work.task.cancel()  # A thread cannot be cancelled.
                 log.error("worked on for more than %g s: %s", most_s, named(messages))
                 # Not awaited one by one: others may time out while a broker does not answer.
                 verdict = Later(TOO_LONG_LEVEL, reason=f"worked on for more than {most_s:g} s")

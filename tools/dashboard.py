@@ -48,6 +48,7 @@ def quantiles(metric: str) -> dict[str, str]:
 
 
 EACH = "{{instance}}"
+UNREAD_AGE = "txmq_broker_group_oldest_unread_age_seconds{%s}"
 
 ROWS: dict[str, list[Panel]] = {
     "Today": [
@@ -78,6 +79,10 @@ ROWS: dict[str, list[Panel]] = {
               {"{{topic}}": top(rate("topic_messages_received_total", by="topic"))}),
         Panel("Consumer lag of groups, messages", "short",
               {"{{group}}": top("sum by (group) (txmq_broker_group_lag_messages{%s})")}),
+        Panel("Oldest unread message of groups", "s",
+              {"{{group}}": top(f"max by (group) ({UNREAD_AGE})")}),
+        Panel("Messages that wait for a retry, by group", "short",
+              {"{{group}}": top("sum by (group) (txmq_broker_group_retries_waiting{%s})")}),
         Panel("Delayed messages", "short", {EACH: largest("messages_delayed")}),
         Panel("Dead letters by group", "short",
               {"{{group}}": top("sum by (group) (txmq_broker_dead_letters{%s})")}),

@@ -170,6 +170,10 @@ four queues, and a start reads 100,000 of them in 2 seconds."""
 GROUPS_MAX: Final = 50_000
 """Consumer groups one broker keeps; each has a retry topic."""
 
+WAITING_RETRIES_MAX: Final = 100_000
+"""Groups, topics and retries by which a broker counts messages that wait for a retry: 20 MiB.
+Beyond it the count of a group does not say which topic and which retry."""
+
 MADE_TOPICS_MAX: Final = 40_000
 """Topics of a broker beyond which sends and consumers create no further ones. The rest is for
 operators, so that a stranger who fills the table cannot lock them out."""

@@ -250,6 +250,8 @@ class Broker:
         self._tasks.append(asyncio.create_task(history, name="history"))
         for files in self._door.files:
             self._tasks.append(asyncio.create_task(files.watch(), name="changed files"))
+        counting = self._deliverer.count_retries()
+        self._tasks.append(asyncio.create_task(counting, name="count retries"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 

@@ -77,6 +77,9 @@ async def test_offsets_are_noted_and_told(cluster):
     progress = await cluster.admin.group_progress(group, queue.topic, cluster=cluster.cluster)
     assert [(each.queue, each.group_offset, each.lag) for each in progress] == [(queue, 5, 5)]
     assert group in await cluster.admin.topic_groups(queue.topic)
+    behind = await cluster.admin.group_lag(group, queue.topic, cluster=cluster.cluster)
+    assert behind.lag == 5
+    assert 0 <= behind.oldest_ms < 600_000
 
 
 async def test_members_of_groups_are_seen_while_they_are_connected(cluster):

@@ -23,13 +23,15 @@ from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.shelf import HOST, START_MS, Sizes
 from txmq.errors import DiskFull, IllegalOperation, WriteFailed
 from txmq.protocol import properties
-from txmq.protocol.bodies import TopicConfigs
+from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics, system_topics
+from txmq_broker.store.delay_lines import LEVELS_MAX
 
-TOPIC, FILL = "T", "U"
+GROUP = "g"
+TOPIC, FILL = f"%RETRY%{GROUP}", "U"
 LEVELS = ["1s 5s 2m", "5s 1s", "3m 1s 1s 10s"]
 WAITS_MS = [1, 700, 1000, 1001, 4000, 61_000, 700_000, 4_000_000]
 STEPS_MS = [1, 300, 1000, 5000, 70_000]
@@ -60,6 +62,8 @@ class Waits(RuleBasedStateMachine):
         self.unsynced = []
         self.syncing = self.saving = None
         self.waits_for_disk = True
+        self.on_wheel: set[str] = set()
+        """The messages that wait on the wheel; a start counts none of them as retries."""
         self._opened()
 
     @initialize(waits_for_disk=st.booleans())
@@ -79,7 +83,8 @@ class Waits(RuleBasedStateMachine):
         topics = Topics(self.shelf.store, TopicDefaults())
         topics.load(TopicConfigs(), system_topics(BrokerSettings(delay=delay)))
         self.schedule = Schedule(self.shelf.store, topics, delay)
-        self.topic = topics.put(topics.config_for_sending(TOPIC, "TBW102", 1), self.now)
+        self.topic = topics.put(TopicConfig(TOPIC, 1, 1), self.now)
+        self.never_counted = {name for name in self.waiting() if name in self.on_wheel}
 
     def _stored_ms(self):
         return max(self.now, self.shelf.store.log.last_ms)
@@ -98,6 +103,8 @@ class Waits(RuleBasedStateMachine):
             self.topic, 0, self._postmark(), 0, body, data, due_time, self.now
         )
         due_ms = self.delays._joined[-1].due_ms
+        if self.delays._joined[-1].line >= LEVELS_MAX:
+            self.on_wheel.add(name)
         assert due_ms >= due_time.due_ms
         assert due_ms == due_time.due_ms or self.schedule.held_back == held_back + 1
         self.staged.append(Deed("joins", name, position, due_ms, due_time.due_ms))
@@ -319,6 +326,18 @@ class Waits(RuleBasedStateMachine):
     def _everybody_waits_who_should(self):
         assert sorted(map(_name, self.shelf.waits())) == sorted(self.waiting())
 
+    # --- retries ---
+
+    @rule(most=st.sampled_from([1, 2, 100]))
+    def count_retries(self, most):
+        self.delays.count_retries(most)
+
+    @rule()
+    def count_all_retries(self):
+        while self.delays.count_retries(100):
+            pass
+        assert self.delays.waiting_retries() is not None
+
     # --- time ---
 
     @rule(step_ms=st.sampled_from(STEPS_MS))
@@ -374,6 +393,13 @@ class Waits(RuleBasedStateMachine):
         assert [_name(body) for body in bodies.values()] == [
             each.name for each in left if each.position >= start
         ]
+
+    @invariant()
+    def whoever_waits_counts_as_a_retry(self):
+        counted = self.delays.waiting_retries()
+        if counted is not None:
+            expected = len(self.waiting().keys() - self.never_counted)
+            assert sum(counted.of_group(GROUP).values()) == expected
 
     @invariant()
     def the_log_is_kept_for_those_who_wait(self):

@@ -7,12 +7,12 @@ import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
 from txmq.cli.group_moves import clone, reset, skip
-from txmq.cli.group_state import is_of_system, monitor, status
+from txmq.cli.group_state import is_of_system, lag_words, monitor, status
 from txmq.cli.known_names import check_group, check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import print_result
 from txmq.client import Admin
-from txmq.client.values import GroupConnections, QueueProgress
+from txmq.client.values import GroupConnections, GroupLag, QueueProgress
 from txmq.errors import ConsumerOffline
 from txmq.quantity import quantity
 
@@ -123,24 +123,27 @@ def progress(
 ) -> Listing:
     """Show the consumer lag of a group in each queue."""
 
-    async def read(admin: Admin) -> list[QueueProgress]:
+    async def read(admin: Admin) -> tuple[list[QueueProgress], GroupLag]:
         found = await admin.group_progress(name, topic, cluster=cluster)
         # Brokers answer the same for an unknown group and for one that has consumed nothing.
         if not found:
             await check_group(admin, name, cluster=cluster)
             if topic is not None:
                 await check_topic(admin, topic)
-        return found
+        return found, await admin.group_lag(name, topic, cluster=cluster)
 
     fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
-    rows = [{field: getattr(queue, field) for field in fields} for queue in ask(names, read)]
-    lag = sum(row["lag"] for row in rows)
+    queues, found = ask(names, read)
+    rows = [{field: getattr(queue, field) for field in fields} for queue in queues]
+    total = lag_words(found, " message behind" if found.lag == 1 else " messages behind")
     return Listing(
         rows,
-        [f"{quantity(lag, 'message')} behind"],
+        [total],
+        empty=total,
         as_json=lambda chosen: {
             "group": name,
             "lag": sum(row["lag"] for row in chosen),
+            "retries": found.retries,
             "queues": chosen,
         },
     )

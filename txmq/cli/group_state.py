@@ -9,12 +9,19 @@ from txmq.cli.known_names import check_group
 from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
 from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, say, table
-from txmq.client import Admin, ConsumerReport
+from txmq.client import Admin, ConsumerReport, GroupLag
+from txmq.client.values import WaitingRetries
 from txmq.errors import ConsumerOffline, TxmqError
 from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["is_of_system", "monitor", "status"]
+__all__ = [
+    "WAITING_COLUMN",
+    "is_of_system",
+    "lag_words",
+    "monitor",
+    "status",
+]
 
 _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 _OF_THE_SYSTEM: Final = frozenset(
@@ -37,6 +44,43 @@ _OF_THE_SYSTEM: Final = frozenset(
 def is_of_system(group: str) -> bool:
     """Whether RocketMQ's own programs use this group."""
     return group in _OF_THE_SYSTEM or group.startswith(_SYSTEM_PREFIX)
+
+
+def lag_words(found: GroupLag, unit: str = "") -> str:
+    """How far a group is behind, such as ``3 (oldest 2 h), 4 wait for retry 2 of 16``.
+
+    Args:
+        found: The lag.
+        unit: Words after its number, where no heading has them.
+    """
+    words = f"{found.lag}{unit}"
+    if found.oldest_ms is not None:
+        words += f" (oldest {age_of(found.oldest_ms)})"
+    retries = found.retries
+    if retries is None or not retries.count:
+        return words
+    return f"{words}, {quantity(retries.count, 'waits', 'wait')} {_for_retries(retries)}"
+
+
+def _for_retries(retries: WaitingRetries) -> str:
+    numbers = [number for number in retries.by_number if number]
+    if not numbers:
+        return "for a retry"
+    first, last = min(numbers), max(numbers)
+    words = f"for retry {first}" if first == last else f"for retries {first} to {last}"
+    return words if retries.last is None else f"{words} of {retries.last}"
+
+
+def _waiting_cell(retries: WaitingRetries | None) -> str:
+    if retries is None or not retries.count:
+        return ""
+    return f"{retries.count} {_for_retries(retries)}"
+
+
+WAITING_COLUMN: Final = ListColumn(
+    "waiting", "retries", _waiting_cell, lambda retries: retries.count if retries else 0
+)
+"""The column of messages that wait for a retry, beside that of the lag."""
 
 
 def status(
@@ -136,6 +180,7 @@ def _print_consumers(consumers: list[dict[str, Any]]) -> None:
     [
         ListColumn("group", "group"),
         ListColumn("behind", "lag"),
+        WAITING_COLUMN,
         ListColumn("oldest", "delay_ms", lambda delay: "" if delay is None else age_of(delay)),
         ListColumn("out/s", "per_second", lambda rate: "" if rate is None else f"{rate:.1f}"),
         ListColumn("consumers", "consumers"),
@@ -148,7 +193,9 @@ def monitor(
     lag_max: Annotated[
         int | None,
         typer.Option(
-            "--lag-max", min=0, help="Show only groups behind by more messages, and exit with 1."
+            "--lag-max",
+            min=0,
+            help="Show only groups with more messages behind or waiting, and exit with 1.",
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
@@ -157,16 +204,16 @@ def monitor(
 ) -> Listing:
     """Show how far all groups are behind, how fast they consume, and their consumers.
 
+    "waiting" counts messages that a group failed to handle and receives again later; "oldest" is
+    the age of the oldest unread message.
+
     With --lag-max, a script or a timer learns from the exit code that a group is too far behind.
     """
 
     async def read(admin: Admin) -> list[dict[str, Any]]:
-        now_ms = SystemClock().wall_ms()
         groups = await admin.groups(cluster=cluster)
         wanted = [name for name in groups if everything or not is_of_system(name)]
-        return await for_each(
-            wanted, lambda name: _progress(admin, name, cluster, now_ms), label="groups"
-        )
+        return await for_each(wanted, lambda name: _progress(admin, name, cluster), label="groups")
 
     rows = ask(names, read)
     warnings = [
@@ -175,12 +222,12 @@ def monitor(
     shown = [row for row in rows if "problem" not in row]
     if lag_max is None:
         return Listing(shown, warnings=warnings)
-    behind = [row for row in shown if row["lag"] > lag_max]
-    empty = f"no group is more than {quantity(lag_max, 'message')} behind"
+    behind = [row for row in shown if row["unconsumed"] > lag_max]
+    empty = f"no group has more than {quantity(lag_max, 'message')} behind or waiting"
     return Listing(behind, warnings=warnings, code=FAILED if behind else 0, empty=empty)
 
 
-async def _progress(admin: Admin, name: str, cluster: str | None, now_ms: int) -> dict[str, Any]:
+async def _progress(admin: Admin, name: str, cluster: str | None) -> dict[str, Any]:
     try:
         found = await admin.group_lag(name, cluster=cluster)
         try:
@@ -192,7 +239,9 @@ async def _progress(admin: Admin, name: str, cluster: str | None, now_ms: int) -
     return {
         "group": name,
         "lag": found.lag,
-        "delay_ms": None if found.consumed_ms is None else max(0, now_ms - found.consumed_ms),
+        "retries": found.retries,
+        "unconsumed": found.unconsumed,
+        "delay_ms": found.oldest_ms,
         "per_second": found.per_second,
         "consumers": consumers,
         "topics": list(found.topics),

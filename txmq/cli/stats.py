@@ -6,12 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, Names, ask, for_each
+from txmq.cli.group_state import WAITING_COLUMN
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.topic_rows import application_topics
 from txmq.client import Admin
+from txmq.client.values import TopicTraffic
 from txmq.errors import TxmqError
 
 __all__ = ["stats"]
+
+
+def _fields(row: TopicTraffic) -> dict[str, Any]:
+    return asdict(row) | {"retries": row.retries}
 
 
 def _rate(value: float) -> str:
@@ -23,6 +29,7 @@ def _rate(value: float) -> str:
         ListColumn("topic", "topic"),
         ListColumn("group", "group"),
         ListColumn("behind", "lag"),
+        WAITING_COLUMN,
         ListColumn("in/s", "in_per_second", _rate),
         ListColumn("out/s", "out_per_second", _rate),
         ListColumn("in, 24 h", "in_of_day"),
@@ -59,7 +66,7 @@ def stats(
 
     only = topic[0] if topic and len(topic) == 1 else None
     found = ask(names, read, topic=only)
-    rows = [asdict(row) for _, traffic in found if isinstance(traffic, list) for row in traffic]
+    rows = [_fields(row) for _, traffic in found if isinstance(traffic, list) for row in traffic]
     rows = [row for row in rows if not active or row["in_of_day"] or row["out_of_day"]]
     rows.sort(key=lambda row: row["in_per_second"] + row["out_per_second"], reverse=True)
     return Listing(

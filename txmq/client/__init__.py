@@ -34,6 +34,7 @@ from txmq.client.values import (
     TopicTraffic,
     TransactionDecision,
     TransactionReport,
+    WaitingRetries,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "TopicTraffic",
     "TransactionDecision",
     "TransactionReport",
+    "WaitingRetries",
 ]

@@ -36,6 +36,7 @@ __all__ = [
     "TopicTraffic",
     "TransactionDecision",
     "TransactionReport",
+    "WaitingRetries",
 ]
 
 
@@ -170,6 +171,22 @@ class GroupConnections:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingRetries:
+    """Messages that a group failed to handle and that wait for a retry."""
+
+    by_number: Mapping[int, int]
+    """How many wait for each retry; 1 is the first. Under 0 are those whose number is unknown,
+    because their broker has too many to keep it."""
+    last: int | None = None
+    """The last retry before a message becomes a dead letter; ``None`` if it is unknown."""
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return sum(self.by_number.values())
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLag:
     """How far a group is behind, in all its topics or in one."""
 
@@ -180,9 +197,17 @@ class GroupLag:
     """Stored messages that are not consumed yet."""
     per_second: float
     """Messages that it fetches a second, over the last minute."""
-    consumed_ms: int | None
-    """When the oldest of its last consumed messages was stored, in queues where it is behind;
-    ``None`` if it is not behind."""
+    oldest_ms: int | None
+    """How long its oldest unread message has been stored, by its broker's clock; ``None`` if it is
+    not behind."""
+    retries: WaitingRetries | None = None
+    """The messages that wait for a retry, which are not in the lag; ``None`` if a broker does not
+    say it, such as Apache RocketMQ's or one that has just started."""
+
+    @property
+    def unconsumed(self) -> int:
+        """The lag and the messages that are known to wait for a retry."""
+        return self.lag + (self.retries.count if self.retries else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +219,8 @@ class TopicTraffic:
     """Empty if no group consumes the topic."""
     lag: int
     """Stored messages that the group has not consumed yet."""
+    retries: WaitingRetries | None
+    """Messages of the topic that wait for a retry; see :attr:`GroupLag.retries`."""
     in_per_second: float
     """Messages that arrive a second, over the last minute."""
     out_per_second: float

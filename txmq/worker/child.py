@@ -71,6 +71,7 @@ class WorkerChild:
     def __init__(self) -> None:
         self._figures = HandlerFigures(SystemClock())
         self._lag: dict[str, int] = {}
+        self._retries: dict[str, int] = {}
         self._parts: OpenParts | None = None
         self._tasks = Tasks()
 
@@ -151,6 +152,7 @@ class WorkerChild:
             self._figures.series,
             self._figures.schedules,
             lag=self._lag,
+            retries=self._retries,
             held=self._held(),
             cut_off=self._cut_off(),
         )
@@ -196,8 +198,11 @@ class WorkerChild:
                 except (TxmqError, TimeoutError) as error:
                     log.debug("the lag of %s is not known: %s", consumer.group, error)
                     self._lag.pop(consumer.group, None)
+                    self._retries.pop(consumer.group, None)
                 else:
                     self._lag[consumer.group] = found.lag
+                    if found.retries is not None:
+                        self._retries[consumer.group] = found.retries.count
             is_whole = len(self._lag) == len({consumer.group for consumer in parts.consumers})
             await asyncio.sleep(LAG_S if is_whole else LAG_AGAIN_S)
 

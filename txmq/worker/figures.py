@@ -85,6 +85,8 @@ class ProcessReport(msgspec.Struct):
     relays: dict[str, RelayFigures] = msgspec.field(default_factory=dict)
     lag: dict[str, int] = msgspec.field(default_factory=dict)
     """Stored messages that a group has not consumed; the first process asks a broker."""
+    retries: dict[str, int] = msgspec.field(default_factory=dict)
+    """Messages of a group that wait for a retry, from the same answers."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """Messages that a group has fetched and not consumed."""
     cut_off: list[str] = []
@@ -164,6 +166,8 @@ def add_reports(reports: Sequence[ProcessReport]) -> ProcessReport:
             _add(total.relays.setdefault(name, RelayFigures()), relay)
         for name, lag in report.lag.items():
             total.lag[name] = max(lag, total.lag.get(name, 0))
+        for name, retries in report.retries.items():
+            total.retries[name] = max(retries, total.retries.get(name, 0))
         for name, held in report.held.items():
             total.held[name] = held + total.held.get(name, 0)
     total.series = list(series.values())
@@ -195,7 +199,7 @@ class WorkerFigures:
             last = read_report(report)
             for handler in last.series:
                 handler.in_hand = 0
-            last.lag, last.held = {}, {}
+            last.lag, last.retries, last.held = {}, {}, {}
             self._past = add_reports([self._past, last])
 
     def total(self, reports: Iterable[bytes]) -> ProcessReport:

@@ -99,6 +99,14 @@ def _of_groups(total: ProcessReport) -> Iterator[Metric]:
     for group, count in total.lag.items():
         lag.add_metric([group], count)
     yield lag
+    retries = GaugeMetricFamily(
+        f"{_PREFIX}retries_waiting",
+        "Messages that the group failed to handle and that wait for a retry; not in the lag.",
+        labels=["group"],
+    )
+    for group, count in total.retries.items():
+        retries.add_metric([group], count)
+    yield retries
 
 
 def _of_others(total: ProcessReport) -> Iterator[Metric]:

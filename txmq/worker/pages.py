@@ -100,6 +100,7 @@ class WorkerPages:
                 for handler in found.series
             ],
             "lag": found.lag,
+            "retries_waiting": found.retries,
             "schedules": found.schedules,
             "transactions": found.managers,
             "relays": found.relays,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from txmq.protocol.bodies import ConsumeTimeSpan, MessageQueue, OffsetPair, QueueStats
+from txmq.protocol.topics import RETRY
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topic, Topics
@@ -55,9 +56,14 @@ class ConsumeProgress(Generic[C]):
     def topics_of(self, group: str, named: Sequence[str] = ()) -> list[Topic]:
         """The topics in which a group has offsets, or the existing ones of the named topics.
 
-        While the group is connected, topics without a subscription are left out.
+        A group is also behind in its retry topic before it has an offset there. While the group is
+        connected, topics without a subscription are left out.
         """
-        found = [self._topics.by_name.get(name) for name in named or self._offsets.topics_of(group)]
+        retry = self._topics.by_name.get(RETRY + group)
+        own = self._offsets.topics_of(group)
+        if retry is not None and any(queue.max_offset for queue in retry.queues):
+            own = list(dict.fromkeys([*own, retry.name]))
+        found = [self._topics.by_name.get(name) for name in named or own]
         return [
             topic
             for topic in found
@@ -81,6 +87,14 @@ class ConsumeProgress(Generic[C]):
         queues = topic.queues[: topic.config.read_queue_nums]
         return sum([queue.max_offset - max(0, offsets.get(queue.number, 0)) for queue in queues])
 
+    def first_unread(self, group: str, topic: Topic) -> Iterator[tuple[ConsumeQueue, int]]:
+        """The first unread message that is kept, in each queue where a group is behind."""
+        offsets = self._offsets.queues(group, topic.name)
+        for queue in topic.queues[: topic.config.read_queue_nums]:
+            offset = max(offsets.get(queue.number, 0), queue.min_offset)
+            if offset < queue.max_offset:
+                yield queue, offset
+
     def time_spans(self, group: str, topic: Topic, now_ms: int) -> list[ConsumeTimeSpan]:
         """The time range of a topic's messages, and a group's position and delay in it."""
         spans: list[ConsumeTimeSpan] = []
@@ -89,7 +103,7 @@ class ConsumeProgress(Generic[C]):
             last = self._time(queue, queue.max_offset - 1)
             offset = self._offsets.get(group, topic.name, queue.number)
             consumed = self._time(queue, offset - 1) if offset else first
-            following = self._time(queue, queue.min_offset if offset is None else offset)
+            following = self._time(queue, max(offset or 0, queue.min_offset))
             spans.append(
                 ConsumeTimeSpan(
                     self.name_of(queue),

@@ -23,6 +23,7 @@ __all__ = [
     "dead_letter_properties",
     "exhaustion_reason",
     "judge_retry",
+    "known_maximum",
     "retry_maximum",
 ]
 
@@ -74,6 +75,11 @@ def retry_maximum(
         if online is not None and connection in online.members:
             online.attempts_max = requested
         return requested
+    return known_maximum(online, config)
+
+
+def known_maximum(online: ConsumerGroup[C] | None, config: GroupConfig) -> int:
+    """The maximum number of retries of a group, as far as it is known now."""
     known = None if online is None else online.attempts_max
     return config.retry_max_times if known is None else known
 

@@ -20,6 +20,7 @@ from txmq_broker.store.delay_lines import WHEEL_LINES, Line
 from txmq_broker.store.due_messages import Due
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
+from txmq_broker.store.retry_tally import retry_of
 
 __all__ = ["DueTime", "Schedule"]
 
@@ -131,7 +132,10 @@ class Schedule:
                 "message include its topic"
             )
         line, due_ms = self._line_for(due_time, now_ms)
-        return self._delays.join(line, due_ms, postmark, flag, body, data)
+        retry = None
+        if topic.name[0] == "%":
+            retry = retry_of(topic.name, postmark[5], data.decode())
+        return self._delays.join(line, due_ms, postmark, flag, body, data, retry)
 
     def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
         """A line that has not yet delivered a message with a later due time.
@@ -184,7 +188,7 @@ class Schedule:
         tail = records.tail_of(field, text.encode())
         code = java.string_hash(tag) if tag else 0
         self._store.append(queue, postmark, waited.flag, waited.body, tail, code, hashes)
-        self._delays.leave(due)
+        self._delays.leave(due, retry_of(name, waited.attempts, text))
         return len(waited.body) + len(tail)
 
     def page(self, broker: str, wanted: ListDelayed) -> DelayedPage:
@@ -255,7 +259,8 @@ class Schedule:
                 continue
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
             data = properties.render({"TIMER_DEL_UNIQKEY": unique}).encode()
-            self._delays.recall(due, postmark, data)
+            retry = retry_of(_real_place(record)[0], record.attempts, record.properties)
+            self._delays.recall(due, postmark, data, retry)
             is_news = True
         if has_left:
             raise IllegalOperation("the message was already delivered to its topic")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ from txmq.errors import InternalError
 from txmq.protocol.bodies import (
     ConsumeTimeSpans,
     CorrectionOffsets,
+    GroupConfig,
     GroupList,
     QueueEntries,
     QueueEntry,
@@ -36,6 +38,7 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_consumer_group
 from txmq_broker.core.filter.tags import tag_filter
 from txmq_broker.core.progress import ConsumeProgress
+from txmq_broker.core.retry import known_maximum
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import ReadParts
@@ -102,7 +105,18 @@ class ProgressHandlers:
             for queue, pair in self._progress.of_group(header.consumer_group, topic).items()
         }
         rate = sum(self._rate(header.consumer_group, topic) for topic in topics)
-        return answer(request, body=with_queue_map("offsetTable", pairs, {"consumeTps": rate}))
+        others = {"consumeTps": rate} | self._retries(header.consumer_group, named)
+        return answer(request, body=with_queue_map("offsetTable", pairs, others))
+
+    def _retries(self, group: str, topics: Sequence[str]) -> dict[str, object]:
+        """How many of a group's messages wait for each retry, and the last one; only txmq says."""
+        waiting = self._store.delays.waiting_retries()
+        if waiting is None:
+            return {}
+        found = waiting.of_group(group, topics)
+        config = self._groups.find(group) or GroupConfig(group)
+        maximum = known_maximum(self._clients.consumer_group(group), config)
+        return {"retriesWaiting": found, "retriesMax": maximum}
 
     def of_all_groups(self, request: Command) -> Steps:
         """317: all groups' offsets by topic, and their total lag."""

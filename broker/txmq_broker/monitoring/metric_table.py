@@ -88,6 +88,16 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         "group_lag_messages": _gauge(
             "The consumer lag: messages stored that a group has not consumed.", "group", "topic"
         ),
+        "group_oldest_unread_age_seconds": _gauge(
+            "The age of the oldest message that a group has not consumed; 0 if it is not behind.",
+            "group",
+            "topic",
+        ),
+        "group_retries_waiting": _gauge(
+            "Messages that a group failed to handle and that wait for a retry; they are not in the "
+            "lag.",
+            "group",
+        ),
         "dead_letters": _gauge("Messages that a group failed at too often.", "group"),
         "messages_delayed": _gauge("Messages that wait for their time."),
         "series_left_out": _gauge(

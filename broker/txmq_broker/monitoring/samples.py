@@ -26,6 +26,7 @@ from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.subject import MonitoredProcess
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.log_verifier import LogVerifier
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["LIMITS", "Durations", "ProcessSamples", "SamplePoint"]
 
@@ -100,6 +101,8 @@ class ProcessSamples:
         self._process = process
         self._oldest = -1, 0
         """The position of the oldest half message that waits, and the time when it was stored."""
+        self._unread: dict[tuple[str, int, int], int] = {}
+        """When the first unread messages of groups were stored: they are read once."""
 
     def read(self) -> Iterator[SamplePoint | None]:
         """All samples. The caller may pause after each; ``None`` is only a place to pause."""
@@ -122,7 +125,7 @@ class ProcessSamples:
         yield SamplePoint("start_time_seconds", broker.started_ms / 1000)
         yield from _messages(broker)
         yield from _delivered(broker.statistics)
-        yield from _groups(broker)
+        yield from self._groups(broker)
         yield from _durations(broker)
         yield from self._transactions(broker)
         yield from _log_and_disk(broker)
@@ -146,18 +149,51 @@ class ProcessSamples:
             count = getattr(tally, f"checks_{reason}")
             yield SamplePoint("transaction_checks_undecided_total", count, (reason,))
 
+    def _groups(self, broker: Broker) -> Iterator[SamplePoint | None]:
+        progress = ConsumeProgress(
+            broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
+        )
+        known, self._unread = self._unread, {}
+        now_ms = broker.clock.wall_ms()
+        pairs = broker.offsets.pairs()
+        yield SamplePoint("series_left_out", max(0, len(pairs) - METRIC_SERIES_MAX), ("groups",))
+        shown = list(islice(pairs, METRIC_SERIES_MAX))
+        for group, name in shown:
+            found = broker.topics.by_name.get(name)
+            if found is None or broker.clients.lacks_subscription(group, name):
+                continue
+            yield SamplePoint("group_lag_messages", progress.lag(group, found), (group, name))
+            oldest = now_ms
+            for queue, offset in progress.first_unread(group, found):
+                place = name, queue.number, offset
+                stored_ms = known.get(place) or _stored_ms(broker, queue, offset)
+                if stored_ms is not None:
+                    self._unread[place] = stored_ms
+                    oldest = min(oldest, stored_ms)
+            age_s = (now_ms - oldest) / 1000
+            yield SamplePoint("group_oldest_unread_age_seconds", age_s, (group, name))
+        retries = broker.store.delays.waiting_retries()
+        if retries is not None:
+            counts = {group: 0 for group, _ in shown} | dict(retries.totals())
+            for group, count in islice(counts.items(), METRIC_SERIES_MAX):
+                yield SamplePoint("group_retries_waiting", count, (group,))
+
     def _oldest_age(self, broker: Broker) -> float:
         halves = broker.store.halves
         half = halves.pending.oldest()
         if half is None:
             return 0.0
         if half.position != self._oldest[0]:
-            try:
-                stored_ms = broker.store.stored_ms(halves.half_queue, half.offset)
-            except (CorruptRecord, OSError):
-                stored_ms = None
+            stored_ms = _stored_ms(broker, halves.half_queue, half.offset)
             self._oldest = half.position, stored_ms or broker.clock.wall_ms()
         return max(0, broker.clock.wall_ms() - self._oldest[1]) / 1000
+
+
+def _stored_ms(broker: Broker, queue: ConsumeQueue, offset: int) -> int | None:
+    try:
+        return broker.store.stored_ms(queue, offset)
+    except (CorruptRecord, OSError):
+        return None
 
 
 def _messages(broker: Broker) -> Iterator[SamplePoint | None]:
@@ -199,18 +235,6 @@ def _delivered(statistics: Statistics) -> Iterator[SamplePoint]:
             topic, _, group = key.partition("@")
             labels = (group, topic) if group else ()
             yield SamplePoint(metric, meter.total, labels)
-
-
-def _groups(broker: Broker) -> Iterator[SamplePoint]:
-    progress = ConsumeProgress(
-        broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
-    )
-    pairs = broker.offsets.pairs()
-    yield SamplePoint("series_left_out", max(0, len(pairs) - METRIC_SERIES_MAX), ("groups",))
-    for group, name in list(islice(pairs, METRIC_SERIES_MAX)):
-        found = broker.topics.by_name.get(name)
-        if found is not None and not broker.clients.lacks_subscription(group, name):
-            yield SamplePoint("group_lag_messages", progress.lag(group, found), (group, name))
 
 
 def _durations(broker: Broker) -> Iterator[SamplePoint]:

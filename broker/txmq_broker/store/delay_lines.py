@@ -77,6 +77,10 @@ class DelayLines:
             found = self._lines[number] = Line(number, queue)
         return found
 
+    @staticmethod
+    def _is_wheel(number: int) -> bool:
+        return number >= _WHEEL
+
     def wheel_line(self, number: int) -> Line:
         """One of the wheel's lines."""
         return self.line(_WHEEL + number)

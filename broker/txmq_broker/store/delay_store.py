@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
+from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
@@ -29,6 +30,7 @@ from txmq_broker.store.due_messages import (
 )
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
+from txmq_broker.store.retry_tally import Retry, RetryTally, retry_of
 
 __all__ = ["DelayStore", "Delayed"]
 
@@ -42,6 +44,8 @@ class Delayed(NamedTuple):
     joined: list[Due]
     left: list[Due]
     recalled: list[Due]
+    retries: dict[int, Retry]
+    """Those of them that wait for a retry, by place."""
 
 
 class DelayStore(DelayLines):
@@ -54,6 +58,7 @@ class DelayStore(DelayLines):
         self._joined: list[Due] = []
         self._left: list[Due] = []
         self._recalled: list[Due] = []
+        self._retries: dict[int, Retry] = {}
         self.has_staged = False
         """True if a staged message joins a line, leaves one, or is recalled."""
         self._joins_ms = _NEVER
@@ -64,6 +69,10 @@ class DelayStore(DelayLines):
         """The places of recalled messages that may still be in a line."""
         self._going: set[int] = set()
         """The same for recalls that are not durable yet."""
+        self._waiting_retries = RetryTally()
+        self._uncounted: dict[int, range] = {}
+        """The places of each line that the count of retries has not reached since the start."""
+        self._is_counted = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -78,6 +87,7 @@ class DelayStore(DelayLines):
         flag: int,
         body: bytes,
         data: bytes,
+        retry: Retry | None = None,
     ) -> tuple[int, int]:
         """Stage a delayed message; returns its place in the line's queue and its position."""
         assert due_ms >= line.leaving.due_ms, "the message is due before one that has left the line"
@@ -89,16 +99,20 @@ class DelayStore(DelayLines):
         offset, position = self._queues.append(queue, stamp, flag, body, tail, due_ms, hashes)
         self.has_staged = True
         self._joined.append(Due(due_ms, line.number, offset))
+        if retry is not None:
+            self._retries[where_of(line.number, offset)] = retry
         self._joins_ms = min(self._joins_ms, due_ms)
         return offset, position
 
-    def leave(self, due: Due) -> None:
+    def leave(self, due: Due, retry: Retry | None = None) -> None:
         """Note that the message of :meth:`first` is staged in its real topic."""
         self._waiting.drop_first()
         self._lines[due.line].leaving = due.place
         self.has_staged = True
         self._left.append(due)
         self._leaving += 1
+        if retry is not None:
+            self._retries[where_of(due.line, due.offset)] = retry
 
     def pass_over(self) -> None:
         """Skip the message of :meth:`first`, which cannot be delivered.
@@ -107,7 +121,7 @@ class DelayStore(DelayLines):
         """
         self._waiting.drop_first()
 
-    def recall(self, due: Due, postmark: Postmark, data: bytes) -> None:
+    def recall(self, due: Due, postmark: Postmark, data: bytes, retry: Retry | None = None) -> None:
         """Stage the recall of a delayed message."""
         queue = self.line(RECALLS).queue
         where = where_of(due.line, due.offset)
@@ -116,6 +130,8 @@ class DelayStore(DelayLines):
         self._going.add(where)
         self.has_staged = True
         self._recalled.append(due)
+        if retry is not None:
+            self._retries[where] = retry
 
     def is_recalled(self, due: Due) -> bool:
         """Return true if the store remembers a recall of the message."""
@@ -204,8 +220,8 @@ class DelayStore(DelayLines):
 
     def take_staged(self) -> Delayed:
         """Return the changes that were staged since the last call."""
-        staged = Delayed(self._joined, self._left, self._recalled)
-        self._joined, self._left, self._recalled = [], [], []
+        staged = Delayed(self._joined, self._left, self._recalled, self._retries)
+        self._joined, self._left, self._recalled, self._retries = [], [], [], {}
         self._unsafe.append(self._joins_ms)
         self._joins_ms = _NEVER
         self.has_staged = False
@@ -236,6 +252,63 @@ class DelayStore(DelayLines):
             where = where_of(due.line, due.offset)
             self._going.discard(where)
             self._gone.add(where)
+        if staged.retries:
+            self._count(staged)
+
+    # Retries
+
+    def waiting_retries(self) -> RetryTally | None:
+        """The messages that wait for retries; ``None`` before :meth:`count_retries` has ended."""
+        return self._waiting_retries if self._is_counted else None
+
+    def count_retries(self, most: int) -> bool:
+        """Count some of the retries that waited at the start; returns whether any are left.
+
+        An entry does not say what it is, so each waiting message is read.
+        """
+        for number, places in self._uncounted.items():
+            # A retry waits for a level. Only if the clock was set back, it may be on the wheel.
+            if not places or self._is_wheel(number):
+                continue
+            line = self._lines[number]
+            start = min(line.queue.next_kept(places.start), places.stop)
+            entries = line.queue.read(start, min(most, places.stop - start))
+            for offset, entry in enumerate(entries, start):
+                if self._still_waits(line, offset, entry) and (retry := self._retry_at(entry)):
+                    self._waiting_retries.add(retry)
+            end = places.stop if not entries else start + len(entries)
+            self._uncounted[number] = range(end, places.stop)
+            return True
+        self._is_counted = True
+        return False
+
+    def _still_waits(self, line: Line, offset: int, entry: Entry) -> bool:
+        next_ms = self._waiting.next_ms()
+        return (
+            (entry[2], offset) > line.left
+            and next_ms is not None
+            and entry[2] >= next_ms
+            and where_of(line.number, offset) not in self._gone
+        )
+
+    def _retry_at(self, entry: Entry) -> Retry | None:
+        position, size = entry[:2]
+        try:
+            waited, _ = records.unpack(self._log.read(position, size))
+        except (CorruptRecord, RemoteProtocolError):
+            return None
+        name = properties.find(waited.properties, properties.REAL_TOPIC) or ""
+        return retry_of(name, waited.attempts, waited.properties)
+
+    def _count(self, staged: Delayed) -> None:
+        retries, counts = staged.retries, self._waiting_retries
+        for due in staged.joined:
+            if retry := retries.get(where_of(due.line, due.offset)):
+                counts.add(retry)
+        for due in (*staged.left, *staged.recalled):
+            retry = retries.get(where_of(due.line, due.offset))
+            if retry and due.offset not in self._uncounted.get(due.line, ()):
+                counts.remove(retry)
 
     # Recovery
 
@@ -275,6 +348,7 @@ class DelayStore(DelayLines):
             if line is recalls:
                 continue
             number, last = line.number, line.left
+            self._uncounted[number] = range(line.first, line.queue.max_offset)
             for offset, entry in _entries(line):
                 if (entry[2], offset) > last:
                     self._waiting.add(entry[2], number, offset)

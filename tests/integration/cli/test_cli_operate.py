@@ -21,6 +21,9 @@ from txmq import (
     blocking,
 )
 from txmq.cli.output import progress_bar
+from txmq.client import Session
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendBack
 from txmq_broker.testing import BrokerThread
 
 
@@ -236,7 +239,9 @@ def test_groups_that_are_behind_are_found(run, rows, shop):
     assert (found["billing"]["consumers"], found["slow"]["topics"]) == (1, ["Backlog"])
     assert rows("group", "monitor", "--sort", "-behind")[0]["group"] == "slow"
     assert "slow" in run("group", "monitor", "--match", "slow")
-    assert "no group is more than 3 messages behind" in run("group", "monitor", "--lag-max", 3)
+    assert found["slow"]["delay_ms"] < 60_000
+    nobody = run("group", "monitor", "--lag-max", 3)
+    assert "no group has more than 3 messages behind or waiting" in nobody
     run("group", "monitor", "--lag-max", 2, code=1)
 
 
@@ -478,3 +483,33 @@ def test_the_audit_of_a_broker_is_listed_over_the_wire_as_from_its_directory(run
     (folder,) = rows("broker", "config", "get", "storePathRootDir")
     stored = txmq("audit", "--data", folder["value"], "--action", "CREATE_TOPIC", "--limit", 2)
     assert stored.stdout.splitlines() == [line.removeprefix("broker-a ") for line in topics]
+
+
+def test_a_group_is_not_done_while_messages_wait_for_a_retry(run, rows, broker):
+    run("topic", "create", "Failing", "--queues", 1)
+    run("group", "create", "dunning")
+    run("message", "send", "Failing", "x")
+    run("group", "reset", "dunning", "Failing", "--to", "latest", "--yes")
+    (sent,) = rows("message", "pull", "Failing")
+    position = int(sent["offset_id"][16:], 16)
+
+    async def fail():
+        async with Session(broker.names) as session:
+            route = await session.route("Failing")
+            # The last level: it still waits when the test is over.
+            failed = SendBack(position, "dunning", 18, "", "Failing")
+            await session.request(
+                route.master("broker-a"), RequestCode.CONSUMER_SEND_MSG_BACK, failed
+            )
+
+    asyncio.run(fail())
+
+    for words in (("group", "progress", "dunning"), ("group", "progress", "dunning", "--json")):
+        assert "retr" in run(*words)
+    total = run("group", "progress", "dunning").splitlines()[-1]
+    assert total == "0 messages behind, 1 waits for retry 1 of 16"
+    (row,) = rows("group", "monitor", "--match", "dunning")
+    assert (row["lag"], row["delay_ms"], row["retries"]["by_number"]) == (0, None, {"1": 1})
+    assert "1 for retry 1 of 16" in run("group", "monitor", "--match", "dunning")
+    assert "1 for retry 1 of 16" in run("stats", "--topic", "Failing")
+    assert "dunning" in run("group", "monitor", "--lag-max", 0, code=1, shown="stdout")

@@ -138,6 +138,22 @@ def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
     assert "No topic has a name" in text_of(visitor.get("/topics?search=nothing-like-it"))
 
 
+def test_a_group_that_falls_behind_without_a_consumer_needs_attention(broker, visitor):
+    consume(broker.names, "abandoned", "Unread", [b"1", b"2", b"3"])
+    consume(broker.names, "done", "Read", [b"1"])
+
+    async def finish(admin, _session):
+        await admin.commit_offset("done", Queue("Read", "broker-a", 0), 1)
+
+    asked(broker.names, finish)
+    items = attention_in(visitor.get("/"))
+
+    (found,) = [item for item in items if "abandoned" in item]
+    assert "group abandoned has no consumer and falls behind: 1 (oldest" in found
+    assert "/group?name=abandoned" in found
+    assert not any("group done" in item for item in items)
+
+
 def test_a_group_is_moved_after_a_preview(broker, visitor):
     consume(broker.names, "billing", "Bills", [b"1", b"2", b"3"])
     assert "billing 1" in text_of(visitor.get("/groups?search=bill"))

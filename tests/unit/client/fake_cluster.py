@@ -320,6 +320,17 @@ class FakeBroker:
         body = b'{"consumeTps":0.0,"offsetTable":' + queue_map(table) + b"}"
         return command.answer(request, body=body)
 
+    def on_query_consume_time_span(self, request):
+        head = request.read(headers.TopicAndGroup)
+        spans = []
+        for number in range(self.topics[head.topic].read_queue_nums):
+            queue = self.queues.get((head.topic, number), [])
+            offset = self.offsets.get((head.group, head.topic, number), 0)
+            delay = self.cluster.clock.wall_ms() - queue[offset].stored_ms if queue[offset:] else 0
+            place = MessageQueue(self.name, number, head.topic)
+            spans.append(bodies.ConsumeTimeSpan(place, -1, -1, -1, delay))
+        return command.answer(request, body=bodies.ConsumeTimeSpans(spans).write())
+
     def on_get_consumer_connection_list(self, request):
         found = self.consumers.get(request.read(headers.GroupHeader).consumer_group)
         if found is None:

@@ -1,12 +1,23 @@
+import asyncio
+
 import pytest
 
 from tests.unit.client.client_stage import staged
-from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError
+from txmq.client import WaitingRetries
+from txmq.errors import (
+    ConsumerOffline,
+    LimitExceeded,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
 from txmq.message import Message
 from txmq.protocol import command
 from txmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnections,
+    ConsumeTimeSpan,
+    ConsumeTimeSpans,
+    MessageQueue,
     ProducerConnections,
     SubscriptionData,
 )
@@ -81,6 +92,65 @@ async def test_a_groups_progress_is_that_of_all_queues(stage):
     ]
     assert [each.queue for each in await stage.admin.group_progress("g", "U")] == [u]
     assert await stage.admin.group_progress("h") == []
+
+
+@staged(brokers=2)
+async def test_the_oldest_message_of_a_group_is_one_that_it_has_not_read(stage):
+    a, b = stage.cluster.add_topic("T", queues=1)
+    # It has read one of each queue long ago, and nothing came until now.
+    for queue in (a, b):
+        await stage.admin.send(Message(topic="T", body=b"read"), queue)
+        await stage.admin.commit_offset("g", queue, 1)
+    await asyncio.sleep(600)
+    assert (await stage.admin.group_lag("g")).oldest_ms is None
+    await stage.admin.send(Message(topic="T", body=b"unread"), a)
+    await asyncio.sleep(30)
+    await stage.admin.send(Message(topic="T", body=b"unread"), b)
+    await asyncio.sleep(20)
+
+    found = await stage.admin.group_lag("g")
+
+    assert found.lag == 2
+    assert 50_000 <= found.oldest_ms < 51_000
+
+
+@staged()
+async def test_a_broker_that_measures_from_the_year_1970_is_understood(stage):
+    # RocketMQ's broker, when retention has deleted the next message of a group.
+    (queue,) = stage.cluster.add_topic("T", queues=1)
+    await stage.admin.send(Message(topic="T", body=b"x"), queue)
+    await stage.admin.commit_offset("g", queue, 0)
+    first_ms, now_ms = 1_700_000_000_000, 1_700_000_090_000
+    place = MessageQueue(queue.broker, queue.number, "T")
+    span = ConsumeTimeSpan(place, first_ms, first_ms, -1, now_ms - -1)
+    body = ConsumeTimeSpans([span]).write()
+    stage.cluster.replies[RequestCode.QUERY_CONSUME_TIME_SPAN] = lambda request: command.answer(
+        request, body=body
+    )
+
+    assert (await stage.admin.group_lag("g")).oldest_ms == 90_000
+
+
+@staged(brokers=2)
+async def test_retries_of_all_brokers_add_up_or_are_unknown(stage):
+    stage.cluster.add_topic("T", queues=1)
+    assert (await stage.admin.group_lag("g")).retries is None
+    bodies = [
+        b'{"retriesWaiting":{"1":2,"3":1},"retriesMax":16,"offsetTable":{}}',
+        b'{"retriesWaiting":{"1":1},"retriesMax":5,"offsetTable":{}}',
+    ]
+    stage.cluster.replies[RequestCode.GET_CONSUME_STATS] = lambda request: command.answer(
+        request, body=bodies.pop()
+    )
+
+    found = await stage.admin.group_lag("g")
+
+    assert found.retries == WaitingRetries({1: 3, 3: 1}, 16)
+    assert (found.lag, found.unconsumed) == (0, 4)
+    broken = b'{"retriesWaiting":{"1":"x"},"offsetTable":{}}'
+    bodies += [broken, broken]
+    with pytest.raises(RemoteProtocolError):
+        await stage.admin.group_lag("g")
 
 
 @staged(brokers=2)

@@ -109,6 +109,17 @@ def test_a_group_is_as_late_as_its_next_message_is_old(scene, offset, consumed, 
     assert span.delay_time == delay
 
 
+def test_a_group_is_as_late_as_the_first_message_that_was_kept_for_it(scene):
+    made = scene.topic("T")
+    scene.log.put("T", b"0", at_ms=NOW_MS + 10)
+    scene.log.store.queues.forget_topic("T")
+    scene.log.put("T", b"1", at_ms=NOW_MS + 20)
+    scene.offsets.put("g", "T", 0, 0)
+
+    assert scene.progress.time_spans("g", made, NOW_MS + 100)[0].delay_time == 80
+    assert [offset for _, offset in scene.progress.first_unread("g", made)] == [1]
+
+
 def test_in_an_empty_queue_nobody_is_late(scene):
     (span,) = scene.progress.time_spans("g", scene.topic("T"), NOW_MS)
 

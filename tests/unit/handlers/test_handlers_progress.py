@@ -90,7 +90,8 @@ def test_how_far_a_group_is_is_keyed_by_queues_as_objects(serve, kind):
         answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"), kind=kind)
 
         assert answer.body == (
-            b'{"consumeTps":0.0,"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
+            b'{"consumeTps":0.0,"retriesWaiting":{},"retriesMax":16,'
+            b'"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
             b'{"brokerOffset":3,"consumerOffset":2,"lastTimestamp":%d,"pullOffset":2}}}' % stored[1]
         )
 

@@ -11,9 +11,9 @@ from tests.unit.handlers.handler_stage import (
     with_topics,
 )
 from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
-from txmq.protocol.bodies import GroupConfig
+from txmq.protocol.bodies import GroupConfig, OffsetPair, read_with_queue_map
 from txmq.protocol.codes import Perm, PullFlag, RequestCode
-from txmq.protocol.headers import PullMessage, SendBack
+from txmq.protocol.headers import ConsumeStatsQuery, PullMessage, SendBack
 from txmq.protocol.properties import parse
 from txmq.protocol.record import position_in, unpack_all
 from txmq.testing import Loss
@@ -52,6 +52,50 @@ async def group_is(client, **settings):
 
 
 # When it comes again
+
+
+async def waits(client, group=GROUP, topic=None):
+    """What a broker says of the messages that wait for a retry, and the group's lag."""
+    answer = await client.ok(RequestCode.GET_CONSUME_STATS, ConsumeStatsQuery(group, topic))
+    pairs, stats = read_with_queue_map(answer.body, "offsetTable", OffsetPair)
+    lag = sum(pair.broker_offset - pair.consumer_offset for pair in pairs.values())
+    return stats["retriesWaiting"], stats["retriesMax"], lag
+
+
+def test_a_group_is_not_done_while_messages_wait_for_a_retry():
+    async def main(life):
+        client = await life.client()
+        await group_is(client, retry_max_times=5)
+        positions = [await store(client) for _ in range(3)]
+        second = await store(client, attempts=1)
+        for queue in range(4):
+            await client.commit(GROUP, "T", queue, await client.max_offset("T", queue))
+        for position in positions[:2]:
+            await client.ok(BACK, back(position))
+        await client.ok(BACK, back(positions[2], 18, group="other"))
+        await client.ok(BACK, back(second, 5))
+        assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
+        assert await waits(client, topic="T") == ({"1": 2, "2": 1}, 5, 0)
+        assert (await waits(client, topic=RETRY))[0] == {}
+
+        await life.lose_power(Loss.EVERYTHING)
+        await life.start()
+        await life.passes(1)
+        client = await life.client()
+        await group_is(client, retry_max_times=5)
+        assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
+        assert (await waits(client, "other"))[0] == {"1": 1}
+        await life.passes(10)
+        # They have arrived in the retry topic, where the group has no offset yet.
+        assert await waits(client) == ({"2": 1}, 5, 2)
+
+        await life.passes(50)
+        client = await life.client()
+        assert await waits(client) == ({}, 5, 3)
+        await client.commit(GROUP, RETRY, 0, 3)
+        assert await waits(client) == ({}, 5, 0)
+
+    in_lives(main, DURABLE)
 
 
 def test_each_retry_comes_by_the_seeds_table():

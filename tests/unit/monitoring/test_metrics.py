@@ -28,7 +28,8 @@ from tests.unit.handlers.transaction_stage import (
 from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
 from tests.unit.set_stage import in_set
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import camel
+from txmq.protocol.headers import SendBack, camel
+from txmq.protocol.record import position_in
 from txmq_broker.config import RetentionSettings, StoreSettings
 from txmq_broker.monitoring import samples as sampling
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind, Origin
@@ -120,6 +121,34 @@ def test_messages_and_bytes_count_by_topic_and_group():
         assert scrape("group_lag_messages", group="g", topic="T") == 1
         assert scrape("group_lag_messages", group="h", topic="Other") == 1
         assert scrape("pull_duration_seconds_count") == 3
+
+    in_world(main)
+
+
+def test_the_oldest_unread_message_of_a_group_ages_and_its_retries_are_counted():
+    async def main(stage):
+        client = await stage.client()
+        await client.topic("T", 2)
+        await client.send("T")
+        await client.commit("g", "T", 0, 1)
+        await stage.passes(60)
+        ages = "group_oldest_unread_age_seconds"
+        scrape = await scraped(stage.broker)
+        assert scrape(ages, group="g", topic="T") == 0
+        answer = await client.send("T", queue=1)
+        position = position_in(answer.field_map()["msgId"])
+        for seconds in (30, 20):
+            await stage.passes(seconds)
+            await client.send("T")
+        scrape = await scraped(stage.broker)
+        assert 50 <= scrape(ages, group="g", topic="T") < 51
+        assert scrape("group_retries_waiting", group="g") == 0
+
+        await client.commit("g", "T", 1, 1)
+        await client.ok(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(position, "g", 3, "", "T"))
+        scrape = await scraped(stage.broker)
+        assert 20 <= scrape(ages, group="g", topic="T") < 21
+        assert scrape("group_retries_waiting", group="g") == 1
 
     in_world(main)
 

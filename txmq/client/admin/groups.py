@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,23 +11,26 @@ from txmq.client import values
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.names import check_name
 from txmq.client.values import GroupConnections, QueueProgress
-from txmq.errors import ConsumerOffline, InternalError
+from txmq.errors import ConsumerOffline, InternalError, RemoteProtocolError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue, QueueOffset
-from txmq.protocol import bodies
+from txmq.protocol import bodies, fastjson
 from txmq.protocol.bodies import (
     ConsumerConnections,
+    ConsumeTimeSpan,
+    ConsumeTimeSpans,
     GroupConfig,
     GroupConfigs,
+    MessageQueue,
     OffsetPair,
     ProducerConnections,
     read_queue_map,
     read_with_queue_map,
 )
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
+from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup, TopicAndGroup
 
-__all__ = ["GroupCalls"]
+__all__ = ["GroupCalls", "total_retries"]
 
 
 class GroupCalls(ClusterCalls):
@@ -146,7 +150,8 @@ class GroupCalls(ClusterCalls):
         """
         lag, rate = 0, 0.0
         topics: set[str] = set()
-        consumed: list[int] = []
+        ages: list[int] = []
+        retries: list[values.WaitingRetries | None] = []
         for address in (await self._masters(cluster=cluster)).values():
             answer = await self._session.request(
                 address, RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
@@ -154,14 +159,34 @@ class GroupCalls(ClusterCalls):
             table, stats = read_with_queue_map(answer.body, "offsetTable", OffsetPair)
             speed = stats.get("consumeTps")
             rate += float(speed) if isinstance(speed, int | float) else 0.0
-            for queue, pair in table.items():
-                topics.add(queue.topic)
-                behind = max(0, pair.broker_offset - pair.consumer_offset)
-                lag += behind
-                if behind and pair.last_timestamp > 0:
-                    consumed.append(pair.last_timestamp)
-        oldest = min(consumed, default=None)
-        return values.GroupLag(name, tuple(sorted(topics)), lag, rate, oldest)
+            retries.append(_retries_in(stats))
+            topics |= {queue.topic for queue in table}
+            behind = {
+                queue: pair.broker_offset - pair.consumer_offset
+                for queue, pair in table.items()
+                if pair.broker_offset > pair.consumer_offset
+            }
+            lag += sum(behind.values())
+            for late in sorted({queue.topic for queue in behind}):
+                ages += await self._unread_ages(address, name, late, behind)
+        return values.GroupLag(
+            name,
+            tuple(sorted(topics)),
+            lag,
+            rate,
+            max(ages, default=None),
+            total_retries(retries),
+        )
+
+    async def _unread_ages(
+        self, address: str, name: str, topic: str, behind: Container[MessageQueue]
+    ) -> list[int]:
+        """The ages of a group's next messages, in the queues of a topic where it is behind."""
+        answer = await self._session.request(
+            address, RequestCode.QUERY_CONSUME_TIME_SPAN, TopicAndGroup(topic, name)
+        )
+        spans = ConsumeTimeSpans.read(answer.body).consume_time_span_set
+        return [_unread_age(span) for span in spans if span.message_queue in behind]
 
     async def group_connections(self, name: str, *, cluster: str | None = None) -> GroupConnections:
         """The consumers of a group that are connected to any broker.
@@ -246,6 +271,41 @@ class GroupCalls(ClusterCalls):
             group: tuple(found[group][name] for name in sorted(found[group]))
             for group in sorted(found)
         }
+
+
+def _retries_in(stats: Mapping[fastjson.Key, fastjson.Value]) -> values.WaitingRetries | None:
+    """What a broker says of messages that wait for a retry."""
+    if "retriesWaiting" not in stats:
+        return None
+    try:
+        return values.WaitingRetries(
+            msgspec.convert(stats["retriesWaiting"], dict[int, int], strict=False),
+            msgspec.convert(stats.get("retriesMax"), int | None, strict=False),
+        )
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"retriesWaiting: {error}") from error
+
+
+def total_retries(
+    counted: Sequence[values.WaitingRetries | None],
+) -> values.WaitingRetries | None:
+    """The waiting messages of several brokers; ``None`` if one does not say it."""
+    total: Counter[int] = Counter()
+    lasts: list[int] = []
+    for retries in counted:
+        if retries is None:
+            return None
+        total.update(retries.by_number)
+        lasts += [] if retries.last is None else [retries.last]
+    return values.WaitingRetries(dict(sorted(total.items())), max(lasts, default=None))
+
+
+def _unread_age(span: ConsumeTimeSpan) -> int:
+    # If the next message was deleted, RocketMQ measures from time -1; the first kept one is next.
+    since_epoch_ms = span.delay_time - 1
+    if 0 < span.min_time_stamp <= since_epoch_ms:
+        return since_epoch_ms - span.min_time_stamp
+    return span.delay_time
 
 
 def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.client.admin.groups import GroupCalls
+from txmq.client.admin.groups import GroupCalls, total_retries
 from txmq.client.admin.topics import TopicCalls
 from txmq.client.values import TopicTraffic
 from txmq.errors import InternalError
@@ -43,14 +43,15 @@ class TrafficCalls(TopicCalls, GroupCalls):
                 for at in addresses
                 if group
             ]
-            lag = 0
-            for cluster in clusters if group else ():
-                lag += (await self.group_lag(group, topic, cluster=cluster)).lag
+            lags = [
+                await self.group_lag(group, topic, cluster=cluster) for cluster in clusters if group
+            ]
             rows.append(
                 TopicTraffic(
                     topic=topic,
                     group=group,
-                    lag=lag,
+                    lag=sum(found.lag for found in lags),
+                    retries=total_retries([found.retries for found in lags]),
                     in_per_second=sum(found.stats_minute.tps for found in stored),
                     out_per_second=sum(found.stats_minute.tps for found in fetched),
                     in_of_day=sum(map(_of_day, stored)),

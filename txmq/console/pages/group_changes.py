@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from txmq.cli.group_state import lag_words
 from txmq.cli.known_names import check_group
 from txmq.console.markup import link, url_of
 from txmq.console.previews import ChangePreview, check_repeated
@@ -98,13 +99,12 @@ async def show_deletion(visit: Visit) -> PageContent:
     """Show what the deletion of a group destroys."""
     name, cluster = visit.required("name"), visit.settings.cluster
     await check_group(visit.admin, name, cluster=cluster)
-    progress = await visit.admin.group_progress(name, cluster=cluster)
+    behind = await visit.admin.group_lag(name, cluster=cluster)
     try:
         connections = await visit.admin.group_connections(name, cluster=cluster)
         clients = len(connections.clients)
     except ConsumerOffline:
         clients = 0
-    topics = sorted({queue.queue.topic for queue in progress})
     sentences = [
         f"The settings of {name} are deleted at all brokers, and its offsets, unless you keep them."
     ]
@@ -118,8 +118,8 @@ async def show_deletion(visit: Visit) -> PageContent:
         eyebrow="Consumer group",
         sentences=tuple(sentences),
         facts={
-            "messages behind": sum(queue.lag for queue in progress),
-            "topics": ", ".join(topics) or "none",
+            "messages behind": lag_words(behind),
+            "topics": ", ".join(behind.topics) or "none",
             "connected clients": clients,
         },
         action=link("/group/deletion", name=name),

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from txmq.cli.common import for_each
 from txmq.cli.group_moves import consequence_of
-from txmq.cli.group_state import is_of_system
+from txmq.cli.group_state import is_of_system, lag_words
 from txmq.cli.known_names import check_group
 from txmq.cli.moments import moment_ms
 from txmq.client.values import GroupConnections
@@ -34,13 +34,16 @@ async def show_list(visit: Visit) -> PageContent:
     async def row(name: str) -> dict[str, Any]:
         found: dict[str, Any] = {"name": name, "enabled": known[name].consume_enable}
         try:
-            progress = await visit.admin.group_progress(name, cluster=visit.settings.cluster)
+            behind = await visit.admin.group_lag(name, cluster=visit.settings.cluster)
         except TxmqError as error:
             return found | {"problem": str(error).strip(), "lag": None, "clients": None}
         connections = await _connections(visit, name)
-        clients = 0 if connections is None else len(connections.clients)
-        lag = sum(queue.lag for queue in progress)
-        return found | {"problem": "", "lag": lag, "clients": clients}
+        return found | {
+            "problem": "",
+            "lag": behind.lag,
+            "behind": lag_words(behind),
+            "clients": 0 if connections is None else len(connections.clients),
+        }
 
     values = {"title": "Groups", "page": page, "rows": await for_each(page.rows, row)}
     return PageContent("groups.html", values)
@@ -50,6 +53,7 @@ async def show_one(visit: Visit) -> PageContent:
     """Show one group: its lag in every queue, its clients, and a form that moves it."""
     name = visit.required("name")
     progress = await visit.admin.group_progress(name, cluster=visit.settings.cluster)
+    behind = await visit.admin.group_lag(name, cluster=visit.settings.cluster)
     connections = await _connections(visit, name)
     if not progress and connections is None:
         # Brokers answer the same for an unknown group and for one that has consumed nothing.
@@ -58,7 +62,7 @@ async def show_one(visit: Visit) -> PageContent:
         "title": "Group",
         "name": name,
         "progress": progress,
-        "lag": sum(queue.lag for queue in progress),
+        "behind": lag_words(behind),
         "most": max((queue.lag for queue in progress), default=0),
         "connections": connections,
         "trends": await group_trends(visit, name),

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from txmq.cli.cluster_status import copies_of
 from txmq.cli.common import for_each
+from txmq.cli.group_state import is_of_system, lag_words
 from txmq.cli.moments import age_of
 from txmq.cli.topic_rows import own_topics
 from txmq.client.routes import MASTER
@@ -16,7 +17,7 @@ from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
 from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
-from txmq.errors import RequestNotSupported, TxmqError
+from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
 from txmq.protocol.topics import DLQ
 from txmq.quantity import quantity
@@ -57,6 +58,7 @@ async def show(visit: Visit) -> PageContent:
         if letters:
             text = f"{quantity(letters, 'dead letter')} of consumer groups wait for a decision"
             attention.append(Attention("wait", text, "/dead-letters"))
+        attention += await _groups_without_consumers(visit)
     except TxmqError as error:
         problem = str(error).strip()
     values: dict[str, Any] = {
@@ -139,6 +141,26 @@ def _copies_text(copies: dict[str, Any]) -> str:
     if copies["in_sync"] < wanted:
         return f"only {copies['in_sync']} of {wanted} copies are in sync"
     return f"{wanted} copies in sync"
+
+
+async def _groups_without_consumers(visit: Visit) -> list[Attention]:
+    """The groups that fall behind because nobody consumes; a page does not ask about thousands."""
+    admin, cluster = visit.admin, visit.settings.cluster
+    known = await admin.groups(cluster=cluster)
+    names = [name for name in known if not is_of_system(name)][:CONSOLE_ROWS]
+
+    async def look(name: str) -> Attention | None:
+        try:
+            behind = await admin.group_lag(name, cluster=cluster)
+            if not behind.unconsumed:
+                return None
+            await admin.group_connections(name, cluster=cluster)
+        except ConsumerOffline:
+            text = f"group {name} has no consumer and falls behind: {lag_words(behind)}"
+            return Attention("wait", text, link("/group", name=name))
+        return None
+
+    return [found for found in await for_each(names, look) if found is not None]
 
 
 async def _topic_count(visit: Visit, known: list[BrokerInfo]) -> int:

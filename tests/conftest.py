@@ -24,6 +24,11 @@ from txmq.runtime.interrupts import restore_interrupt
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# pytest loads readline, which gives every program that a test starts the width of a terminal; then
+# commands would draw their tables for it.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
+
 # The assertions of stages explain themselves, as those of tests do.
 for _part in ("contract", "integration", "interop", "property", "reconcile", "simulation", "unit"):
     pytest.register_assert_rewrite(f"tests.{_part}")

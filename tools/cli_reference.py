@@ -20,6 +20,8 @@ HEAD = """\
 Every command of `txmq`: what it does, an example, and its arguments and options.
 `txmq COMMAND --help` prints the same on a terminal, and `txmq --version` prints the version.
 If an option has a variable, the command reads the variable when the option is not given.
+Tables are as wide as the terminal, or as `COLUMNS` says.
+Where a table would cut words into pieces, each row is printed as lines of its own.
 
 """
 COMMON_HEAD = """

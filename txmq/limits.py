@@ -174,6 +174,10 @@ WAITING_RETRIES_MAX: Final = 100_000
 """Groups, topics and retries by which a broker counts messages that wait for a retry: 20 MiB.
 Beyond it the count of a group does not say which topic and which retry."""
 
+QUEUES_OF_NEW_TOPICS: Final = 4
+"""Queues of a new topic at each broker, if nobody names another number: whether a command, a page
+or a first message creates it. RocketMQ's clients ask for as many."""
+
 MADE_TOPICS_MAX: Final = 40_000
 """Topics of a broker beyond which sends and consumers create no further ones. The rest is for
 operators, so that a stranger who fills the table cannot lock them out."""

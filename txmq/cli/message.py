@@ -275,8 +275,8 @@ def view(
 
 @app.command("consume-directly")
 def consume_directly(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
     group: Annotated[str, typer.Argument(help="The consumer group.")],
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
     *,
     topic: Annotated[
         str | None,

@@ -7,15 +7,18 @@ the wire passes through :func:`txmq.printable.printable`.
 from __future__ import annotations
 
 import base64
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
 import msgspec
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -83,17 +86,66 @@ def clear() -> None:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print rows under headings; numbers are right-aligned."""
+    """Print rows under headings; numbers are right-aligned.
+
+    Where the width would cut words into pieces, each row is printed as lines of its own instead.
+    """
+    headings = list(columns)
     kept = [list(row) for row in rows]
+    cells = [[printable(str(cell)) for cell in row] for row in kept]
+    # A bracketed word in a name must not become a style, nor ":name:" an emoji.
+    console = Console(width=_width(), markup=False, highlight=False, emoji=False)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(columns):
+    for index, heading in enumerate(headings):
         is_numeric = bool(kept) and all(isinstance(row[index], int) for row in kept)
         drawn.add_column(heading, justify="right" if is_numeric else "left", overflow="fold")
-    for row in kept:
-        drawn.add_row(*(printable(str(cell)) for cell in row))
-    # A bracketed word in a name must not become a style, nor ":name:" an emoji.
-    width = None if sys.stdout.isatty() else WIDTH
-    Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
+    for row in cells:
+        drawn.add_row(*row)
+    whole = Measurement.get(console, console.options.update(max_width=WIDTH), drawn).maximum
+    if whole > console.width:
+        texts = [[heading, *column] for heading, *column in zip(headings, *cells, strict=True)]
+        lengths = [max(map(cell_len, column)) for column in texts]
+        words = [max(map(cell_len, " ".join(column).split()), default=0) for column in texts]
+        widths = _fitted(words, lengths, console.width - (whole - sum(lengths)))
+        if widths is None:
+            _records(headings, cells)
+            return
+        for column, width in zip(drawn.columns, widths, strict=True):
+            column.width = width
+    console.print(drawn)
+
+
+def _fitted(least: list[int], most: list[int], room: int) -> list[int] | None:
+    """The widths of columns, each between two bounds, or ``None`` without room for the lower ones.
+
+    Columns that lack little get it first.
+    """
+    left = room - sum(least)
+    if left < 0:
+        return None
+    widths = least.copy()
+    by_lack = sorted(range(len(least)), key=lambda index: most[index] - least[index])
+    for place, index in enumerate(by_lack):
+        more = min(most[index] - least[index], left // (len(by_lack) - place))
+        widths[index] += more
+        left -= more
+    return widths
+
+
+def _width() -> int | None:
+    """The columns of a table: ``COLUMNS``, or those of the terminal."""
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return None if sys.stdout.isatty() else WIDTH
+
+
+def _records(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    widest = max(map(len, headings))
+    for row in rows:
+        say("")
+        for heading, cell in zip(headings, row, strict=True):
+            say(f"{heading:{widest}}  {cell}".rstrip())
 
 
 @contextmanager

@@ -13,45 +13,60 @@ import txmq
 from txmq.cli.mqadmin import help_line
 from txmq.cli.output import say
 
-__all__ = ["SUMMARIES", "app", "load_command"]
+__all__ = ["PANELS", "SUMMARIES", "app", "load_command"]
 
 # In the order of the help. Each is a module beside this one, with a Typer called ``app`` or with a
 # function of its own name. The help shows the first sentences from here, because loading all
 # modules for them takes longer than all the rest.
+PANELS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Run and set up": {
+        "serve": "Run a broker until it is stopped; SIGTERM drains it.",
+        "names": "Run a name server until it is stopped.",
+        "console": "Serve a web console, until it is stopped.",
+        "worker": "Run the consumers, transaction managers and relays of an application.",
+        "relay": "Publish the committed messages of an outbox; several relays share the work.",
+        "resolve": (
+            "Answer brokers that ask about transactions of services that are down, until it is "
+            "stopped."
+        ),
+        "reconcile": (
+            "Reconcile a business date, or several in their order: both banks' books and the "
+            "broker's log."
+        ),
+        "schema": "Create and clean the tables that txmq needs in a database.",
+        "config": "The settings of a broker.",
+        "acl": "The accounts of a broker or a name server.",
+        "completion": "Print the script with which a shell completes commands and options.",
+    },
+    "Look and operate": {
+        "topic": "Create, change, show and delete topics.",
+        "group": "Create, watch, move and delete consumer groups.",
+        "producer": "Show the producers that are connected.",
+        "message": "Send, recall, fetch and look up messages.",
+        "stats": (
+            "Show the rates of topics and groups over the last minute; with --watch, like top."
+        ),
+        "history": "Show figures of the past: rates, durations, transactions and lag.",
+        "trace": "Follow the traces that clients leave.",
+        "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
+        "cluster": "Show clusters and their brokers.",
+        "broker": "Show brokers that run, and change their settings.",
+        "audit": (
+            "List what operators did: who, from where, when, what, and whether it was refused."
+        ),
+    },
+    "Repair": {
+        "tx": "Show open transactions, and decide them by hand.",
+        "dlq": "Show messages that groups could not consume, and resend them.",
+        "outbox": "Show rows that wait for relays; retry them or put them aside.",
+        "xa": "List and end prepared transactions over several databases.",
+        "log": "Verify, repair, show and export the log of a stopped broker.",
+        "backup": "Back up a broker while it runs; verify and restore the backup.",
+    },
+}
+"""The commands by the panel of the help that shows them."""
 SUMMARIES: Final[Mapping[str, str]] = {
-    "serve": "Run a broker until it is stopped; SIGTERM drains it.",
-    "names": "Run a name server until it is stopped.",
-    "topic": "Create, change, show and delete topics.",
-    "group": "Create, watch, move and delete consumer groups.",
-    "producer": "Show the producers that are connected.",
-    "message": "Send, recall, fetch and look up messages.",
-    "trace": "Follow the traces that clients leave.",
-    "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
-    "history": "Show figures of the past: rates, durations, transactions and lag.",
-    "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
-    "tx": "Show open transactions, and decide them by hand.",
-    "resolve": (
-        "Answer brokers that ask about transactions of services that are down, until it is stopped."
-    ),
-    "xa": "List and end prepared transactions over several databases.",
-    "relay": "Publish the committed messages of an outbox; several relays share the work.",
-    "worker": "Run the consumers, transaction managers and relays of an application.",
-    "outbox": "Show rows that wait for relays; retry them or put them aside.",
-    "dlq": "Show messages that groups could not consume, and resend them.",
-    "log": "Verify, repair, show and export the log of a stopped broker.",
-    "backup": "Back up a broker while it runs; verify and restore the backup.",
-    "reconcile": (
-        "Reconcile a business date, or several in their order: both banks' books and the broker's "
-        "log."
-    ),
-    "cluster": "Show clusters and their brokers.",
-    "console": "Serve a web console, until it is stopped.",
-    "broker": "Show brokers that run, and change their settings.",
-    "acl": "The accounts of a broker or a name server.",
-    "audit": "List what operators did: who, from where, when, what, and whether it was refused.",
-    "schema": "Create and clean the tables that txmq needs in a database.",
-    "config": "The settings of a broker.",
-    "completion": "Print the script with which a shell completes commands and options.",
+    name: summary for commands in PANELS.values() for name, summary in commands.items()
 }
 
 
@@ -74,7 +89,8 @@ class _Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if self._is_help and cmd_name in self.commands:
-            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name])
+            (panel,) = (panel for panel, commands in PANELS.items() if cmd_name in commands)
+            return TyperCommand(cmd_name, help=SUMMARIES[cmd_name], rich_help_panel=panel)
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             self.commands[cmd_name] = load_command(cmd_name)
         return super().get_command(ctx, cmd_name)

@@ -26,6 +26,7 @@ from txmq.cli.topic_rows import description_of, fields_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
+from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.quantity import quantity
@@ -43,7 +44,9 @@ _PERMS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
 def create(
     name: Name,
     *,
-    queues: Annotated[int, typer.Option(min=1, help="Queues at each broker.")] = 8,
+    queues: Annotated[
+        int, typer.Option(min=1, help="Queues at each broker.")
+    ] = QUEUES_OF_NEW_TOPICS,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     perm: Annotated[str, typer.Option(help="Its permission: rw, r or w.")] = "rw",

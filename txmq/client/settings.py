@@ -17,7 +17,7 @@ from msgspec import Meta
 from txmq.client.allocation import Allocation, Average
 from txmq.client.observe.telemetry import Telemetry
 from txmq.errors import ConfigError
-from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX
+from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX, QUEUES_OF_NEW_TOPICS
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.signature import Credentials
 from txmq.protocol.topics import TRACES
@@ -121,7 +121,7 @@ class ProducerSettings:
     """Clients older than RocketMQ 5 support only "zlib"."""
     body_bytes_max: Annotated[int, Meta(ge=1)] = MESSAGE_BODY_BYTES_MAX
     """The largest body; raise the broker's ``max_message_size`` with it."""
-    queues_of_new_topics: Annotated[int, Meta(ge=1)] = 4
+    queues_of_new_topics: Annotated[int, Meta(ge=1)] = QUEUES_OF_NEW_TOPICS
     """The number of queues of a topic that its first message creates."""
     linger_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """How long a message may wait to share a request; 0 sends each message alone."""

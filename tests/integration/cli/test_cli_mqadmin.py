@@ -158,7 +158,7 @@ RUNS = {
     "queryCq": [Run("message pull Backlog --json", r'"offset":1,.*"tags":"green"')],
     "queryMsgById": [
         Run("message view {place}", r"body +tea"),
-        Run("message consume-directly {place} billing", "consumed it"),
+        Run("message consume-directly billing {place}", "consumed it"),
     ],
     "queryMsgByKey": [Run("message query Orders 17", r"tea")],
     "queryMsgByOffset": [
@@ -192,7 +192,7 @@ RUNS = {
             "0 messages behind",
         )
     ],
-    "startMonitoring": [Run("group monitor --lag-max 1000000", "no group is more than")],
+    "startMonitoring": [Run("group monitor --lag-max 1000000", "no group has more than")],
     "statsAll": [Run("stats --topic Orders", r"Orders +billing")],
     "topicClusterList": [
         Run("topic route Orders", "broker-a"),
@@ -250,11 +250,11 @@ RUNS = {
         Run("topic update Fresh --queues 4", "4 queues", "topic status Fresh", r"broker-a +3 "),
     ],
     "updateTopicList": [
-        Run("topic create Second", "has 8 queues", "topic list --match Second", "Second +8"),
+        Run("topic create Second", "has 4 queues", "topic list --match Second", "Second +4"),
         Run("topic update Second --queues 9", "9 queues"),
     ],
     "updateTopicPerm": [
-        Run("topic permit Second r", "8 queues|9 queues, r", "topic list --match Second", " r ")
+        Run("topic permit Second r", "[49] queues, r", "topic list --match Second", " r ")
     ],
     "updateUser": [
         Run(

@@ -215,6 +215,15 @@ def test_a_topic_is_forbidden_and_permitted(run, rows):
     assert "not one of rw, r, w, none" in run("topic", "permit", "Archive", "x", code=2)
 
 
+def test_a_topic_has_as_many_queues_whoever_creates_it(run, rows, broker):
+    run("topic", "create", "ByHand")
+    with blocking.Producer("maker", broker.names) as producer:
+        producer.send(Message(topic="ByMessage", body=b"x"))
+
+    by_hand, by_message = (len(rows("topic", "status", name)) for name in ("ByHand", "ByMessage"))
+    assert by_hand == by_message
+
+
 def test_consumers_report_their_state(run, rows, shop):
     found = rows("group", "status", "billing")
     (consumer,) = found["consumers"]
@@ -281,9 +290,9 @@ def test_a_group_is_cloned_and_skips(run, rows, shop):
 
 def test_a_consumer_handles_one_message_by_hand(run, rows, shop):
     (sent,) = [row for row in rows("message", "pull", "Orders") if row["keys"] == ["17"]]
-    by_id = ("message", "consume-directly", sent["id"], "billing", "--topic", "Orders")
+    by_id = ("message", "consume-directly", "billing", sent["id"], "--topic", "Orders")
 
-    assert "consumed it" in run("message", "consume-directly", sent["offset_id"], "billing")
+    assert "consumed it" in run("message", "consume-directly", "billing", sent["offset_id"])
     assert rows(*by_id)["result"] == "CR_SUCCESS"
     shop.set()
     assert "did not consume it: CR_THROW_EXCEPTION" in run(*by_id, code=1, shown="stdout")

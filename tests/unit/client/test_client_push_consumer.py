@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import tempfile
 from pathlib import Path
 
@@ -735,3 +736,24 @@ async def test_a_queue_that_is_just_begun_with_can_be_moved(stage):
         ((connection, request),) = held
         connection.send(stage.broker.on_query_consumer_offset(request))
         await stage.until(lambda: stage.bodies() == [b"0", b"1"])
+
+
+def test_a_topic_that_does_not_exist_is_logged_once_as_missing(caplog):
+    @acting()
+    async def scenario(stage):
+        async with stage.client() as client, stage.reader(client, topic="Missing"):
+            await asyncio.sleep(120)
+            lines = [each.message for each in caplog.records if "Missing" in each.message]
+            (line,) = lines
+            assert line == (
+                "readers: topic Missing does not exist; messages come when it does. "
+                "Check its name, or create it with: txmq topic create Missing"
+            )
+
+            stage.cluster.add_topic("Missing", queues=1)
+            stage.put(b"at last", topic="Missing")
+            await stage.until(stage.bodies)
+        assert stage.bodies() == [b"at last"]
+
+    with caplog.at_level(logging.WARNING):
+        scenario()

@@ -11,6 +11,7 @@ from txmq.client.names import check_name
 from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
 from txmq.errors import RequestNotSupported, RequestTimeout, TopicNotFound
+from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import (
     GroupList,
@@ -40,7 +41,7 @@ class TopicCalls(ClusterCalls):
     async def create_topic(
         self,
         name: str,
-        queues: int = 8,
+        queues: int = QUEUES_OF_NEW_TOPICS,
         broker: str | None = None,
         *,
         cluster: str | None = None,

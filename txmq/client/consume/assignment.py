@@ -66,6 +66,8 @@ class QueueAssignment:
         self._is_paused = False
         self._settled: set[str] = set()
         """Topics whose existing queues all have a start offset."""
+        self._missing: set[str] = set()
+        """Topics that do not exist; each is logged once."""
         self._paused: dict[Queue, bool] = {}
         self._running: dict[Queue, asyncio.Task[None]] = {}
         self._drops: dict[Queue, asyncio.Task[None]] = {}
@@ -159,6 +161,10 @@ class QueueAssignment:
         for topic, subscription in list(self.subscriptions.items()):
             try:
                 mine = await self.share_of(topic)
+            except TopicNotFound:
+                self._note_missing(topic)
+                is_whole = False
+                continue
             except TxmqError as error:
                 level = logging.DEBUG if topic.startswith(RETRY) else logging.WARNING
                 log.log(
@@ -166,11 +172,27 @@ class QueueAssignment:
                 )
                 is_whole = False
                 continue
+            if topic in self._missing:
+                self._missing.discard(topic)
+                log.info("%s: topic %s exists now", self.group, topic)
             is_whole = await self._hold(topic, mine, subscription) and is_whole
         for queue in [queue for queue in self.fetchers if queue.topic not in self.subscriptions]:
             self.lose(queue)
         self._share_limits()
         return is_whole
+
+    def _note_missing(self, topic: str) -> None:
+        # A broker creates retry topics when it needs them.
+        if topic in self._missing or topic.startswith(RETRY):
+            return
+        self._missing.add(topic)
+        log.warning(
+            "%s: topic %s does not exist; messages come when it does. "
+            "Check its name, or create it with: txmq topic create %s",
+            self.group,
+            topic,
+            topic,
+        )
 
     async def share_of(self, topic: str) -> list[Queue]:
         """This member's current share of a topic's queues.

@@ -13,6 +13,7 @@ from txmq.console.pages.lists import list_page
 from txmq.console.pages.trends import topic_trends
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
+from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.message import Message
 from txmq.quantity import quantity
 
@@ -52,6 +53,7 @@ async def show_list(visit: Visit) -> PageContent:
         "everything": everything,
         "rows": await for_each(page.rows, row),
         "now_ms": visit.clock.wall_ms(),
+        "queues_default": QUEUES_OF_NEW_TOPICS,
         "queues_max": QUEUES_MAX,
     }
     return PageContent("topics.html", values)

@@ -143,6 +143,7 @@ def progress(
         as_json=lambda chosen: {
             "group": name,
             "lag": sum(row["lag"] for row in chosen),
+            "oldest_ms": found.oldest_ms,
             "retries": found.retries,
             "queues": chosen,
         },

@@ -13,7 +13,43 @@ WIDTHS = (1_440, 390)
 SCHEMES = ("light", "dark")
 UNNAMED = """() => [...document.querySelectorAll("input, select, textarea")]
   .filter(field => field.type != "hidden")
-  .filter(field => !field.labels.length).map(field => field.outerHTML)"""
+  .filter(field => !field.labels.length && !field.ariaLabel).map(field => field.outerHTML)"""
+
+BROKEN_NAMES = """() => {
+  const broken = [];
+  const names = /(?<![^\\s-])[^\\s-]{2,30}(?![^\\s-])/g;
+  const range = document.createRange();
+  for (const cell of document.querySelectorAll("#live :is(td, th):not(.code)")) {
+    const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+      if (walk.currentNode.parentElement.closest(".code, dl")) continue;
+      for (const { 0: word, index } of walk.currentNode.data.matchAll(names)) {
+        range.setStart(walk.currentNode, index);
+        range.setEnd(walk.currentNode, index + word.length);
+        const tops = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+        if (tops.size > 1) broken.push(word);
+      }
+    }
+  }
+  return broken;
+}"""
+"""Words of tables that stand on two lines."""
+CROOKED_BARS = """() => [...document.querySelectorAll("form.search")].map(bar => {
+  const fields = "input:not([type=checkbox], [type=hidden]), select, button";
+  const boxes = [...bar.querySelectorAll(fields)].map(field => field.getBoundingClientRect());
+  return boxes.map(box => `${box.top} to ${box.bottom}`);
+}).filter(places => new Set(places).size > 1)"""
+"""Bars of filters whose fields and buttons do not stand on one line."""
+LOST_KEYS = """() => [...document.querySelectorAll(".table")].filter(box => {
+  box.scrollLeft = box.scrollWidth;
+  const isLong = box.scrollWidth > box.clientWidth + 1;
+  const key = box.querySelector("tbody th");
+  const isLost = key && key.getBoundingClientRect().left < box.getBoundingClientRect().left - 1;
+  const hasHint = getComputedStyle(box).backgroundImage.includes("gradient");
+  box.scrollLeft = 0;
+  return isLong && (isLost || !hasHint);
+}).map(box => box.ariaLabel)"""
+"""Tables that lose their keys when they are scrolled to the end, or do not hint at it."""
 
 
 @contextlib.contextmanager
@@ -50,6 +86,9 @@ def check_page(shown, address):
         assert shown.evaluate("document.documentElement.scrollWidth") <= width, address
         without = [axe.CONTRAST] if width != WIDTHS[0] else ()
         assert axe.barriers(shown, without=without) == [], (address, width)
+        for fault in (BROKEN_NAMES, CROOKED_BARS if width == WIDTHS[0] else LOST_KEYS):
+            found = shown.evaluate(fault)
+            assert not found, (address, width, found)
     for scheme in SCHEMES:
         shown.emulate_media(color_scheme=scheme)
         found = shown.evaluate(TEXTS)

@@ -404,6 +404,10 @@ CONSOLE_FORM_BYTES_MAX: Final = 256 * 1024
 CONSOLE_ROWS: Final = 50
 """Rows of a page in a web console. Some rows take two requests to a broker."""
 
+CONSOLE_SORTED_MAX: Final = 200
+"""Topics or groups that a page of a web console sorts by their figures: it must ask for the figures
+of all of them. Longer lists are sorted by name."""
+
 CONSOLE_RESENT_MAX: Final = 500
 """Dead letters that one press of a button in a web console resends: some seconds."""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from txmq.cli.moments import time_text
 
-__all__ = ["readable_figures"]
+__all__ = ["readable_figures", "version_of"]
 
 _RATES: Final = {
     "messages in/s": ("putTps",),
@@ -29,7 +29,7 @@ def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
     Args:
         figures: The broker's answer.
     """
-    shown = {"version": _version(figures)}
+    shown = {"version": version_of(figures)}
     shown["up for"] = figures.get("runtime", "").strip("[ ]")
     for label, names in _RATES.items():
         shown[label] = next((_averages(figures[name]) for name in names if name in figures), "")
@@ -45,7 +45,8 @@ def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
     return {label: text for label, text in shown.items() if text}
 
 
-def _version(figures: Mapping[str, str]) -> str:
+def version_of(figures: Mapping[str, str]) -> str:
+    """The version of a broker, and of the protocol that it speaks."""
     spoken = figures.get("brokerVersionDesc", "")
     own = figures.get("txmqVersion", "")
     return f"txmq {own}, speaks {spoken}" if own else spoken

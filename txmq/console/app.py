@@ -166,7 +166,10 @@ class Console:
         self._markup = PageMarkup()
         self.tally = ConsoleTally()
         self._pages = {page.path: page for page in PAGES}
-        self._streams = PageStreams(self._session_with, self._rendered, self._can_begin, clock)
+        pauses = {page.path: page.refresh_s for page in PAGES if page.refresh_s is not None}
+        self._streams = PageStreams(
+            self._session_with, self._rendered, self._can_begin, clock, pauses
+        )
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""
         self._cookie, self._login_cookie = f"{prefix}txmq_console", f"{prefix}txmq_login"

@@ -32,10 +32,11 @@ class Rendered(NamedTuple):
 
 
 def url_of(path: str, **fields: object) -> str:
-    """The address of a page with fields; fields that are empty are left out."""
+    """The address of a page with fields. Empty fields are left out; a list repeats its field."""
     pairs = [
         f"{name}={quote(str(value), safe='', errors='replace')}"
-        for name, value in fields.items()
+        for name, given in fields.items()
+        for value in (given if isinstance(given, list) else [given])
         if value not in (None, "")
     ]
     return f"{path}?{'&'.join(pairs)}" if pairs else path

@@ -37,6 +37,8 @@ class ChangePreview:
     ticks: Mapping[str, str] = field(default_factory=dict)
     """Fields to tick, by name, with their labels."""
     wants_reason: bool = False
+    reason_bytes: int = 0
+    """The bytes that the reason may have, if a broker limits them."""
     repeated: str = ""
     """What a visitor types again; empty if nothing."""
     repeated_name: str = ""

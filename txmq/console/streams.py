@@ -7,7 +7,7 @@ the same page share its renderings, so that ten visitors cost the brokers as muc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
@@ -74,6 +74,8 @@ class PageStreams:
         render: Renders the page at an address.
         can_begin: Returns whether a visitor without a session can get one now.
         clock: The source of time.
+        pauses: The pause between two renderings of a page, by path, where it is not
+            ``REFRESH_S``.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class PageStreams:
         render: Renderer,
         can_begin: Callable[[], Awaitable[bool]],
         clock: Clock,
+        pauses: Mapping[str, float] | None = None,
     ) -> None:
         self._find = find
         self._render = render
         self._can_begin = can_begin
         self._clock = clock
+        self._pauses = pauses or {}
         self._by_session: dict[str, list[_Stream]] = {}
         self._shared: dict[tuple[object, ...], _Rendering] = {}
         self._private: set[str] = set()
@@ -174,7 +178,7 @@ class PageStreams:
             if session is None:
                 # A browser that shows a problem loads its page again once a session can begin.
                 if shown.startswith(PROBLEM) and not await self._can_begin():
-                    await self._pause(stream)
+                    await self._pause(stream, address)
                     continue
                 yield _event("reload")
                 return
@@ -193,12 +197,15 @@ class PageStreams:
             elif now_s - last_event_s >= ALIVE_S:
                 last_event_s = now_s
                 yield _event("alive")
-            await self._pause(stream)
+            await self._pause(stream, address)
 
-    async def _pause(self, stream: _Stream) -> None:
+    async def _pause(self, stream: _Stream, address: str) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(REFRESH_S):
+            async with asyncio.timeout(self._refresh_s(address)):
                 await stream.wake.wait()
+
+    def _refresh_s(self, address: str) -> float:
+        return self._pauses.get(address.partition("?")[0], REFRESH_S)
 
     async def _view(
         self, stream: _Stream, session: VisitorSession, address: str
@@ -221,7 +228,8 @@ class PageStreams:
 
     def _current(self, session: VisitorSession, address: str) -> _Rendering | None:
         found = self._shared.get(self._key(session, address))
-        if found is None or self._clock.monotonic() - found.begun_s >= REFRESH_S / 2:
+        oldest_s = self._clock.monotonic() - self._refresh_s(address) / 2
+        if found is None or found.begun_s <= oldest_s:
             return None
         return None if found.view.cancelled() else found
 

@@ -48,6 +48,10 @@ class Visit:
         """A field of the address, without blanks around it; empty if it is missing."""
         return self.request.query_params.get(name, "").strip()
 
+    def texts(self, name: str) -> list[str]:
+        """All values of a field that the address repeats."""
+        return self.request.query_params.getlist(name)
+
     def required(self, name: str) -> str:
         """A field of the address.
 
@@ -103,6 +107,8 @@ class PageRoute(NamedTuple):
 
     path: str
     show: PageFunction
+    refresh_s: float | None = None
+    """The pause between two renderings of an open page, if it is shorter than usual."""
 
 
 class ChangeRoute(NamedTuple):

@@ -9,6 +9,7 @@ from getpass import getuser
 
 import pytest
 
+import txmq
 from tests.console_stage import (
     HOSTILE,
     ConsoleProcess,
@@ -110,10 +111,118 @@ def test_the_open_transactions_of_a_group_are_checked_again_together(broker, vis
     park(broker.names, "m-1", group="many", topic="Many")
     park(broker.names, "m-2", group="many", topic="Many")
 
-    done = visitor.post("/transactions/recheck?group=many", "/transactions?group=many")
+    assert "group many state prepared and parked open now 2" in text_of(
+        visitor.get("/transactions/recheck?group=many")
+    )
+    done = visitor.post("/transactions/recheck?group=many")
     assert "brokers ask the producers of 2 transactions" in text_of(done)
-    refused = visitor.post("/transactions/recheck?state=lost", "/transactions")
+    page = "/transactions/recheck?group=many"
+    refused = visitor.post("/transactions/recheck?state=lost", page)
     assert (refused.status_code, "prepared, parked or" in text_of(refused)) == (409, True)
+
+
+def test_several_transactions_are_decided_together_after_a_second_look(broker, visitor):
+    ids = park(broker.names, "s-1", "s-2", "s-3", group="several", topic="Several")
+    listed = visitor.get("/transactions?group=several")
+    chosen = {key: f"broker-a:{ids[key]}" for key in ids}
+    assert all(f'name="chosen" value="{name}"' in listed.text for name in chosen.values())
+
+    def path(do, *keys):
+        return f"/transactions/chosen?do={do}" + "".join(f"&chosen={chosen[key]}" for key in keys)
+
+    first = path("commit", "s-1", "s-2")
+    seen = text_of(visitor.get(first))
+    assert "Commit 2 transactions" in seen
+    assert re.search(r"s-1: parked for .* group several, topic Several", seen)
+    assert "s-3" not in seen
+    assert "the reason is missing" in text_of(visitor.post(first, reason=" ", repeated="2"))
+    wrong = visitor.post(first, reason="in the books", repeated="3")
+    assert "the number of transactions is not the same" in text_of(wrong)
+    done = visitor.post(first, reason="in the books", repeated="2")
+    assert "2 transactions committed" in text_of(done)
+
+    async def pull(admin, _session):
+        return (await admin.pull(Queue("Several", "broker-a", 0), 0)).messages
+
+    visible = asked(broker.names, pull)
+    assert sorted(key for message in visible for key in message.keys) == ["s-1", "s-2"]
+    assert "reason: in the books" in text_of(visitor.get(f"/transaction?id={ids['s-2']}"))
+
+    late = path("recheck", "s-2", "s-3")
+    assert "it is left out" in text_of(visitor.get(late))
+    done = text_of(visitor.post(late))
+    assert "1 transaction will be checked again" in done
+    assert "1 of 2 failed, the first of them: no transaction" in done
+    for wrong, status in {
+        "/transactions/chosen?do=commit": 400,
+        path("burn", "s-3"): 400,
+        f"/transactions/chosen?do=commit{''.join(f'&chosen={n}' for n in range(101))}": 413,
+    }.items():
+        assert visitor.get(wrong).status_code == status, wrong
+
+
+def test_a_decision_needs_a_reason_and_only_a_question_does_without(broker, visitor):
+    (name,) = park(broker.names, "r-1", group="reasons", topic="Reasons").values()
+    page = visitor.get(f"/transaction?id={name}").text
+    ask, decide = page.index("<h2>Ask again"), page.index("<h2>Decide by hand")
+    assert ask < page.index("Reason (optional)") < decide
+    assert "A decision needs a reason" in page[decide:]
+    form = visitor.get(f"/transaction/decision?id={name}&decision=rollback").text
+    assert re.search(r'Reason \(required\).*\s+<input name="reason" required', form)
+
+
+def test_a_transaction_is_called_by_its_business_key(broker, visitor):
+    ids = park(broker.names, "order-4711", "order-4712", group="titles", topic="Titles")
+    page = visitor.get(f"/transaction?id={ids['order-4711']}").text
+    assert "<title>order-4711 · txmq</title>" in page
+    assert "<h1>order-4711</h1>" in page
+    listed = visitor.get("/transactions?group=titles&sort=-transaction").text
+    rows = re.findall(r'<a id="row-\d+"[^>]*>([^<]+)</a><small class="code">(\w+)</small>', listed)
+    assert rows == [(key, ids[key]) for key in ("order-4712", "order-4711")]
+
+
+def test_the_version_of_a_broker_is_the_one_of_txmq(visitor):
+    assert f"txmq {txmq.__version__}, speaks V" in text_of(visitor.get("/"))
+
+
+def test_topics_show_rates_and_lag_and_are_sorted_by_them(broker, visitor):
+    for name, count in (("few", 2), ("most", 4), ("more", 3)):
+        consume(broker.names, f"readers-{name}", f"Sorted-{name}", [b"x"] * count)
+        group = f"readers-{name}"
+        queue = Queue(f"Sorted-{name}", "broker-a", 0)
+        asked(broker.names, lambda admin, _, at=(group, queue): admin.commit_offset(*at, 0))
+
+    def topics(query):
+        page = visitor.get(f"/topics?search=Sorted-{query}").text
+        return re.findall(r'id="row-\d+"[^>]*>Sorted-(\w+)<', page)
+
+    assert topics("") == ["few", "more", "most"]
+    assert topics("&sort=-name") == ["most", "more", "few"]
+    assert topics("&sort=-lag") == ["most", "more", "few"]
+    assert topics("&sort=lag") == ["few", "more", "most"]
+    page = visitor.get("/topics?search=Sorted-&sort=-lag")
+    assert re.search(r"Sorted-most 4 readers-most \d+\.\d \d+\.\d 4 ", text_of(page))
+    assert 'aria-sort="descending"><a id="sort-lag" href="/topics?search=Sorted-&amp;sort=lag"' in (
+        page.text
+    )
+    groups = visitor.get("/groups?search=readers-&sort=-lag").text
+    assert re.findall(r'id="row-\d+"[^>]*>readers-(\w+)<', groups) == ["most", "more", "few"]
+    wrong = visitor.get("/topics?sort=colour")
+    assert (wrong.status_code, "is sorted by name, lag, in_s" in text_of(wrong)) == (400, True)
+
+
+def test_a_live_tail_shows_a_message_as_it_arrives_until_it_is_paused(visitor):
+    visitor.post("/topics", name="Tailed", queues="2")
+    page = visitor.get("/messages/tail?topic=Tailed")
+    assert "The topic has no message yet" in text_of(page)
+    visitor.post("/topic?name=Tailed", body="the first", key="tail-1")
+
+    name, html, _ = visitor.event("/messages/tail?topic=Tailed", mark_of(page))
+    assert name == "page"
+    assert re.search(r"tail-1 \d+ the first", text_of(html))
+    paused = visitor.get("/messages/tail?topic=Tailed&still=1")
+    assert "tail-1" in text_of(paused)
+    assert "data-page" not in paused.text
 
 
 def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
@@ -242,6 +351,8 @@ def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
             "level",
             "from",
             "only",
+            "chosen",
+            "sort",
         )
         for path in (*pages, *(page.path for page in PAGES)):
             more = {} if path in pages else dict.fromkeys(fields, HOSTILE)

@@ -1,6 +1,7 @@
 """Streams of changes: shared renderings, limits, and ends. Time is virtual."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from markupsafe import Markup
@@ -32,6 +33,7 @@ class Stage:
         self.rendered = []
         self.can_begin = True
         self.hold = None
+        self.clock = clock
         self.streams = PageStreams(self.sessions.get, self.render, self.may_begin, clock)
 
     async def render(self, visitor, address):
@@ -74,6 +76,21 @@ async def test_only_changes_are_sent_and_signs_of_life(stage):
     assert await next_event(events) == ("event: page\nid: m2\ndata: two\ndata: lines&#13;\n\n")
     await events.aclose()
     assert len(stage.streams) == 0
+
+
+@in_world
+async def test_a_page_that_hurries_is_rendered_more_often_than_others(stage):
+    stage.streams = PageStreams(
+        stage.sessions.get, stage.render, stage.may_begin, stage.clock, {"/tail": 1.0}
+    )
+    began = asyncio.get_running_loop().time()
+    for address in ("/tail?topic=Orders", "/"):
+        events = stage.streams.events("a", address, "m1")
+        await next_event(events)
+        await events.aclose()
+    assert asyncio.get_running_loop().time() - began >= 2 * ALIVE_S
+    counts = Counter(address for _, address in stage.rendered)
+    assert counts["/tail?topic=Orders"] >= 4 * counts["/"]
 
 
 @in_world

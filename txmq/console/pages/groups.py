@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.common import for_each
 from txmq.cli.group_moves import consequence_of
 from txmq.cli.group_state import is_of_system, lag_words
 from txmq.cli.known_names import check_group
@@ -12,7 +11,7 @@ from txmq.cli.moments import moment_ms
 from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
-from txmq.console.pages.lists import list_page
+from txmq.console.pages.lists import row_page
 from txmq.console.pages.trends import group_trends
 from txmq.console.previews import check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
@@ -29,7 +28,6 @@ async def show_list(visit: Visit) -> PageContent:
     """Show consumer groups with their lag."""
     known = await visit.admin.groups(cluster=visit.settings.cluster)
     names = [name for name in known if not is_of_system(name)]
-    page = list_page(names, visit.page_number(), visit.text("search"))
 
     async def row(name: str) -> dict[str, Any]:
         found: dict[str, Any] = {"name": name, "enabled": known[name].consume_enable}
@@ -45,7 +43,8 @@ async def show_list(visit: Visit) -> PageContent:
             "clients": 0 if connections is None else len(connections.clients),
         }
 
-    values = {"title": "Groups", "page": page, "rows": await for_each(page.rows, row)}
+    page, order = await row_page(visit, "/groups", names, row, ("lag", "clients", "enabled"))
+    values = {"title": "Groups", "page": page, "order": order, "rows": page.rows}
     return PageContent("groups.html", values)
 
 

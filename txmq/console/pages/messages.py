@@ -20,6 +20,7 @@ from txmq.protocol.record import split_offset_id
 
 __all__ = ["PAGES", "message_at"]
 
+TAIL_S: Final = 1.0
 _WAYS: Final = ("key", "id", "place", "time")
 
 
@@ -83,6 +84,22 @@ async def show_search(visit: Visit) -> PageContent:
         "older": link("/messages", **(shown | {"cursor": scan.next})),
     }
     return PageContent("messages.html", values)
+
+
+async def show_tail(visit: Visit) -> PageContent:
+    """Show the newest messages of a topic, the newest first, while they arrive."""
+    topic = visit.required("topic")
+    scan = await scan_messages(visit.admin, ScanWish(topic=topic), CONSOLE_ROWS)
+    values = {
+        "title": topic,
+        "rows": [
+            MessageLine(found.message, found.size, first_line(found.message.body))
+            for found in scan.messages
+        ],
+        "damaged": scan.damaged,
+        "is_still": bool(visit.text("still")),
+    }
+    return PageContent("tail.html", values)
 
 
 async def _scan(visit: Visit, fields: SearchFields) -> MessageScan:
@@ -175,4 +192,8 @@ async def show_one(visit: Visit) -> PageContent:
     return PageContent("message.html", values)
 
 
-PAGES: Final = (PageRoute("/messages", show_search), PageRoute("/message", show_one))
+PAGES: Final = (
+    PageRoute("/messages", show_search),
+    PageRoute("/messages/tail", show_tail, TAIL_S),
+    PageRoute("/message", show_one),
+)

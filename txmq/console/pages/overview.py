@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from txmq.cli.broker_figures import version_of
 from txmq.cli.cluster_status import copies_of
 from txmq.cli.common import for_each
 from txmq.cli.group_state import is_of_system, lag_words
@@ -102,7 +103,7 @@ async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
             oldest = await visit.admin.transactions(limit=1, broker=info.name)
     except TxmqError as error:
         return row | {"problem": str(error).strip(), "version": "", "in_s": "", "out_s": ""}
-    row["version"] = stats.get("brokerVersionDesc", "")
+    row["version"] = version_of(stats)
     row["in_s"] = _rate(stats.get("putTps", ""))
     row["out_s"] = _rate(stats.get("getTransferredTps") or stats.get("getTransferedTps", ""))
     row["open"] = _whole(stats.get("transactionsOpen"))

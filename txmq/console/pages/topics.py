@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.common import for_each
 from txmq.cli.topic import check_new_topic
 from txmq.cli.topic_rows import own_topics
+from txmq.client import Admin
 from txmq.console.forms import required
 from txmq.console.markup import url_of
-from txmq.console.pages.lists import list_page
+from txmq.console.pages.lists import row_page
 from txmq.console.pages.trends import topic_trends
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
@@ -21,6 +21,7 @@ __all__ = ["CHANGES", "PAGES"]
 
 QUEUES_MAX: Final = 1_000
 """Queues at one broker that a form may ask for; more is a slip of the keyboard."""
+_FIGURES: Final = ("lag", "in_s", "out_s", "messages", "queues", "brokers", "updated")
 
 
 async def show_list(visit: Visit) -> PageContent:
@@ -30,33 +31,49 @@ async def show_list(visit: Visit) -> PageContent:
     names = await visit.admin.topics()
     if not everything:
         names = own_topics(names, brokers)
-    page = list_page(names, visit.page_number(), visit.text("search"))
-
-    async def row(name: str) -> dict[str, Any]:
-        try:
-            queues = await visit.admin.topic_status(name)
-        except TxmqError as error:
-            return {"name": name, "problem": str(error).strip()}
-        messages = sum(queue.max_offset - queue.min_offset for queue in queues)
-        return {
-            "name": name,
-            "problem": "",
-            "queues": len(queues),
-            "brokers": len({queue.queue.broker for queue in queues}),
-            "messages": messages,
-            "updated_ms": max((queue.updated_ms for queue in queues), default=0),
-        }
-
+    page, order = await row_page(
+        visit, "/topics", names, lambda name: _row(visit.admin, name), _FIGURES
+    )
     values = {
         "title": "Topics",
         "page": page,
+        "order": order._replace(fields={**order.fields, "all": visit.text("all")}),
         "everything": everything,
-        "rows": await for_each(page.rows, row),
         "now_ms": visit.clock.wall_ms(),
         "queues_default": QUEUES_OF_NEW_TOPICS,
         "queues_max": QUEUES_MAX,
     }
     return PageContent("topics.html", values)
+
+
+async def _row(admin: Admin, name: str) -> dict[str, Any]:
+    try:
+        queues = await admin.topic_status(name)
+    except TxmqError as error:
+        return {"name": name, "problem": str(error).strip()}
+    row: dict[str, Any] = {
+        "name": name,
+        "problem": "",
+        "queues": len(queues),
+        "brokers": len({queue.queue.broker for queue in queues}),
+        "messages": sum(queue.max_offset - queue.min_offset for queue in queues),
+        "updated": max((queue.updated_ms for queue in queues), default=0) or None,
+        "in_s": None,
+        "out_s": None,
+        "lag": None,
+        "group": "",
+    }
+    try:
+        traffic = await admin.traffic(name)
+    except TxmqError:
+        return row  # An account may see the topic, but not its groups.
+    row["in_s"] = traffic[0].in_per_second
+    groups = [group for group in traffic if group.group]
+    if groups:
+        last = max(groups, key=lambda group: group.lag)
+        row["out_s"] = sum(group.out_per_second for group in groups)
+        row["lag"], row["group"] = last.lag, last.group
+    return row
 
 
 async def show_one(visit: Visit) -> PageContent:

@@ -1,19 +1,33 @@
-"""Transactions: listed while they are open, shown as nine steps, rechecked, and decided by hand."""
+"""Transactions: listed while they are open, shown as nine steps, rechecked, and decided by hand.
+
+Several are decided together after a page that lists them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
+from txmq.cli.common import for_each
+from txmq.cli.moments import age_of
 from txmq.cli.transaction_steps import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 from txmq.cli.tx_decided import DecidedTransaction, find_decided
 from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
 from txmq.console.markup import link, url_of
-from txmq.console.previews import check_bytes, reason_in
+from txmq.console.pages.lists import ListOrder, order_of, sorted_rows
+from txmq.console.previews import ChangePreview, check_bytes, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
+from txmq.errors import (
+    LimitExceeded,
+    NotFound,
+    RequestNotSupported,
+    TopicNotFound,
+    TxmqError,
+    UsageError,
+)
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
 from txmq.protocol.rechecks import RECHECK_REASON_BYTES_MAX
@@ -26,6 +40,10 @@ SHOWN: Final = 100
 SHOWN_MORE: Final = 500
 _REPEATABLE_CHARS: Final = 100
 """A person can type a key of this length again."""
+
+_CHOSEN_MAX: Final = 100
+"""Transactions that a visitor decides together; each takes two requests."""
+CHOSEN_S: Final = 60.0
 
 _AGES: Final = (
     ("under a minute", 60),
@@ -61,12 +79,15 @@ async def show_list(visit: Visit) -> PageContent:
         is_supported = False
     found.sort(key=lambda transaction: transaction.stored_ms)
     now_ms = visit.clock.wall_ms()
+    sort = order_of(visit, tuple(_COLUMNS), "-age")
+    address = {"state": state, "group": group, "more": visit.text("more")}
     values = {
         "title": "Transactions",
         "state": state,
         "group": group,
         "is_supported": is_supported,
-        "rows": found[:most],
+        "rows": sorted_rows(found[:most], sort, lambda row, column: _COLUMNS[column](row)),
+        "order": ListOrder("/transactions", address, sort),
         "now_ms": now_ms,
         "has_more": len(found) > most,
         "is_all": most == SHOWN_MORE,
@@ -113,7 +134,7 @@ async def show_one(visit: Visit) -> PageContent:
     transaction = report.transaction
     traces = await traces_of(visit.admin, transaction.queue.topic, transaction.id)
     values = {
-        "title": "Transaction",
+        "title": _title_of(transaction),
         "transaction": transaction,
         "report": report,
         "is_open": report.final is None,
@@ -193,6 +214,89 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
 
 
+async def show_recheck_all(visit: Visit) -> PageContent:
+    """Show which producers are asked, and how many transactions are open."""
+    state, group = visit.text("state"), visit.text("group")
+    found = await visit.admin.transactions(
+        state=state, group=group, limit=SHOWN_MORE + 1, cluster=visit.settings.cluster
+    )
+    count = f"more than {SHOWN_MORE}" if len(found) > SHOWN_MORE else str(len(found))
+    facts = {"group": group or "all", "state": state or "prepared and parked", "open now": count}
+    return ChangePreview(
+        title="Ask all producers again",
+        eyebrow="Transactions",
+        sentences=(
+            "Brokers ask the producers of each of these transactions, each a full number of times.",
+            "A transaction that is open when you press the button is asked about as well.",
+        ),
+        facts=facts,
+        action=link("/transactions/recheck", state=state, group=group),
+        button="Ask all again",
+        back=link("/transactions", state=state, group=group),
+    ).content()
+
+
+async def show_chosen(visit: Visit) -> PageContent:
+    """List the transactions that a visitor chose, before they are decided or asked about."""
+    act = _act_of(visit)
+    chosen = await _chosen(visit)
+    open_now = [name for name, transaction in chosen.items() if transaction is not None]
+    count = quantity(len(open_now), "transaction")
+    now_ms = visit.clock.wall_ms()
+    return ChangePreview(
+        title=f"{act.title} {count}",
+        eyebrow="Transactions",
+        sentences=act.sentences,
+        facts={name: _fact_of(transaction, now_ms) for name, transaction in chosen.items()},
+        action=link("/transactions/chosen", do=act.name, chosen=open_now),
+        button=f"{act.title} {count}",
+        back="/transactions",
+        wants_reason=act.decision is not None,
+        reason_bytes=_decision_bytes(visit),
+        repeated=str(len(open_now)) if act.decision else "",
+        repeated_name="number of transactions",
+        refusal="" if open_now else "None of these transactions is open now.",
+        is_bad=act.decision == "rollback",
+    ).content()
+
+
+async def change_chosen(form: ChangeForm) -> ChangeDone:
+    """Decide the chosen transactions, or ask about them; one that fails stops no other."""
+    visit, act = form.visit, _act_of(form.visit)
+    names = _chosen_names(visit)
+    reason = ""
+    if act.decision is not None:
+        reason = reason_in(form.fields)
+        check_bytes(reason, _decision_bytes(visit))
+        check_repeated(form.fields, "number of transactions", str(len(names)))
+
+    async def change(name: str) -> TxmqError | None:
+        broker, _, transaction_id = name.partition(":")
+        by: dict[str, Any] = {
+            "operator": visit.session.person,
+            "reason": reason,
+            "broker": broker,
+            "cluster": visit.settings.cluster,
+        }
+        try:
+            if act.decision is None:
+                await visit.admin.recheck_transaction(transaction_id, **by)
+            else:
+                await visit.admin.decide_transaction(transaction_id, act.decision, **by)
+        except TxmqError as error:
+            return error
+        return None
+
+    errors = [error for error in await for_each(names, change) if error is not None]
+    if len(errors) == len(names):
+        raise errors[0]
+    notice = f"{quantity(len(names) - len(errors), 'transaction')} {act.done}"
+    if errors:
+        first = str(errors[0]).strip()
+        notice += f"; {len(errors)} of {len(names)} failed, the first of them: {first}"
+    return ChangeDone("/transactions", notice)
+
+
 async def recheck_all(form: ChangeForm) -> ChangeDone:
     """Have the brokers ask the producers of all open transactions, or of those of a group."""
     visit = form.visit
@@ -217,6 +321,86 @@ def _recheck_bytes(visit: Visit) -> int:
     return RECHECK_REASON_BYTES_MAX - len(visit.session.person.encode())
 
 
+class _Act(NamedTuple):
+    """What a visitor does to the transactions that were chosen."""
+
+    name: str
+    title: str
+    sentences: tuple[str, ...]
+    done: str
+    decision: Literal["commit", "rollback"] | None = None
+
+
+_FINAL: Final = "Decide only what you know from the database. A decision cannot be undone."
+_ACTS: Final = (
+    _Act(
+        "recheck",
+        "Ask the producers of",
+        ("The brokers ask the producers of these transactions, each a full number of times.",),
+        "will be checked again, now or as soon as a producer connects",
+    ),
+    _Act(
+        "commit",
+        "Commit",
+        ("Consumers receive the message of each of these transactions.", _FINAL),
+        "committed",
+        "commit",
+    ),
+    _Act(
+        "rollback",
+        "Roll back",
+        ("No consumer ever receives the message of any of these transactions.", _FINAL),
+        "rolled back",
+        "rollback",
+    ),
+)
+
+
+def _act_of(visit: Visit) -> _Act:
+    name = visit.required("do")
+    for act in _ACTS:
+        if act.name == name:
+            return act
+    raise UsageError(f"transactions are committed, rolled back or rechecked, not {name!r}")
+
+
+def _chosen_names(visit: Visit) -> list[str]:
+    """The chosen transactions, each as its broker and its id."""
+    names = list(dict.fromkeys(visit.texts("chosen")))
+    if not names:
+        raise UsageError("no transaction is chosen; go back and tick some in the list")
+    if len(names) > _CHOSEN_MAX:
+        raise LimitExceeded("the transactions that are chosen together", _CHOSEN_MAX, len(names))
+    return names
+
+
+async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
+    """The chosen transactions by name; ``None`` for one that is not open."""
+    names = _chosen_names(visit)
+
+    async def find(name: str) -> OpenTransaction | None:
+        broker, _, transaction_id = name.partition(":")
+        try:
+            found, _ = await visit.admin.transaction(
+                transaction_id, broker=broker or None, cluster=visit.settings.cluster
+            )
+        except NotFound:
+            return None
+        return found
+
+    return dict(zip(names, await for_each(names, find), strict=True))
+
+
+def _fact_of(transaction: OpenTransaction | None, now_ms: int) -> str:
+    if transaction is None:
+        return "not open any more; it is left out"
+    age = age_of(now_ms - transaction.stored_ms)
+    return (
+        f"{_title_of(transaction)}: {transaction.state} for {age}, "
+        f"group {transaction.group}, topic {transaction.queue.topic}"
+    )
+
+
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:
     decision = visit.required("decision")
     if decision == "commit":
@@ -232,6 +416,11 @@ async def _find(visit: Visit) -> tuple[OpenTransaction, ReceivedMessage]:
         broker=visit.text("broker") or None,
         cluster=visit.settings.cluster,
     )
+
+
+def _title_of(transaction: OpenTransaction) -> str:
+    """What people call a transaction: its business key, or its id if it has none."""
+    return transaction.keys[0] if transaction.keys else transaction.id
 
 
 def _repeated(transaction: OpenTransaction) -> tuple[str, str]:
@@ -250,13 +439,27 @@ def _by_age(found: list[OpenTransaction], now_ms: int) -> dict[str, int]:
     return counts
 
 
+_COLUMNS: Final[Mapping[str, Callable[[OpenTransaction], Any]]] = {
+    "transaction": _title_of,
+    "state": lambda row: row.state,
+    "age": lambda row: -row.stored_ms,
+    "checks": lambda row: row.checks,
+    "group": lambda row: row.group,
+    "topic": lambda row: row.queue.topic,
+    "broker": lambda row: row.queue.broker,
+}
+"""What each column of the list is sorted by."""
+
 PAGES: Final = (
     PageRoute("/transactions", show_list),
     PageRoute("/transaction", show_one),
     PageRoute("/transaction/decision", show_decision),
+    PageRoute("/transactions/chosen", show_chosen),
+    PageRoute("/transactions/recheck", show_recheck_all),
 )
 CHANGES: Final = (
     ChangeRoute("/transaction/decision", decide, show_decision),
     ChangeRoute("/transaction/recheck", recheck, show_one),
-    ChangeRoute("/transactions/recheck", recheck_all, show_list),
+    ChangeRoute("/transactions/recheck", recheck_all, show_recheck_all),
+    ChangeRoute("/transactions/chosen", change_chosen, show_chosen, CHOSEN_S),
 )

@@ -81,7 +81,10 @@
       mark = event.lastEventId;
       const box = document.createElement("template");
       box.innerHTML = `\n${event.data}\n`;
+      const ticked = new Set([...live.querySelectorAll("[name=chosen]:checked")].map((tick) => tick.value));
       updateChildren(live, box.content);
+      // A node may now stand for another row: the tick belongs to the row.
+      for (const tick of live.querySelectorAll("[name=chosen]")) tick.checked = ticked.has(tick.value);
     });
     source.addEventListener("reload", () => {
       close();
@@ -119,6 +122,12 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   field.focus();
   field.select();
+});
+
+// The tick in the head of a list ticks all of its rows.
+document.addEventListener("change", (event) => {
+  if (event.target.id !== "tick-all") return;
+  for (const tick of document.querySelectorAll("[name=chosen]")) tick.checked = event.target.checked;
 });
 
 // A search that has found nothing goes on by itself, until the visitor stops it.

@@ -75,7 +75,7 @@ site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warnin
 	@echo "the site is in .cache/site: open .cache/site/index.html through a web server, such as:"
 	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
 
-sitecheck: site  ## open the site in Chromium: accessibility, narrow screens, searches, diagrams
+sitecheck: site  ## open the site in Chromium: accessibility, narrow screens, clipped code, searches, diagrams
 	$(SITE)/bin/python -m tools.site.check
 
 versions: $(SITE)/.ready  ## commit this version's site to the branch of all versions, gh-pages

@@ -36,7 +36,7 @@ def test_the_table_has_the_labels_of_each_figure(metric):
 
 
 def test_alerts_ask_for_figures_that_there_are():
-    rules = re.findall(r"expr: (.+)", PAGE)
+    rules = re.findall(r"expr: (.+?)\n +labels: ", PAGE, re.DOTALL)
     asked = {item for rule in rules for item in re.findall(r"txmq_reconcile_(\w+)", rule)}
 
     assert len(rules) == PAGE.count("- alert: ")

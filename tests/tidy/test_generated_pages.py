@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from tests.docs.pages import all_pages
 from tools import (
     api_reference,
     class_table,
@@ -29,6 +30,8 @@ from txmq_broker.testing import embedded
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS_MAX = 1800
+CODE_CHARS_MAX = 100
+"""Characters of a line of code in the column of the site at 1440 px."""
 MQADMIN = """
 addBroker addWritePerm allocateMQ brokerConsumeStats brokerStatus checkMsgSendRT
 checkRocksdbCqWriteProgress cleanBrokerMetadata cleanExpiredCQ cleanUnusedTopic cloneGroupOffset
@@ -181,6 +184,19 @@ def test_links_to_headings_lead_to_a_heading():
     ]
 
     assert broken == []
+
+
+def test_code_in_a_page_fits_the_column_of_the_site():
+    """Only what a terminal shows may be longer: the site wraps it as a terminal does."""
+    long = [
+        f"{page.name}: {line}"
+        for page in all_pages()
+        for block in page.blocks()
+        if block.language not in {"console", "text"}
+        for line in block.text.expandtabs(4).splitlines()
+        if len(line) > CODE_CHARS_MAX
+    ]
+    assert long == []
 
 
 def test_a_page_that_is_no_reference_is_read_in_one_sitting():

@@ -1,4 +1,5 @@
-"""Checks the built site in Chromium: accessibility, narrow screens, the search, and diagrams.
+"""Checks the built site in Chromium: accessibility, narrow screens, clipped code, the search, and
+diagrams.
 
 Run it by `make sitecheck`. Each finding is one line with its page, and the exit code is 1 if there
 are any.
@@ -49,6 +50,9 @@ OVERFLOW = """() => {
   const page = document.documentElement;
   return page.scrollWidth > page.clientWidth ? page.scrollWidth : 0;
 }"""
+CLIPPED = """() => [...document.querySelectorAll("pre > code")]
+  .filter(code => code.getClientRects().length && code.scrollWidth > code.clientWidth)
+  .map(code => code.innerText.slice(0, 40))"""
 SHORTEN = """() => document.querySelectorAll(`.md-content__inner > :nth-child(n + 60),
   .doc-contents > :nth-child(n + 10) > :nth-child(n + 10), tr:nth-child(n + 20),
   .md-nav--secondary .md-nav__item:nth-child(n + 20)`).forEach(part => part.remove())"""
@@ -116,6 +120,9 @@ def looks(tab: Page, address: str) -> Iterator[str]:
         tab.goto(f"{address}/{page}")
         if wide := tab.evaluate(OVERFLOW):
             yield f"{page} at {NARROW['width']} px: it is {wide} px wide and scrolls sideways"
+        tab.set_viewport_size(WIDE)
+        for code in tab.evaluate(CLIPPED):
+            yield f"{page} at {WIDE['width']} px: a line of code is wider than its column: {code!r}"
         if page in KINDS or has_diagrams:
             tab.evaluate(SHORTEN)
             tab.add_style_tag(content="* {transition: none !important}")

@@ -33,11 +33,12 @@ soak: needs  ## all cases with high counts, for hours
 check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
 	$(RUN) -m pytest -q -n $(WORKERS) --no-loadscope-reorder -m "not slow" tests/unit tests/property tests/tidy
 
-lint: $(READY)  ## format, lint, types, import directions
+lint: $(READY)  ## format, lint, types (of the pages' programs, too), import directions
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/mypy
+	$(RUN) -m tests.docs.type_checks
 
 needs: $(READY)  ## fetch what the tests need, or name all that is missing
 	@$(RUN) -m tests.needs

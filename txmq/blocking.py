@@ -365,7 +365,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         if transaction is None and error is not None:
             raise error  # The block never began, so no code can read an outcome.
         assert transaction is not None, "it had a session"
-        transaction.outcome = outcome
+        transaction.decided = outcome
 
     def _end(self, begun: TransactionBlock[D], error: Exception | None) -> TransactionOutcome:
         try:

@@ -21,7 +21,7 @@ import psycopg
 from tests.databases import conninfo
 from tests.docs.commands import split, understand
 from tests.docs.outputs import ANY, is_in_order, is_output_of, line_count
-from tests.docs.pages import CODE, ROOT, all_pages, commands
+from tests.docs.pages import CODE, ROOT, all_pages, commands, excerpts
 from tests.docs.scratch import execute
 from tests.docs.vocabulary import see_words
 from txmq.cli.serve import foreign_names
@@ -249,7 +249,7 @@ def programs():
 
 def see_excerpt(page, block, scratch):
     """A block of `py` shows a part of a program that a test runs elsewhere."""
-    for part in re.split(r" +# \.\.\.\n", block.text):
+    for part in excerpts(block.text):
         assert part in programs(), f"no program has these lines: {part}"
 
 

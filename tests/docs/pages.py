@@ -78,6 +78,11 @@ def is_introduction(text):
     return not text or ("\n\n" not in text and "prints" in text)
 
 
+def excerpts(text):
+    """The parts of a program that a block of `py` shows, without the marks between them."""
+    return re.split(r" +# \.\.\.\n", text)
+
+
 def commands(text):
     """The commands of a console block."""
     parts = re.split(r"^[$#] ", text, flags=re.MULTILINE)

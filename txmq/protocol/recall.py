@@ -48,7 +48,7 @@ def decode(text: str) -> RecallHandle:
         IllegalOperation: The text is not a handle; RocketMQ answers with the same code.
     """
     if not isinstance(text, str):
-        raise _not_a_handle(text)  # None, if a broker returned no handle.
+        raise _not_a_handle(text)
     padded = text + "=" * (-len(text) % 4)  # Java accepts it with or without padding.
     try:
         raw = base64.b64decode(padded, altchars=b"-_", validate=True).decode()

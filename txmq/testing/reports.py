@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from txmq.quantity import quantity
 
@@ -67,7 +67,7 @@ class Report:
         """The attempts with this end."""
         return tuple(attempt for attempt in self.attempts if attempt.end is end)
 
-    def see_once(self, effects: Mapping[Hashable, int]) -> None:
+    def see_once(self, effects: Mapping[Any, int]) -> None:
         """Check that every key has exactly one effect, and that every delivery succeeded.
 
         Args:
@@ -82,7 +82,7 @@ class Report:
         if wrong or strange or self.stuck:
             raise AssertionError("\n".join(self._story(wrong, strange)))
 
-    def _story(self, wrong: dict[Hashable, int], strange: dict[Hashable, int]) -> Iterator[str]:
+    def _story(self, wrong: Mapping[Any, int], strange: Mapping[Any, int]) -> Iterator[str]:
         yield f"seed {self.seed}, {_many(self.keys, 'key')}, {_many(self.attempts, 'attempt')}:"
         if wrong:
             never = sum(1 for count in wrong.values() if not count)

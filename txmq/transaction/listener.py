@@ -66,7 +66,7 @@ class TransactionListener(Protocol):
     """
 
     @abstractmethod
-    def execute_local_transaction(self, message: HalfMessage, arg: Any) -> LocalState:
+    def execute_local_transaction(self, message: HalfMessage, arg: Any, /) -> LocalState:
         """Run the local transaction, and return its state.
 
         It runs once the half message is stored. Any exception leaves the outcome open, except
@@ -79,7 +79,7 @@ class TransactionListener(Protocol):
         ...
 
     @abstractmethod
-    def check_local_transaction(self, message: ReceivedMessage) -> LocalState:
+    def check_local_transaction(self, message: ReceivedMessage, /) -> LocalState:
         """Return the state of a local transaction, perhaps of another process of the group.
 
         Look up what it has written under the message's ``id``. Before you return ``ROLLBACK``, make

@@ -507,7 +507,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         if transaction is None and problem is not None:
             raise problem  # The block did not run, so it cannot receive the outcome.
         assert transaction is not None, "it had a session"
-        transaction.outcome = outcome
+        transaction.decided = outcome
 
     async def begin(self, message: Message) -> TransactionBlock[S]:
         """Open a transaction, the first part of :meth:`transaction`.

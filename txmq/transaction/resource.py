@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from txmq.transaction.state import LocalTransactionState
 
@@ -37,14 +38,16 @@ class LocalTransaction(Protocol[S_co]):
         trace: TracebackType | None,
     ) -> None: ...
 
-    async def __aenter__(self) -> S_co: ...
+    # Not `async def`: to pyright, a function with that result and a coroutine function differ.
 
-    async def __aexit__(
+    def __aenter__(self) -> Coroutine[Any, Any, S_co]: ...
+
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         problem: BaseException | None,
         trace: TracebackType | None,
-    ) -> None: ...
+    ) -> Coroutine[Any, Any, None]: ...
 
 
 class Resource(Protocol[S_co]):

@@ -67,8 +67,7 @@ class Transaction(Generic[S]):
     run: TransactionRun
     session: S
     """The session of the local transaction; leave commit and rollback to the manager."""
-    outcome: TransactionOutcome | None = None
-    """The outcome, once it is known."""
+    decided: TransactionOutcome | None = field(default=None, repr=False)
     is_over: bool = False
 
     @property
@@ -87,6 +86,19 @@ class Transaction(Generic[S]):
         if half is None:
             raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
         return half
+
+    @property
+    def outcome(self) -> TransactionOutcome:
+        """Its outcome, once its block has ended.
+
+        Raises:
+            UsageError: It is not decided yet.
+        """
+        if self.decided is None:
+            raise UsageError(
+                f"transaction {self.xid} is not decided yet: read its outcome after the block"
+            )
+        return self.decided
 
     @property
     def group(self) -> str:

@@ -66,6 +66,7 @@ async def reconcile(
     console.print()
     if len(days) > 1:
         say(console, "what was on its way at midnight is open on the first date, not on the second")
+    code = NOT_RUN
     for day in days:  # Of two, only the last one's word counts.
         code = await run(["--date", day.isoformat(), "--config", str(rules), *SMALL], environ)
         if code == NOT_RUN:

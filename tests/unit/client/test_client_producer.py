@@ -771,7 +771,7 @@ async def test_a_message_that_is_not_for_later_cannot_be_recalled(stage):
     result = await stage.producer.send(message())
 
     assert result.recall_handle is None
-    with pytest.raises(IllegalOperation, match="None is not a recall handle"):
+    with pytest.raises(IllegalOperation, match="only a delayed one has"):
         await stage.producer.recall("T", result.recall_handle)
 
 

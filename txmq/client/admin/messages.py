@@ -137,12 +137,12 @@ class MessageCalls:
             self._doubt_route(topic, queue.broker, error)
             raise
 
-    async def recall(self, topic: str, handle: str, *, group: str = PRODUCER_GROUP) -> str:
+    async def recall(self, topic: str, handle: str | None, *, group: str = PRODUCER_GROUP) -> str:
         """Cancel a delayed message before it becomes visible.
 
         Args:
             topic: Its topic.
-            handle: Its :attr:`SendResult.recall_handle`.
+            handle: Its :attr:`SendResult.recall_handle`; only a delayed message has one.
             group: The producer group in whose name the message is recalled.
 
         Returns:
@@ -155,6 +155,11 @@ class MessageCalls:
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
             RemoteProtocolError: The answer does not name the message.
         """
+        if handle is None:
+            raise IllegalOperation(
+                "this message has no recall handle: only a delayed one has, from a broker that "
+                "recalls messages"
+            )
         wanted = recall.decode(handle)
         if wanted.topic != topic:
             raise IllegalOperation(f"the handle is of a message for {wanted.topic}, not {topic}")

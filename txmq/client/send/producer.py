@@ -267,14 +267,15 @@ class Producer(Lifecycle):
             return await self._hooks.send_batch(sender.send_batch, messages, queue)
         return await sender.send_batch(messages, queue)
 
-    async def recall(self, topic: str, handle: str) -> str:
+    async def recall(self, topic: str, handle: str | None) -> str:
         """Recall a delayed message, so that it is never delivered.
 
         The request is sent once; if no answer comes, it can be repeated.
 
         Args:
             topic: The message's topic.
-            handle: The ``recall_handle`` of its send result.
+            handle: The ``recall_handle`` of its send result; a message that is not delayed has
+                none, and is refused.
 
         Returns:
             The message's id.

@@ -28,7 +28,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import txmq
 from txmq.background import Background
@@ -67,6 +67,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 D = TypeVar("D")
+D_co = TypeVar("D_co", covariant=True)
+Owner = TypeVar("Owner")
 M = TypeVar("M", bound=MessageHandler)
 F = TypeVar("F", bound=MadeBody)
 W = TypeVar("W", bound="Middleware | ReceiveFunction")
@@ -269,6 +271,19 @@ class TransactionProducer(Producer):
     decide = waits(txmq.TransactionProducer.decide)
 
 
+class TransactionDecorator(Protocol[D_co]):
+    """Decorates functions that begin with a session, and methods with one after ``self``."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[D_co, P], Any], /
+    ) -> Callable[P, TransactionOutcome]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Owner, D_co, P], Any], /
+    ) -> Callable[Concatenate[Owner, P], TransactionOutcome]: ...
+
+
 class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     """:class:`txmq.TransactionManager`; ``with`` opens and closes it.
 
@@ -311,21 +326,19 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         body: Callable[..., object] | None = None,
         properties: Properties | None = None,
         made_from: MadeFrom = "arguments",
-    ) -> Callable[[Callable[Concatenate[D, P], Any]], Callable[P, TransactionOutcome]]:
+    ) -> TransactionDecorator[D]:
         """See :meth:`txmq.TransactionManager.transactional`."""
 
-        def decorate(
-            function: Callable[Concatenate[D, P], Any],
-        ) -> Callable[P, TransactionOutcome]:
+        def decorate(function: Callable[..., Any]) -> Callable[..., TransactionOutcome]:
             template = self._real.template(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
-            def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
+            def call(*args: Any, **kwargs: Any) -> TransactionOutcome:
                 here = CallerThread()
                 work = self._real.called(template, function, args, kwargs, here)
                 return self._background.wait(work, here)
 
-            return signed(call, template.signature)
+            return signed(call, template.shown)
 
         return decorate
 

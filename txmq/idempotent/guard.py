@@ -34,7 +34,7 @@ from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
 from txmq.message import Later
-from txmq.runtime.signatures import signature_of
+from txmq.runtime.signatures import object_parameter, signature_of
 
 __all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
 
@@ -43,10 +43,12 @@ K = TypeVar("K")
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 R = TypeVar("R")
+Owner = TypeVar("Owner")
 P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
+_OPEN: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ATTEMPTS_MAX: Final = 3
 """How often a function is called before its error is raised, if the database aborts its transaction
 because of a deadlock or a serialization failure. The message is then delivered again later.
@@ -173,6 +175,8 @@ class Guarded:
     payload: Callable[..., Payload]
     scope: str
     keeps_result: bool
+    is_method: bool
+    """Whether the first argument of a call is a method's object, which is no part of the work."""
 
     def under(self, guard: Any) -> Callable[..., Any]:
         """The same function under another guard."""
@@ -180,13 +184,18 @@ class Guarded:
 
     def attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt[Any]:
         """An attempt at one call."""
-        key, payload = self.key(*args, **kwargs), self.payload(*args, **kwargs)
+        given = args[1:] if self.is_method else args
+        key, payload = self.key(*given, **kwargs), self.payload(*given, **kwargs)
         attempt: Attempt[Any] = self.guard.attempt(key, scope=self.scope, payload=payload)
         return attempt
 
     def arguments(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The positional arguments of the function."""
-        return (attempt.session, *args) if self.guard.has_session else args
+        if not self.guard.has_session:
+            return args
+        if self.is_method:
+            return (args[0], attempt.session, *args[1:])
+        return (attempt.session, *args)
 
     def accept(self, attempt: Attempt[Any], result: Any) -> None:
         """Handle the function's result before the attempt ends."""
@@ -216,7 +225,7 @@ class _Postponed(Exception):
 
 
 class _SessionDecorator(Protocol[S_co]):
-    """Decorates a function whose first parameter is a session."""
+    """Decorates functions that begin with a session, and methods with one after ``self``."""
 
     @overload
     def __call__(
@@ -224,6 +233,14 @@ class _SessionDecorator(Protocol[S_co]):
     ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[S_co, P], R], /) -> Callable[P, R | None]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Owner, S_co, P], Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Owner, S_co, P], R], /
+    ) -> Callable[Concatenate[Owner, P], R | None]: ...
 
 
 class _PlainDecorator(Protocol):
@@ -265,7 +282,8 @@ def idempotent(
 ) -> Any:
     """Run a function once per key, however often it is called; a decorator.
 
-    The function runs only if the key is new. If the guard has a session, it is the first argument.
+    The function runs only if the key is new. If the guard has a session, it is the first argument,
+    or of a method the one after ``self``; neither is an argument of ``key`` and ``payload``.
     A repeated call returns the stored result, or ``None``. When the decorated function returns,
     everything is committed, so a message may be acknowledged. A function that returns
     :class:`txmq.Later` counts as not called: its key is free, and a batch is delivered again whole.
@@ -285,7 +303,8 @@ def idempotent(
             a :class:`~txmq.idempotent.token.TokenGuard` stores it.
 
     Raises:
-        ConfigError: The guard does not fit the function, or a scope is needed.
+        ConfigError: The guard, the key or the payload does not fit the function, or a scope is
+            needed.
         KeyInProgress: From a call: another attempt is at work on the key. Consumers of txmq deliver
             the message again later.
         KeyConflict: From a call: the key was used for another payload. Consumers of txmq send the
@@ -298,7 +317,15 @@ def idempotent(
         _check_fit(function, guard)
         chosen_scope = _scope_of(function) if scope is None else scope
         keeps = _keeps(function, guard, keeps_result)
-        return _decorate(Guarded(function, guard, key, payload or body_of, chosen_scope, keeps))
+        signature = _signature_of(function)
+        is_method = signature is not None and object_parameter(signature) is not None
+        if signature is not None:
+            taken = _taken(signature, hidden=int(is_method) + int(guard.has_session))
+            for part, made_by in (("key", key), ("payload", payload)):
+                _check_part(_name_of(function), taken, part, made_by)
+        return _decorate(
+            Guarded(function, guard, key, payload or body_of, chosen_scope, keeps, is_method)
+        )
 
     return decorate
 
@@ -317,12 +344,14 @@ def _decorate(guarded: Guarded) -> Callable[..., Any]:
     if guarded.guard.has_session:
         # Frameworks inspect the parameters; hide the session, which the guard supplies.
         signature = signature_of(guarded.function)
-        first, *others = signature.parameters.values()
-        if first.kind is inspect.Parameter.VAR_POSITIONAL:
-            others = [first, *others]  # *args takes the session and all other arguments.
+        others = list(signature.parameters.values())
+        place = 1 if guarded.is_method else 0
+        session = others[place]
+        if session.kind is not inspect.Parameter.VAR_POSITIONAL:
+            del others[place]  # Otherwise it takes the session and all other arguments.
         vars(call)["__signature__"] = signature.replace(parameters=others)
         # Not of call.__annotations__: what cannot be evaluated stays a reference here.
-        hints = {one.name: one.annotation for one in others if one is not first}
+        hints = {one.name: one.annotation for one in others if one is not session}
         hints["return"] = signature.return_annotation
         call.__annotations__ = {
             name: hint for name, hint in hints.items() if hint is not signature.empty
@@ -403,16 +432,71 @@ def _check_fit(function: Callable[..., Any], guard: Any) -> None:
         )
         raise ConfigError(f"{name} needs a guard over another source: {wanted}")
     if guard.has_session:
-        parameters = list(signature_of(function).parameters)
-        if not parameters:
-            raise ConfigError(
-                f"{name} takes no session: add a first parameter, the guard passes one"
-            )
-        if parameters[0] == "self":
-            raise ConfigError(
-                f"{name} would receive the session as self: decorate the method of an object, not "
-                "of a class"
-            )
+        signature = signature_of(function)
+        owner = object_parameter(signature)
+        if len(signature.parameters) < (1 if owner is None else 2):
+            place = "first parameter" if owner is None else f"parameter after {owner.name}"
+            raise ConfigError(f"{name} takes no session: add a {place}, the guard passes one")
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return signature_of(function)
+    except ValueError:
+        return None  # Some built-in functions have no signature.
+
+
+def _taken(signature: inspect.Signature, *, hidden: int) -> inspect.Signature:
+    """What the caller of a function passes: all but the first ones, unless ``*args`` takes them."""
+    given = list(signature.parameters.values())
+    while hidden and given[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del given[0]
+        hidden -= 1
+    return signature.replace(parameters=given, return_annotation=signature.empty)
+
+
+def _check_part(
+    name: str, taken: inspect.Signature, part: str, made_by: Callable[..., Any] | None
+) -> None:
+    """Refuse a key or payload that fits no call of the function."""
+    if made_by is None:
+        return
+    if not callable(made_by):
+        raise ConfigError(f"the {part} of {name} is a function of its arguments, not {made_by!r}")
+    wanted = _signature_of(made_by)
+    if wanted is not None and not _fits_a_call(wanted, taken):
+        raise ConfigError(
+            f"{name} is called with {_plain(taken)}, and so is the function of its {part}, which "
+            f"takes {_plain(wanted)}"
+        )
+
+
+def _fits_a_call(wanted: inspect.Signature, taken: inspect.Signature) -> bool:
+    """Whether some call of a function with these parameters is one for those, too."""
+    parameters = taken.parameters.values()
+    if any(one.kind in _OPEN for one in parameters):
+        return True  # It takes any number of arguments.
+    named = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    placed = [one for one in parameters if one not in named]
+    required = sum(one.default is one.empty for one in placed)
+    names = {one.name: None for one in named if one.default is one.empty}
+    calls = [([None] * count, names) for count in range(required, len(placed) + 1)]
+    calls.append(([], names | {one.name: None for one in placed}))
+    return any(_takes(wanted, args, kwargs) for args, kwargs in calls)
+
+
+def _takes(signature: inspect.Signature, args: list[None], kwargs: dict[str, None]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """Parameters in an error, without annotations."""
+    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
 def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> bool:

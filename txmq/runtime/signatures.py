@@ -1,4 +1,4 @@
-"""Signatures of functions, also of those whose annotations cannot be evaluated."""
+"""Signatures of functions, also of methods, and where annotations cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 
-__all__ = ["signature_of"]
+__all__ = ["object_parameter", "signature_of"]
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
@@ -24,3 +24,12 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
     return inspect.signature(function)
+
+
+def object_parameter(signature: inspect.Signature) -> inspect.Parameter | None:
+    """The parameter for a method's object, called ``self`` or ``cls``, while its class is defined.
+
+    The method of an object has it no more, and a function never.
+    """
+    first = next(iter(signature.parameters.values()), None)
+    return first if first is not None and first.name in {"self", "cls"} else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from types import MethodType
 from typing import Any, Self
 
 from txmq.idempotent.guard import Attempt, Guarded, Payload
@@ -55,7 +56,9 @@ def mortal(handler: Callable[..., Any], point: Point | None) -> Callable[..., An
     guarded = guarded_of(handler)
     if guarded is None or point not in {Point.CLAIMED, Point.WORKED}:
         return handler
-    return guarded.under(_MortalGuard(guarded.guard, point))
+    dying = guarded.under(_MortalGuard(guarded.guard, point))
+    owner = getattr(handler, "__self__", None)
+    return MethodType(dying, owner) if guarded.is_method and owner is not None else dying
 
 
 @dataclass(frozen=True, slots=True)

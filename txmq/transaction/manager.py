@@ -15,8 +15,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from types import MethodType, TracebackType
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
@@ -33,7 +44,7 @@ from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.signatures import signature_of
+from txmq.runtime.signatures import object_parameter, signature_of
 from txmq.runtime.tasks import Runner, Tasks
 from txmq.transaction.listener import LocalAnswer
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
@@ -67,6 +78,8 @@ log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+Owner = TypeVar("Owner")
 
 _ROLLBACK: Final = LocalTransactionState.ROLLBACK
 
@@ -158,6 +171,19 @@ class TransactionBlock(Generic[S]):
         if not self.is_left:
             self.is_left = True
             self.run.runs.leave(self.run.xid)
+
+
+class TransactionDecorator(Protocol[S_co]):
+    """Decorates functions that begin with a session, and methods with one after ``self``."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[S_co, P], Any], /
+    ) -> Callable[P, Coroutine[Any, Any, TransactionOutcome]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Owner, S_co, P], Any], /
+    ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, TransactionOutcome]]: ...
 
 
 class TransactionManager(Lifecycle, Generic[S]):
@@ -266,12 +292,10 @@ class TransactionManager(Lifecycle, Generic[S]):
         body: Callable[..., object] | None = None,
         properties: Properties | None = None,
         made_from: MadeFrom = "arguments",
-    ) -> Callable[
-        [Callable[Concatenate[S, P], Any]],
-        Callable[P, Coroutine[Any, Any, TransactionOutcome]],
-    ]:
+    ) -> TransactionDecorator[S]:
         """Make a function a transaction. Its first argument is the session; the caller gives the
-        others, and awaits the outcome.
+        others, and awaits the outcome. Of a method, the session comes after ``self``, which is no
+        part of the message.
 
         The message is made from these arguments, before the function runs. Each part is the same
         for all calls, or a function of the arguments. An ``async`` function is for a resource of
@@ -300,15 +324,15 @@ class TransactionManager(Lifecycle, Generic[S]):
         """
 
         def decorate(
-            function: Callable[Concatenate[S, P], Any],
-        ) -> Callable[P, Coroutine[Any, Any, TransactionOutcome]]:
+            function: Callable[..., Any],
+        ) -> Callable[..., Coroutine[Any, Any, TransactionOutcome]]:
             template = self.template(function, topic, tags, keys, body, properties, made_from)
 
             @functools.wraps(function)
-            async def call(*args: P.args, **kwargs: P.kwargs) -> TransactionOutcome:
+            async def call(*args: Any, **kwargs: Any) -> TransactionOutcome:
                 return await self.called(template, function, args, kwargs)
 
-            return signed(call, template.signature)
+            return signed(call, template.shown)
 
         return decorate
 
@@ -348,8 +372,12 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise UsageError(f"{name} yields, and would run after its transaction if at all")
         signature = signature_of(function)
         arguments = list(signature.parameters.values())
+        owner = object_parameter(signature)
+        if owner is not None:
+            del arguments[0]
         if not arguments or arguments[0].kind in _NO_SESSION:
-            raise UsageError(f"the first argument of {name} is the session, and it takes none")
+            place = "first argument" if owner is None else f"argument after {owner.name}"
+            raise UsageError(f"the {place} of {name} is the session, and it takes none")
         if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
             del arguments[0]  # Otherwise it takes the session, and everything after it.
         return MessageTemplate(
@@ -361,6 +389,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             body=body,
             properties=properties or {},
             made_from=made_from,
+            owner=owner,
         )
 
     def called(
@@ -379,6 +408,10 @@ class TransactionManager(Lifecycle, Generic[S]):
             LocalProtocolError: They make no message.
             Exception: Any exception of the functions that make its parts.
         """
+        if template.owner is not None:
+            if not args:
+                raise TypeError(f"{template.name} is a method: call it on an object")
+            function, args = MethodType(function, args[0]), args[1:]
         call = function, args, kwargs
         if template.made_from == "result":
             template.bound(args, kwargs)

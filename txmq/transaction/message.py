@@ -46,13 +46,15 @@ class MessageTemplate:
     name: str
     """The decorated function's name, for errors."""
     signature: inspect.Signature
-    """The arguments of a call: all but the session."""
+    """The arguments of a call: all but a method's object and the session."""
     topic: Text
     tags: Text
     keys: Keys
     body: Callable[..., object] | None
     properties: Properties
     made_from: MadeFrom = "arguments"
+    owner: inspect.Parameter | None = None
+    """The parameter for a method's object."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before the first call."""
@@ -65,6 +67,15 @@ class MessageTemplate:
         if self.made_from == "result":
             for part in ("topic", "tags", "keys", "body", "properties"):
                 self._check_takes_result(part, getattr(self, part))
+
+    @property
+    def shown(self) -> inspect.Signature:
+        """The arguments that frameworks see, with a method's object, which Python removes when it
+        binds the method.
+        """
+        if self.owner is None:
+            return self.signature
+        return self.signature.replace(parameters=[self.owner, *self.signature.parameters.values()])
 
     @cached_property
     def is_simple(self) -> bool:

@@ -56,6 +56,24 @@ async def test_a_function_commits_both_sides(stage):
 
 
 @on_stage
+async def test_a_method_commits_both_sides_with_its_message_from_arguments_or_result(stage):
+    class Desk:
+        async def transfer_out(self, session, order):
+            self.last = order.id
+            return await take(session, order)
+
+    async with stage.manager() as tm:
+        Desk.send = transfer(tm, Desk.transfer_out)
+        Desk.late = tm.transactional(topic=TOPIC, made_from="result")(Desk.transfer_out)
+        desk = Desk()
+        assert (await desk.send(Order("o-1", 30))).result == "o-1"
+        assert (await desk.late(Order("o-2", 10))).state is COMMITTED
+        assert desk.last == "o-2"
+    assert stage.bank.balance == 60
+    assert await stage.visible() == [b'"o-2"', BODY]
+
+
+@on_stage
 async def test_a_plain_function_runs_in_a_thread(stage):
     where = []
 

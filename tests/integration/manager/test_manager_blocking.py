@@ -87,6 +87,37 @@ def test_a_function_is_called_as_it_looks(tm, bank, broker):
     assert visible(broker) == [b'{"id":"o-1","amount":30}']
 
 
+def test_a_method_is_called_with_its_object_and_the_session_and_its_message_has_neither(
+    tm, bank, broker
+):
+    class Desk:
+        def __init__(self, fee):
+            self.fee = fee
+
+        @tm.transactional(topic=TOPIC, keys=lambda order: order.id)
+        def transfer_out(self, session, order):
+            assert tm.current().session is session
+            return take_plainly(session, Order(order.id, order.amount + self.fee))
+
+    desk = Desk(5)
+    assert desk.transfer_out(ORDER).result == "o-1"
+    assert desk.transfer_out(order=Order("o-2", 10)).state is COMMITTED
+    assert bank.balance == 100 - 35 - 15
+    assert visible(broker) == [b'{"id":"o-1","amount":30}', b'{"id":"o-2","amount":10}']
+    assert list(inspect.signature(desk.transfer_out).parameters) == ["order"]
+    with pytest.raises(TypeError, match=r"Desk\.transfer_out is a method: call it on an object"):
+        Desk.transfer_out()
+
+
+def test_a_method_needs_a_session_after_its_object(tm):
+    with pytest.raises(UsageError, match="the argument after self of .*alone is the session"):
+
+        class Desk:
+            @tm.transactional(topic=TOPIC)
+            def alone(self):
+                """Takes no session."""
+
+
 def test_a_message_from_a_result_is_sent_while_the_caller_waits(tm, bank, broker):
     bank.order("CREATE TABLE bill (amount INTEGER PRIMARY KEY)")
     where = []

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.client.consume.handler import BoundHandler
 from txmq.errors import UsageError
-from txmq.message import Later
+from txmq.idempotent import idempotent
+from txmq.message import Later, ReceivedMessage
 from txmq.runtime.tasks import Threads
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
@@ -53,6 +55,21 @@ def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
 )
 def test_any_callable_can_be_a_handler(handler):
     assert judged(handler) == Later(3)
+
+
+@pytest.mark.parametrize("takes_batch", [False, True])
+def test_a_method_without_its_object_is_refused_with_how_to_register_it(takes_batch):
+    with pytest.raises(UsageError, match=r"Object\.plain is a method.*\(service\.handle\)"):
+        BoundHandler(Object.plain, takes_batch=takes_batch)
+
+
+def test_a_guarded_method_of_an_object_can_be_a_handler():
+    class Desk:
+        @idempotent(MemoryGuard(has_session=True), key=lambda message: message.id)
+        def bill(self, session, message: ReceivedMessage):
+            return Later(3)
+
+    assert judged(Desk().bill) == Later(3)
 
 
 def test_a_handler_of_batches_gets_all_of_them():

@@ -350,9 +350,40 @@ def test_the_method_of_an_object_is_given_the_session_first():
     assert idempotent(guard, key=key_of)(handler.handle)(order()) == ["order-1", "a receipt"]
 
 
-def test_that_of_a_class_is_refused():
-    with pytest.raises(ConfigError, match="method of an object"):
-        idempotent(MemoryGuard(has_session=True), key=key_of)(Handler.handle)
+@pytest.mark.parametrize("has_session", [True, False])
+def test_a_method_is_given_its_object_and_its_key_is_not(has_session):
+    guard, given = MemoryGuard(has_session=has_session), []
+
+    class Desk:
+        @idempotent(guard, key=key_of, payload=lambda message: message.body)
+        def bill(self, *rest):
+            given.append((self, *rest))
+
+    desk, message = Desk(), order()
+    desk.bill(message)
+    desk.bill(message)
+
+    assert given == [(desk, [], message) if has_session else (desk, message)]
+    assert [(key, payload) for _, key, payload in guard.seen] == [("order-1", b"tea")] * 2
+
+
+def test_so_is_one_that_is_awaited_and_frameworks_see_what_callers_pass(awaited):
+    awaited.has_session = True
+
+    class Desk:
+        @idempotent(awaited, key=key_of)
+        async def bill(self, session, message: str):
+            return [self, session, message.key]
+
+    desk = Desk()
+
+    assert asyncio.run(desk.bill(order())) == [desk, [], "order-1"]
+    assert str(inspect.signature(desk.bill)) == "(message: str)"
+
+
+def test_a_method_without_a_parameter_for_the_session_is_refused():
+    with pytest.raises(ConfigError, match="add a parameter after self"):
+        idempotent(MemoryGuard(has_session=True), key=key_of)(Handler.__str__)
 
 
 def test_an_object_may_have_an_async_call(awaited):
@@ -413,6 +444,35 @@ def takes_nothing():
 def test_a_guard_that_does_not_fit_is_refused_at_once(function, settings, words):
     with pytest.raises(ConfigError, match=words):
         idempotent(MemoryGuard(**settings), key=key_of)(function)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (lambda: "k", r"bill is called with \(message, at=None\).*its key, which takes \(\)"),
+        (lambda session, order, at: order, r"which takes \(session, order, at\)"),
+        (lambda *, order: order, r"which takes \(\*, order\)"),
+        ("key", "the key of .*bill is a function of its arguments, not 'key'"),
+    ],
+)
+def test_a_key_that_no_call_of_the_function_fits_is_refused_when_it_decorates(key, words):
+    def bill(session, message, at=None):
+        """Never called."""
+
+    with pytest.raises(ConfigError, match=words):
+        idempotent(MemoryGuard(has_session=True), key=key)(bill)
+    with pytest.raises(ConfigError, match="payload"):
+        idempotent(MemoryGuard(has_session=True), key=key_of, payload=key)(bill)
+
+
+@pytest.mark.parametrize(
+    "key", [lambda message: "k", lambda message, at: "k", lambda *given, **named: "k", str]
+)
+def test_a_key_that_some_call_of_the_function_fits_is_accepted(key):
+    def bill(session, message, at=None, *, by=None):
+        return "billed"
+
+    idempotent(MemoryGuard(has_session=True), key=key)(bill)
 
 
 def test_so_is_what_is_none():

@@ -147,6 +147,19 @@ def test_a_handler_that_is_called_for_every_delivery_is_caught():
     assert len(report.ended(End.ACKNOWLEDGED)) == 100
 
 
+def test_a_guarded_method_is_delivered_to_with_its_object():
+    effects = Effects()
+
+    class Desk:
+        @idempotent(Together(effects), key=lambda message: message.key)
+        def bill(self, session, message):
+            session.append(message)
+
+    report = Deliveries(orders(20), seed=3, crashes=0.5).run(Desk().bill)
+
+    report.see_once(effects)
+
+
 def test_it_says_what_happened_to_a_key_in_order():
     effects = Effects()
     message = received("Orders", b"tea", key="order-1")

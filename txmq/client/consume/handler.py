@@ -18,6 +18,7 @@ from txmq.client.observe.worker_process import AfterVerdict
 from txmq.errors import KeyConflict, KeyInProgress, PayloadInvalid, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
+from txmq.runtime.signatures import object_parameter
 from txmq.runtime.tasks import Threads
 
 __all__ = [
@@ -185,14 +186,21 @@ def _check(handler: Callable[..., object], *, takes_batch: bool) -> None:
     name = getattr(handler, "__qualname__", repr(handler))
     if not callable(handler):
         raise UsageError(f"a handler is a function, not {name}")
+    try:
+        signature = signature_of(handler)
+    except ValueError:
+        return  # Some built-in functions have no signature.
+    if object_parameter(signature) is not None:
+        raise UsageError(
+            f"{name} is a method, and no object has it yet: register that of an object, as in "
+            "consumer.on(topic)(service.handle)"
+        )
     if not takes_batch:
         return  # The arguments of a single message are checked where they are made.
     try:
-        signature_of(handler).bind(object())
+        signature.bind(object())
     except TypeError as error:
         raise UsageError(f"{name} is called with a batch, and nothing else: {error}") from error
-    except ValueError:
-        return  # Some built-in functions have no signature.
 
 
 def _call(

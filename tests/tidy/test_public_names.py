@@ -126,6 +126,17 @@ def test_importing_txmq_imports_no_client():
     assert [each for each in loaded if each.startswith(rooms)] == []
 
 
+def test_a_star_import_of_guards_works_without_redis():
+    names = fresh(
+        "import sys\n"
+        "sys.modules['redis'] = None\n"
+        "from txmq.idempotent import *\n"
+        "print(UniqueKeyTable.__name__, idempotent.__name__, 'RedisGuard' in globals())"
+    )
+
+    assert names == "UniqueKeyTable idempotent False\n"
+
+
 def test_rules_and_results_need_no_spark():
     loaded = fresh("import sys, txmq.reconcile; print(*sys.modules)").split()
 

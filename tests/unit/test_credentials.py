@@ -53,6 +53,14 @@ def test_a_wrong_file_is_refused_and_its_secret_is_not_shown(tmp_path, text):
     assert "the secret" not in str(refused.value)
 
 
+def test_keys_without_their_names_or_of_another_type_are_refused():
+    with pytest.raises(ConfigError, match="name the keys: Credentials\\(access_key=") as refused:
+        Credentials("web-shop", "the secret")
+    assert "the secret" not in str(refused.value)
+    with pytest.raises(ConfigError, match="secret_key is a text, not a value of type bytes"):
+        Credentials(access_key="web-shop", secret_key=b"the secret")
+
+
 def test_no_text_shows_the_secret():
     shown = repr(Credentials(access_key="web-shop", secret_key="the secret"))
     assert "web-shop" in shown

@@ -36,13 +36,14 @@ _FRAME_ROOM: Final = 64 * 1024
 
 class _Bound(NamedTuple):
     least: Any
+    kind: type
     is_optional: bool
 
 
 @cache
 def _bounds(kind: type) -> dict[str, _Bound]:
     return {
-        name: _Bound(meta.ge, NoneType in get_args(hint.__origin__))
+        name: _Bound(meta.ge, type(meta.ge), NoneType in get_args(hint.__origin__))
         for name, hint in get_type_hints(kind, include_extras=True).items()
         for meta in getattr(hint, "__metadata__", ())
         if isinstance(meta, Meta)
@@ -53,12 +54,17 @@ def check_bounds(settings: object) -> None:
     """Check settings against the bounds in their types.
 
     Raises:
-        ConfigError: A value is too small.
+        ConfigError: A value is too small, or not such a number.
     """
     kind: Any = type(settings)
     for name, bound in _bounds(kind).items():
         value: Any = getattr(settings, name)
-        if not (value is None and bound.is_optional) and value < bound.least:
+        if value is None and bound.is_optional:
+            continue
+        if not isinstance(value, int | bound.kind):
+            number = "a whole number" if bound.kind is int else "a number"
+            raise ConfigError(f"{name} is {number}, not {value!r}")
+        if value < bound.least:
             raise ConfigError(f"{name} is at least {bound.least}, not {value}")
 
 
@@ -231,6 +237,10 @@ class ConsumerSettings:
         check_bounds(self)
         if not isinstance(self.start, StartFrom):
             raise ConfigError(f"start is one of StartFrom's values, not {self.start!r}")
+        if isinstance(self.allocation, type) or not callable(self.allocation):
+            raise ConfigError(
+                f"allocation is a strategy, such as allocation.Circle(), not {self.allocation!r}"
+            )
         if self.start_ms is not None and self.start is not StartFrom.TIME:
             raise ConfigError("start_ms says from which time on; it needs start=StartFrom.TIME")
 

@@ -45,7 +45,7 @@ def alchemy_adapter(source: object) -> DatabaseAdapter[Any] | None:
 
     Raises:
         ConfigError: Its sessions can write to several databases, or to one that does not support a
-            fence.
+            fence, such as one in memory.
     """
     if isinstance(source, Engine):
         # Callers use a function's result after the commit, so objects must not expire.
@@ -59,6 +59,19 @@ def alchemy_adapter(source: object) -> DatabaseAdapter[Any] | None:
         bound = _bound(source.kw, Engine)
         return AlchemyAdapter(source, bound)
     return None
+
+
+def _refuse_memory(engine: Engine | AsyncEngine) -> None:
+    """Refuse an SQLite database in memory: other threads would miss its tables."""
+    if engine.dialect.name != "sqlite":
+        return
+    url = engine.url
+    name = url.database or ":memory:"
+    if name.startswith((":memory:", "file::memory:")) or url.query.get("mode") == "memory":
+        raise ConfigError(
+            f"{url} is an in-memory SQLite database: other threads do not see it, and nobody does "
+            "after a crash; name a file, as in sqlite:///bank.db (with creator=, too)"
+        )
 
 
 def _bound(settings: dict[str, Any], wanted: type[Any]) -> Any:
@@ -79,6 +92,7 @@ class AlchemyAdapter:
     problems = _PROBLEMS
 
     def __init__(self, sessions: Callable[..., Session], engine: Engine) -> None:
+        _refuse_memory(engine)
         self.kind = kind_of(engine.dialect.name)
         self.can_prepare = engine.dialect.driver == "psycopg"
         self._sessions = sessions
@@ -110,6 +124,7 @@ class AsyncAlchemyAdapter:
     problems = _PROBLEMS
 
     def __init__(self, sessions: Callable[..., AsyncSession], engine: AsyncEngine) -> None:
+        _refuse_memory(engine)
         self.kind = kind_of(engine.dialect.name)
         self.can_prepare = engine.dialect.driver == "psycopg"
         self._sessions = sessions

@@ -16,6 +16,7 @@ use, so a service only needs the libraries of the guards it uses.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from txmq.extras import named_extra
@@ -44,6 +45,9 @@ __all__ = [
     "idempotent",
     "redelivery_horizon_s",
 ]
+
+if find_spec("redis") is None:
+    __all__[:] = [name for name in __all__ if name != "RedisGuard"]  # for `import *`
 
 _MODULES: Final = {
     "Attempt": "guard",

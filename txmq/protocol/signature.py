@@ -10,12 +10,12 @@ from __future__ import annotations
 import hmac
 from binascii import b2a_base64
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha1
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from msgspec import Struct
 
 from txmq.errors import ConfigError
 
@@ -40,11 +40,12 @@ _UNSIGNED: Final = frozenset((SIGNATURE, "_UNIQUE_KEY_QUERY"))
 """Java clients add the second one after they have signed."""
 
 
-class Credentials(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Credentials:
     """What a client signs its requests with.
 
     Raises:
-        ConfigError: A key is too short.
+        ConfigError: A key is too short, or given without its name.
     """
 
     access_key: str
@@ -54,10 +55,21 @@ class Credentials(Struct, frozen=True, kw_only=True):
     security_token: str = ""
     """The token of a temporary account, which RocketMQ's clients send along."""
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *keys: object, **_named: object) -> Self:
+            """Refuse keys without names: nobody would see that they are swapped."""
+            if keys:
+                raise ConfigError("name the keys: Credentials(access_key=..., secret_key=...)")
+            return object.__new__(cls)
+
     def __post_init__(self) -> None:
         """Refuse keys that RocketMQ would refuse."""
         for name in ("access_key", "secret_key"):
-            if len(getattr(self, name)) < KEY_CHARS_MIN:
+            key = getattr(self, name)
+            if not isinstance(key, str):
+                raise ConfigError(f"{name} is a text, not a value of type {type(key).__name__}")
+            if len(key) < KEY_CHARS_MIN:
                 raise ConfigError(f"{name} needs at least {KEY_CHARS_MIN} characters")
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, Final
 
 from txmq.client.values import SendResult
-from txmq.errors import UsageError
+from txmq.errors import OutcomeUnknown, RollBack, UsageError
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
 
@@ -106,6 +106,23 @@ class TransactionOutcome:
     """The exception of the local transaction, or why the broker has not confirmed."""
     result: Any = None
     """The return value of a :class:`~txmq.TransactionManager`'s function that has committed."""
+
+    def unwrap(self) -> Any:
+        """The result of the function, if the transaction has committed.
+
+        Raises:
+            RollBack: It is rolled back; this is the function's own, if it raised one.
+            OutcomeUnknown: It may have committed; look up the result later by the ``xid``.
+        """
+        if self.state is TransactionState.COMMITTED:
+            return self.result
+        if self.state is TransactionState.UNKNOWN:
+            raise OutcomeUnknown(
+                f"transaction {self.xid} may have committed; a check will find out"
+            ) from self.problem
+        if isinstance(self.problem, RollBack):
+            raise self.problem
+        raise RollBack(f"transaction {self.xid} is rolled back") from self.problem
 
     @property
     def message_id(self) -> str:

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.pool import StaticPool
 
 from txmq import (
     Client,
@@ -36,10 +35,14 @@ class Listener:
         return LocalTransactionState.COMMIT
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """The database of a test is a file of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def engine():
-    return create_engine(
-        "sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False}
-    )
+    return create_engine("sqlite:///bank.db")
 
 
 def client(names):

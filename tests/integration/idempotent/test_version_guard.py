@@ -378,7 +378,7 @@ WRONG = [
 @pytest.mark.parametrize(("how", "match"), WRONG)
 def test_what_cannot_work_is_refused_when_it_is_made(how, match):
     with pytest.raises(ConfigError, match=match):
-        VersionGuard(sa.create_engine("sqlite://"), **how)
+        VersionGuard(sa.create_engine("sqlite:///unused.db"), **how)
 
 
 class Hasty(SystemClock):

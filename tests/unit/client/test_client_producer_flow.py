@@ -232,6 +232,14 @@ async def test_a_function_may_select_the_queue(stage):
     assert (await stage.producer.send_to(message(), select, 7)).queue.number == 3
 
 
+@produced(queues=4)
+async def test_a_function_that_selects_an_index_is_told_to_return_a_queue(stage):
+    with pytest.raises(UsageError, match="the selector returned 3: return one of the queues"):
+        await stage.producer.send_to(message(), lambda queues, each, arg: 3, None)
+
+    assert not stage.sends
+
+
 @produced(topic="")
 async def test_a_topic_that_cannot_be_written_to_has_no_queue_for_a_key(stage):
     stage.cluster.add_topic("T", perm=4)

@@ -3,6 +3,7 @@
 import pytest
 
 from txmq import Client, Producer, PullConsumer, PushConsumer, ScheduledPull, blocking
+from txmq.client.allocation import Circle
 from txmq.client.settings import ClientSettings, ConsumerSettings, ProducerSettings, StartFrom
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX
@@ -19,6 +20,11 @@ from txmq.limits import FRAME_BYTES_MAX
         (ConsumerSettings, {"attempts_max": 0}, "attempts_max is at least 1, not 0"),
         (ConsumerSettings, {"start": "first"}, "one of StartFrom's values, not 'first'"),
         (ConsumerSettings, {"start_ms": 5}, "it needs start=StartFrom.TIME"),
+        (ConsumerSettings, {"pull_batch": "x"}, "pull_batch is a whole number, not 'x'"),
+        (ConsumerSettings, {"pull_batch": 1.5}, "pull_batch is a whole number, not 1.5"),
+        (ConsumerSettings, {"suspend_s": None}, "suspend_s is a number, not None"),
+        (ConsumerSettings, {"allocation": object()}, r"such as allocation\.Circle\(\), not <obj"),
+        (ConsumerSettings, {"allocation": Circle}, r"such as allocation\.Circle\(\), not <class"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(kind, given, says):

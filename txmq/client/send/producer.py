@@ -337,10 +337,16 @@ class Producer(Lifecycle):
             arg: Its third argument.
 
         Raises:
+            UsageError: ``select`` did not return a queue.
             TxmqError: As for :meth:`send`.
         """
         queues = await self._open().writable(message.topic)
-        return await self.send(message, select(queues, message, arg))
+        chosen = select(queues, message, arg)
+        if not isinstance(chosen, Queue):
+            raise UsageError(
+                f"the selector returned {chosen!r}: return one of the queues that it receives"
+            )
+        return await self.send(message, chosen)
 
     def _open(self) -> Sender:
         sender, owner = self._sender, self.client.session.owner

@@ -26,6 +26,7 @@ from txmq.message import (
 if TYPE_CHECKING:
     from txmq.client import allocation
     from txmq.client.admin.admin import Admin
+    from txmq.client.body import encode_body
     from txmq.client.client import Client
     from txmq.client.consume.pull_consumer import PullConsumer
     from txmq.client.consume.push_consumer import PushConsumer
@@ -107,6 +108,7 @@ __all__ = [
     "XAResource",
     "__version__",
     "allocation",
+    "encode_body",
     "errors",
     "reply_to",
 ]
@@ -116,6 +118,7 @@ __version__ = "0.1.0"
 _LATER: Final = {
     "Admin": "txmq.client.admin.admin",
     "Client": "txmq.client.client",
+    "encode_body": "txmq.client.body",
     "ClientTls": "txmq.tls",
     "Credentials": "txmq.protocol.signature",
     "Reply": "txmq.client.send.request_reply",

@@ -80,7 +80,7 @@ tm = TransactionManager(GROUP, os.environ["TXMQ_NAMES"], SQLResource(connection)
 
 
 @tm.transactional(topic="transfer", tags="CCB", keys=lambda order: order.id)
-def transfer_out(_: Any, order: Transfer) -> None:
+def transfer_out(_: object, order: Transfer) -> None:
     """Debit the payer with the ORM; the writes commit with the message. ``connection`` is the
     session.
     """

@@ -45,6 +45,12 @@ def consume(names: str) -> None:
     def pay(session: Session, order: str, at: int) -> int:
         return at if session.is_active else 0
 
+    class Desk:
+        @idempotent(guard, key=lambda message: message.key)
+        def transfer_in(self, session: Session, message: ReceivedMessage) -> Later | None:
+            return None if session.is_active else Later()
+
+    consumer.on("transfer")(Desk().transfer_in)
     paid: int | None = pay("order-1", at=9)
     print(paid, transfer_in)
 

@@ -67,6 +67,7 @@ from txmq import (
     XAResource,
     allocation,
     blocking,
+    encode_body,
     errors,
     reply_to,
 )
@@ -236,6 +237,13 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
         async def create(session: AsyncSession, amount: int) -> int:
             return amount if session.is_active else 0
 
+        class Desk:
+            @tm.transactional(topic="Orders", keys=lambda amount: str(amount))
+            async def pay(self, session: AsyncSession, amount: int) -> int:
+                return amount if session.is_active else 0
+
+        paid: TransactionOutcome = await Desk().pay(100)
+        print(paid.unwrap(), encode_body(Refund("order-7")))
         made: TransactionOutcome = await create(100)
         print(made.sent and made.sent.id)
         async with tm.transaction(order) as transaction:

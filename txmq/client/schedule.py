@@ -18,8 +18,7 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias, TypedDict
 
-import msgspec
-
+from txmq.client.body import encode_body
 from txmq.client.names import check_name
 from txmq.client.observe.worker_process import CURRENT
 from txmq.client.send.producer import Producer
@@ -171,16 +170,19 @@ class ScheduledMessage:
         """The message for one scheduled time.
 
         Raises:
-            TypeError: JSON cannot carry the body.
+            LocalProtocolError: JSON cannot carry the body.
         """
         if isinstance(body, str):
             body = body.encode()
-        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         moment = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="seconds")
         key = f"{self.name}@{moment.replace('+00:00', 'Z')}"
         properties = {SCHEDULED_AT: str(at_ms)}
         return Message(
-            topic=self.topic, body=data, tags=self.tags, keys=(key,), properties=properties
+            topic=self.topic,
+            body=encode_body(body),
+            tags=self.tags,
+            keys=(key,),
+            properties=properties,
         )
 
 

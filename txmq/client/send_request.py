@@ -119,8 +119,10 @@ def sealed(
     _check_topic(message.topic)
     body = message.body
     if not isinstance(body, bytes):
-        hint = "; encode it, as in text.encode()" if isinstance(body, str) else ""
-        raise LocalProtocolError(f"a body is bytes, not {type(body).__name__}{hint}")
+        how = "text.encode()" if isinstance(body, str) else "encode_body(value)"
+        raise LocalProtocolError(
+            f"a body is bytes, not {type(body).__name__}; encode it, as in {how}"
+        )
     flag = message.flag
     if flag and not -(2**31) <= flag < 2**31:
         raise LocalProtocolError(f"a flag is a number of 32 bits, not {flag}")

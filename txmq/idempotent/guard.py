@@ -232,11 +232,11 @@ class _SessionDecorator(Protocol[S_co]):
         self, function: Callable[Concatenate[S_co, P], Coroutine[Any, Any, R]], /
     ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
     @overload
-    def __call__(self, function: Callable[Concatenate[S_co, P], R], /) -> Callable[P, R | None]: ...
-    @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]  # a method's object is not a session
         self, function: Callable[Concatenate[Owner, S_co, P], Coroutine[Any, Any, R]], /
     ) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S_co, P], R], /) -> Callable[P, R | None]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Owner, S_co, P], R], /

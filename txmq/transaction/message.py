@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
-import msgspec
-
+from txmq.client.body import encode_body
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
 from txmq.runtime.signatures import signature_of
@@ -146,11 +145,11 @@ class MessageTemplate:
                 f"`body=`. And {_ONE}"
             )
         try:
-            encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            encoded = encode_body(body)
+        except LocalProtocolError as error:
             raise LocalProtocolError(
-                f"the message of {self.name} cannot be written as JSON; give it "
-                f"`body=`, a function that makes it from the {self.made_from} ({error})"
+                f"the message of {self.name} has no body: {error}; give it `body=`, a function "
+                f"that makes it from the {self.made_from}"
             ) from error
         return Message(
             topic=topic,

@@ -191,7 +191,10 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
     ("wrong", "said"),
     [
         ({"body": "text"}, "a body is bytes, not str; encode it, as in text.encode()"),
-        ({"body": bytearray(b"b")}, "a body is bytes, not bytearray"),
+        (
+            {"body": bytearray(b"b")},
+            "a body is bytes, not bytearray; encode it, as in encode_body(value)",
+        ),
         ({"topic": b"T"}, "b'T' is not a valid topic name; use letters, "),
         ({"topic": None}, "None is not a valid topic name; use letters, "),
         ({"keys": "order-1"}, "keys are a tuple, not a str; write keys=('order-1',)"),

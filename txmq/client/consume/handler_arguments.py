@@ -61,7 +61,7 @@ _ERRORS_SHOWN: Final = 3
 
 _ACCEPTED: Final = (
     "a handler accepts a ReceivedMessage; bytes or str; or a body in JSON as a msgspec.Struct, a "
-    "dataclass, a TypedDict, a pydantic model, or a builtin type"
+    "dataclass, a TypedDict, an attrs class, a pydantic model, or a builtin type"
 )
 
 

@@ -19,6 +19,7 @@ from txmq.client.settings import ClientSettings, ConsumerSettings
 from txmq.errors import UsageError
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
+from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks, Threads
 
@@ -140,7 +141,7 @@ class Client(ClusterClient):
                 "this client is not open; use it with 'async with', or await its start()"
             )
         self.session.owner.check()
-        await self._closed.wait()
+        await until_stopped(self._closed)
 
     def on(
         self,

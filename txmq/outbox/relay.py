@@ -31,6 +31,7 @@ from txmq.quantity import quantity
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["Relay"]
@@ -194,7 +195,7 @@ class Relay(Lifecycle):
                 "this relay is not open; use it with 'async with', or await its start()"
             )
         self._producer.client.session.owner.check()
-        await self._stopped.wait()
+        await until_stopped(self._stopped)
 
     @property
     def outbox(self) -> Outbox:

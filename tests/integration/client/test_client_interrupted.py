@@ -1,4 +1,4 @@
-"""Ctrl-C in a program whose handler hangs: the first drains and says so, the second ends it."""
+"""Ctrl-C in a program that consumes: the first drains, quietly; a second ends it at once."""
 
 import os
 import signal
@@ -108,3 +108,49 @@ def test_a_second_ctrl_c_ends_a_program_whose_handler_hangs(names, which):
         finally:
             killing.cancel()
             program.kill()
+
+
+QUIET = """
+    def show(message):
+        print(message.body, flush=True)
+
+    async def main():
+        {make}
+        async with consumer:
+            await {wait}
+        print("stopped")
+
+    asyncio.run(main())
+    print("ended")
+"""
+ON_PUSH = 'consumer = PushConsumer("quiet-{number}", names, settings); consumer.on("Orders")(show)'
+QUIET_PROGRAMS = {
+    "a consumer": QUIET.format(make=ON_PUSH.format(number=1), wait="consumer.wait()"),
+    "a consumer that another task waits for": QUIET.format(
+        make=ON_PUSH.format(number=2), wait="asyncio.create_task(consumer.wait())"
+    ),
+    "a client": QUIET.format(
+        make='consumer = Client(names); consumer.on("Orders", group="quiet-3", settings=settings)'
+        "(show)",
+        wait="consumer.wait()",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", QUIET_PROGRAMS)
+def test_ctrl_c_ends_a_program_that_only_waits_quietly(names, which):
+    text = textwrap.dedent(BEFORE) + textwrap.dedent(QUIET_PROGRAMS[which])
+    with subprocess.Popen(
+        [sys.executable, "-c", text, names],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    ) as program:  # fmt: skip
+        killing = threading.Timer(40, program.kill)
+        killing.start()
+        try:
+            assert program.stdout.readline() == "b'x'\n"
+            os.kill(program.pid, signal.SIGINT)
+            output, errors = program.communicate()
+        finally:
+            killing.cancel()
+            program.kill()
+    assert (program.returncode, output, errors) == (0, "stopped\nended\n", "")

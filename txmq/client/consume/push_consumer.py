@@ -34,6 +34,7 @@ from txmq.protocol.bodies import ConsumerRegistration
 from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
+from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Threads
 
@@ -281,7 +282,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         if self._stopped is None:
             raise UsageError(_NOT_RUNNING)
         self.client.session.owner.check()
-        await self._stopped.wait()
+        await until_stopped(self._stopped)
 
     # Called by the client
 

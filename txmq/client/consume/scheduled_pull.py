@@ -22,6 +22,7 @@ from txmq.errors import UsageError
 from txmq.message import Queue
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
+from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks
 
@@ -259,7 +260,7 @@ class ScheduledPull(Lifecycle):
                 "this schedule is not running; use it with 'async with', or await its start()"
             )
         self._puller.client.session.owner.check()
-        await self._stopped.wait()
+        await until_stopped(self._stopped)
 
     # Queues and their rounds
 

@@ -1,5 +1,6 @@
 """The tutorial: each sitting, followed command by command, prints what its page shows."""
 
+import socket
 import subprocess
 import sys
 
@@ -45,6 +46,45 @@ def test_a_difference_between_a_page_and_what_happens_is_found(tmp_path):
 
     with Reader(tmp_path) as reader:
         assert reader.follow(page) == ["$ python tea.py", "- milk", "+ tea"]
+
+
+def test_a_broker_whose_port_is_taken_is_not_waited_for(tmp_path):
+    lines = [step.line for name in SITTINGS for step in steps(page(name)) if hasattr(step, "line")]
+    (wait,) = {line for line in lines if line.startswith("until") and "broker.log" in line}
+    serve = next(line for line in lines if line.startswith("txmq serve"))
+
+    with Reader(tmp_path) as reader, socket.socket() as other:
+        host, port = reader.real("127.0.0.1:10911").split(":")
+        other.bind((host, int(port)))
+        other.listen()
+        reader.run(reader.real(serve))
+        waited = reader.shown(reader.run(wait))
+
+    assert "txmq: cannot start: 127.0.0.1:10911 is taken" in waited
+
+
+def test_an_order_at_another_program_s_port_ends_with_an_error(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(20)
+        program = (EXAMPLES / "second_sitting/order.py").read_text()
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        (tmp_path / "order.py").write_text(program.replace("127.0.0.1:8001", address))
+        ordering = subprocess.Popen(
+            [sys.executable, "order.py", "order-1", "500"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line, _ = stranger.accept()
+        with line:
+            line.recv(65_536)
+            line.sendall(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        try:
+            _, problem = ordering.communicate(timeout=20)
+        finally:
+            ordering.kill()
+
+    assert (ordering.returncode, problem) == (1, "HTTP Error 404: Not Found: see shop.log\n")
 
 
 @pytest.mark.slow

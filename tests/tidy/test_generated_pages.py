@@ -216,6 +216,32 @@ def test_links_between_pages_lead_somewhere():
     assert broken == []
 
 
+@pytest.mark.parametrize("path", ["README.md", "docs/explanation/promises.md"])
+def test_every_promise_links_to_a_test_that_shows_it(path):
+    page = DOCS.parent / path
+    promises = re.findall(r"^(?:- |\| \*\*).*$", page.read_text(), re.MULTILINE)
+    shown = {
+        promise: [page.parent / link for link in re.findall(r"\]\(([^)]*/test_\w+\.py)\)", promise)]
+        for promise in promises
+    }
+
+    assert len(shown) >= 5
+    assert [promise for promise, tests in shown.items() if not any(map(Path.exists, tests))] == []
+
+
+def test_every_setting_that_is_called_a_broker_s_is_one():
+    settings = (DOCS / "reference/configuration.md").read_text()
+    known = set(re.findall(r"^\| `([\w.]+)` \|", settings, re.MULTILINE))
+    named = {
+        name: path.name
+        for path in [*DOCS.rglob("*.md"), *(DOCS.parent / "txmq").rglob("*.py")]
+        for name in re.findall(r"\bbroker's `{1,2}([a-z_.]+)`", path.read_text())
+    }
+
+    assert named
+    assert {name: page for name, page in named.items() if name not in known} == {}
+
+
 def test_the_index_of_decisions_has_their_titles():
     index = (DOCS / "adr/README.md").read_text()
     listed = re.findall(r"^\| \[\d{4}\]\((\S+)\) \| (.+) \|$", index, re.MULTILINE)

@@ -126,7 +126,7 @@ class ProducerSettings:
     compression: Algorithm = "zlib"
     """Clients older than RocketMQ 5 support only "zlib"."""
     body_bytes_max: Annotated[int, Meta(ge=1)] = MESSAGE_BODY_BYTES_MAX
-    """The largest body; raise the broker's ``max_message_size`` with it."""
+    """The largest body; raise the broker's ``topics.message_size_max`` with it."""
     queues_of_new_topics: Annotated[int, Meta(ge=1)] = QUEUES_OF_NEW_TOPICS
     """The number of queues of a topic that its first message creates."""
     linger_s: Annotated[float, Meta(ge=0.0)] = 0.0

@@ -16,7 +16,7 @@ HEAD = """\
 <!-- Printed by `python -m tools.wire_reference`; change the handlers, not this page. -->
 
 Which of RocketMQ's requests are served, and by whom.
-Every other code is answered with 3, "request code not supported", by brokers and name servers
+Every other code is answered with 3, "request type ... not supported", by brokers and name servers
 alike. Requests that a broker sends to clients are marked so.
 
 | code | request | broker | name server | |

@@ -133,7 +133,7 @@ def test_several_transactions_are_decided_together_after_a_second_look(broker, v
     first = path("commit", "s-1", "s-2")
     seen = text_of(visitor.get(first))
     assert "Commit 2 transactions" in seen
-    assert re.search(r"s-1: parked for .* group several, topic Several", seen)
+    assert re.search(rf"s-1 parked for .* topic Several, id {ids['s-1']} at broker-a", seen)
     assert "s-3" not in seen
     assert "the reason is missing" in text_of(visitor.post(first, reason=" ", repeated="2"))
     wrong = visitor.post(first, reason="in the books", repeated="3")

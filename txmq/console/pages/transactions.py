@@ -247,7 +247,7 @@ async def show_chosen(visit: Visit) -> PageContent:
         title=f"{act.title} {count}",
         eyebrow="Transactions",
         sentences=act.sentences,
-        facts={name: _fact_of(transaction, now_ms) for name, transaction in chosen.items()},
+        facts=_facts_of(chosen, now_ms),
         action=link("/transactions/chosen", do=act.name, chosen=open_now),
         button=f"{act.title} {count}",
         back="/transactions",
@@ -391,14 +391,20 @@ async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
     return dict(zip(names, await for_each(names, find), strict=True))
 
 
-def _fact_of(transaction: OpenTransaction | None, now_ms: int) -> str:
-    if transaction is None:
-        return "not open any more; it is left out"
-    age = age_of(now_ms - transaction.stored_ms)
-    return (
-        f"{_title_of(transaction)}: {transaction.state} for {age}, "
-        f"group {transaction.group}, topic {transaction.queue.topic}"
-    )
+def _facts_of(chosen: Mapping[str, OpenTransaction | None], now_ms: int) -> dict[str, str]:
+    """What the second look shows of each transaction, by its business key."""
+    facts: dict[str, str] = {}
+    for name, found in chosen.items():
+        if found is None:
+            facts[name] = "not open any more; it is left out"
+            continue
+        title = _title_of(found)
+        age = age_of(now_ms - found.stored_ms)
+        facts[f"{title} ({found.id})" if title in facts else title] = (
+            f"{found.state} for {age}, group {found.group}, topic {found.queue.topic}, "
+            f"id {found.id} at {found.queue.broker}"
+        )
+    return facts
 
 
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:

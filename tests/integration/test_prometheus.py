@@ -63,6 +63,8 @@ EMPTY = {
     "follower_bytes_behind",
     "follower_seconds_behind",
     "group_lag_messages",
+    "group_oldest_unread_age_seconds",
+    "group_retries_waiting",
     "lease_age_seconds",
     "names_brokers",
     "names_refusals_total",

@@ -162,9 +162,10 @@ class ProcessSamples:
             found = broker.topics.by_name.get(name)
             if found is None or broker.clients.lacks_subscription(group, name):
                 continue
-            yield SamplePoint("group_lag_messages", progress.lag(group, found), (group, name))
+            lag = progress.lag(group, found)
+            yield SamplePoint("group_lag_messages", lag, (group, name))
             oldest = now_ms
-            for queue, offset in progress.first_unread(group, found):
+            for queue, offset in progress.first_unread(group, found) if lag > 0 else ():
                 place = name, queue.number, offset
                 stored_ms = known.get(place) or _stored_ms(broker, queue, offset)
                 if stored_ms is not None:

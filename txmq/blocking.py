@@ -28,7 +28,18 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import txmq
 from txmq.background import Background
@@ -80,66 +91,66 @@ X = TypeVar("X", bound=AsyncContext)
 class Admin(Facade[txmq.Admin]):
     """:class:`txmq.Admin`, which documents the methods and their errors."""
 
-    create_topic = waits(txmq.Admin.create_topic)
-    update_topic = waits(txmq.Admin.update_topic)
-    delete_topic = waits(txmq.Admin.delete_topic)
-    topics = waits(txmq.Admin.topics)
-    route = waits(txmq.Admin.route)
-    topic_config = waits(txmq.Admin.topic_config)
-    topics_of_broker = waits(txmq.Admin.topics_of_broker)
-    topic_status = waits(txmq.Admin.topic_status)
-    topic_groups = waits(txmq.Admin.topic_groups)
-    clusters_of = waits(txmq.Admin.clusters_of)
-    traffic = waits(txmq.Admin.traffic)
-    create_group = waits(txmq.Admin.create_group)
-    delete_group = waits(txmq.Admin.delete_group)
-    groups = waits(txmq.Admin.groups)
-    group_progress = waits(txmq.Admin.group_progress)
-    group_connections = waits(txmq.Admin.group_connections)
-    group_lag = waits(txmq.Admin.group_lag)
-    producer_connections = waits(txmq.Admin.producer_connections)
-    producers = waits(txmq.Admin.producers)
-    consumer_report = waits(txmq.Admin.consumer_report)
-    consume_directly = waits(txmq.Admin.consume_directly)
-    max_offset = waits(txmq.Admin.max_offset)
-    min_offset = waits(txmq.Admin.min_offset)
-    offset_by_time = waits(txmq.Admin.offset_by_time)
-    committed_offset = waits(txmq.Admin.committed_offset)
-    commit_offset = waits(txmq.Admin.commit_offset)
-    plan_reset = waits(txmq.Admin.plan_reset)
-    reset_offset = waits(txmq.Admin.reset_offset)
-    plan_clone = waits(txmq.Admin.plan_clone)
-    clone_offsets = waits(txmq.Admin.clone_offsets)
-    send = waits(txmq.Admin.send)
-    send_batch = waits(txmq.Admin.send_batch)
-    recall = waits(txmq.Admin.recall)
-    pull = waits(txmq.Admin.pull)
-    view = waits(txmq.Admin.view)
-    query = waits(txmq.Admin.query)
-    find = waits(txmq.Admin.find)
-    search = waits(txmq.Admin.search)
-    transactions = waits(txmq.Admin.transactions)
-    transaction = waits(txmq.Admin.transaction)
-    decide_transaction = waits(txmq.Admin.decide_transaction)
-    recheck_transaction = waits(txmq.Admin.recheck_transaction)
-    recheck_transactions = waits(txmq.Admin.recheck_transactions)
-    dead_letter_groups = waits(txmq.Admin.dead_letter_groups)
-    dead_letters = iterates(txmq.Admin.dead_letters)
-    dead_letter = waits(txmq.Admin.dead_letter)
-    resent_copy = waits(txmq.Admin.resent_copy)
-    resend_dead_letter = waits(txmq.Admin.resend_dead_letter)
-    cluster = waits(txmq.Admin.cluster)
-    broker_stats = waits(txmq.Admin.broker_stats)
-    broker_config = waits(txmq.Admin.broker_config)
-    change_broker_config = waits(txmq.Admin.change_broker_config)
-    forbid_writing = waits(txmq.Admin.forbid_writing)
-    allow_writing = waits(txmq.Admin.allow_writing)
-    audit = waits(txmq.Admin.audit)
-    delayed = waits(txmq.Admin.delayed)
-    recall_delayed = waits(txmq.Admin.recall_delayed)
-    broker_settings = waits(txmq.Admin.broker_settings)
-    accounts = waits(txmq.Admin.accounts)
-    hand_over = waits(txmq.Admin.hand_over)
+    create_topic: Final = waits(txmq.Admin.create_topic)
+    update_topic: Final = waits(txmq.Admin.update_topic)
+    delete_topic: Final = waits(txmq.Admin.delete_topic)
+    topics: Final = waits(txmq.Admin.topics)
+    route: Final = waits(txmq.Admin.route)
+    topic_config: Final = waits(txmq.Admin.topic_config)
+    topics_of_broker: Final = waits(txmq.Admin.topics_of_broker)
+    topic_status: Final = waits(txmq.Admin.topic_status)
+    topic_groups: Final = waits(txmq.Admin.topic_groups)
+    clusters_of: Final = waits(txmq.Admin.clusters_of)
+    traffic: Final = waits(txmq.Admin.traffic)
+    create_group: Final = waits(txmq.Admin.create_group)
+    delete_group: Final = waits(txmq.Admin.delete_group)
+    groups: Final = waits(txmq.Admin.groups)
+    group_progress: Final = waits(txmq.Admin.group_progress)
+    group_connections: Final = waits(txmq.Admin.group_connections)
+    group_lag: Final = waits(txmq.Admin.group_lag)
+    producer_connections: Final = waits(txmq.Admin.producer_connections)
+    producers: Final = waits(txmq.Admin.producers)
+    consumer_report: Final = waits(txmq.Admin.consumer_report)
+    consume_directly: Final = waits(txmq.Admin.consume_directly)
+    max_offset: Final = waits(txmq.Admin.max_offset)
+    min_offset: Final = waits(txmq.Admin.min_offset)
+    offset_by_time: Final = waits(txmq.Admin.offset_by_time)
+    committed_offset: Final = waits(txmq.Admin.committed_offset)
+    commit_offset: Final = waits(txmq.Admin.commit_offset)
+    plan_reset: Final = waits(txmq.Admin.plan_reset)
+    reset_offset: Final = waits(txmq.Admin.reset_offset)
+    plan_clone: Final = waits(txmq.Admin.plan_clone)
+    clone_offsets: Final = waits(txmq.Admin.clone_offsets)
+    send: Final = waits(txmq.Admin.send)
+    send_batch: Final = waits(txmq.Admin.send_batch)
+    recall: Final = waits(txmq.Admin.recall)
+    pull: Final = waits(txmq.Admin.pull)
+    view: Final = waits(txmq.Admin.view)
+    query: Final = waits(txmq.Admin.query)
+    find: Final = waits(txmq.Admin.find)
+    search: Final = waits(txmq.Admin.search)
+    transactions: Final = waits(txmq.Admin.transactions)
+    transaction: Final = waits(txmq.Admin.transaction)
+    decide_transaction: Final = waits(txmq.Admin.decide_transaction)
+    recheck_transaction: Final = waits(txmq.Admin.recheck_transaction)
+    recheck_transactions: Final = waits(txmq.Admin.recheck_transactions)
+    dead_letter_groups: Final = waits(txmq.Admin.dead_letter_groups)
+    dead_letters: Final = iterates(txmq.Admin.dead_letters)
+    dead_letter: Final = waits(txmq.Admin.dead_letter)
+    resent_copy: Final = waits(txmq.Admin.resent_copy)
+    resend_dead_letter: Final = waits(txmq.Admin.resend_dead_letter)
+    cluster: Final = waits(txmq.Admin.cluster)
+    broker_stats: Final = waits(txmq.Admin.broker_stats)
+    broker_config: Final = waits(txmq.Admin.broker_config)
+    change_broker_config: Final = waits(txmq.Admin.change_broker_config)
+    forbid_writing: Final = waits(txmq.Admin.forbid_writing)
+    allow_writing: Final = waits(txmq.Admin.allow_writing)
+    audit: Final = waits(txmq.Admin.audit)
+    delayed: Final = waits(txmq.Admin.delayed)
+    recall_delayed: Final = waits(txmq.Admin.recall_delayed)
+    broker_settings: Final = waits(txmq.Admin.broker_settings)
+    accounts: Final = waits(txmq.Admin.accounts)
+    hand_over: Final = waits(txmq.Admin.hand_over)
 
 
 class Client(OpenableFacade[txmq.Client]):
@@ -147,7 +158,7 @@ class Client(OpenableFacade[txmq.Client]):
 
     def __init__(self, names: str, settings: settings.ClientSettings | None = None) -> None:
         super().__init__(Background(), txmq.Client(names, settings), is_own=True)
-        self.admin = Admin(self._background, self._real.admin)
+        self.admin: Admin = Admin(self._background, self._real.admin)
 
     def on(
         self,
@@ -169,8 +180,8 @@ class Client(OpenableFacade[txmq.Client]):
         """See :meth:`txmq.Client.every`."""
         return self._real.every(topic=topic, **options)
 
-    wait = waits(txmq.Client.wait)
-    start_handlers = waits(txmq.Client.start_handlers)
+    wait: Final = waits(txmq.Client.wait)
+    start_handlers: Final = waits(txmq.Client.start_handlers)
 
     @property
     def id(self) -> str:
@@ -202,12 +213,12 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
     _kind = txmq.Producer
     _noun = "producer"
 
-    send = waits(txmq.Producer.send)
-    send_oneway = waits(txmq.Producer.send_oneway)
-    send_batch = waits(txmq.Producer.send_batch)
-    send_ordered = waits(txmq.Producer.send_ordered)
-    recall = waits(txmq.Producer.recall)
-    request = waits(txmq.Producer.request)
+    send: Final = waits(txmq.Producer.send)
+    send_oneway: Final = waits(txmq.Producer.send_oneway)
+    send_batch: Final = waits(txmq.Producer.send_batch)
+    send_ordered: Final = waits(txmq.Producer.send_ordered)
+    recall: Final = waits(txmq.Producer.recall)
+    request: Final = waits(txmq.Producer.request)
 
     def send_to(
         self, message: Message, select: Callable[[Sequence[Queue], Message, T], Queue], arg: T
@@ -267,8 +278,8 @@ class TransactionProducer(Producer):
         here = CallerThread()
         return self._background.wait(self._real.transact(message, arg, here), here)
 
-    prepare = waits(txmq.TransactionProducer.prepare)
-    decide = waits(txmq.TransactionProducer.decide)
+    prepare: Final = waits(txmq.TransactionProducer.prepare)
+    decide: Final = waits(txmq.TransactionProducer.decide)
 
 
 class TransactionDecorator(Protocol[D_co]):
@@ -409,12 +420,12 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
         """See :meth:`txmq.PushConsumer.on_batch`."""
         return self._real.on_batch(topic, tags, sql=sql)
 
-    wait = waits(txmq.PushConsumer.wait)
-    commit = waits(txmq.PushConsumer.commit)
-    move = waits(txmq.PushConsumer.move)
-    pause = in_loop(txmq.PushConsumer.pause)
-    resume = in_loop(txmq.PushConsumer.resume)
-    positions = in_loop(txmq.PushConsumer.positions)
+    wait: Final = waits(txmq.PushConsumer.wait)
+    commit: Final = waits(txmq.PushConsumer.commit)
+    move: Final = waits(txmq.PushConsumer.move)
+    pause: Final = in_loop(txmq.PushConsumer.pause)
+    resume: Final = in_loop(txmq.PushConsumer.resume)
+    positions: Final = in_loop(txmq.PushConsumer.positions)
 
     @property
     def queues(self) -> list[Queue]:
@@ -432,22 +443,22 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
         """See :meth:`txmq.PullConsumer.subscribe`."""
         self._real.subscribe(topic, tags, sql=sql)
 
-    assign = waits(txmq.PullConsumer.assign)
-    queues_of = waits(txmq.PullConsumer.queues_of)
-    poll = waits(txmq.PullConsumer.poll)
-    commit = waits(txmq.PullConsumer.commit)
-    seek = waits(txmq.PullConsumer.seek)
-    seek_to_begin = waits(txmq.PullConsumer.seek_to_begin)
-    seek_to_end = waits(txmq.PullConsumer.seek_to_end)
-    seek_to_time = waits(txmq.PullConsumer.seek_to_time)
-    pull = waits(txmq.PullConsumer.pull)
-    committed = waits(txmq.PullConsumer.committed)
-    note_offset = in_loop(txmq.PullConsumer.note_offset)
-    pause = in_loop(txmq.PullConsumer.pause)
-    resume = in_loop(txmq.PullConsumer.resume)
-    positions = in_loop(txmq.PullConsumer.positions)
-    end = in_loop(txmq.PullConsumer.end)
-    _next_batch = waits(txmq.PullConsumer.__anext__)
+    assign: Final = waits(txmq.PullConsumer.assign)
+    queues_of: Final = waits(txmq.PullConsumer.queues_of)
+    poll: Final = waits(txmq.PullConsumer.poll)
+    commit: Final = waits(txmq.PullConsumer.commit)
+    seek: Final = waits(txmq.PullConsumer.seek)
+    seek_to_begin: Final = waits(txmq.PullConsumer.seek_to_begin)
+    seek_to_end: Final = waits(txmq.PullConsumer.seek_to_end)
+    seek_to_time: Final = waits(txmq.PullConsumer.seek_to_time)
+    pull: Final = waits(txmq.PullConsumer.pull)
+    committed: Final = waits(txmq.PullConsumer.committed)
+    note_offset: Final = in_loop(txmq.PullConsumer.note_offset)
+    pause: Final = in_loop(txmq.PullConsumer.pause)
+    resume: Final = in_loop(txmq.PullConsumer.resume)
+    positions: Final = in_loop(txmq.PullConsumer.positions)
+    end: Final = in_loop(txmq.PullConsumer.end)
+    _next_batch: Final = waits(txmq.PullConsumer.__anext__)
 
     @property
     def queues(self) -> list[Queue]:
@@ -487,11 +498,11 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
         settings: settings.ConsumerSettings | None = None,
     ) -> None:
         super().__init__(group, names, settings)
-        self.consumer = PullConsumer.__new__(PullConsumer)
+        self.consumer: PullConsumer = PullConsumer.__new__(PullConsumer)
         Facade.__init__(self.consumer, self._background, self._real.consumer)
         self._threads = self._fresh_threads()
 
-    wait = waits(txmq.ScheduledPull.wait)
+    wait: Final = waits(txmq.ScheduledPull.wait)
 
     def _fresh_threads(self) -> Threads:
         consumer = self._real.consumer

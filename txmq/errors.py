@@ -160,7 +160,7 @@ class BatchCutShort(TxmqError):
 
     def __init__(self, results: Sequence[object], count: int, error: TxmqError) -> None:
         super().__init__(f"{len(results)} of {count} messages are stored, then: {error}")
-        self.results = tuple(results)
+        self.results: tuple[object, ...] = tuple(results)
         """The broker's answers for the first messages; the others are in doubt or unsent."""
 
 

@@ -52,9 +52,9 @@ class WatchedFiles(Generic[T]):
         """Why the files cannot be read; empty while they can."""
         self._looks = 0
         """How often unchanged files were looked at since they could not be read."""
-        self.reads = 0
+        self.reads: int = 0
         self._stamp = self._stamp_now()
-        self.value = read()
+        self.value: T = read()
         """The value of now."""
         self.reads = 1
 

@@ -1,6 +1,7 @@
 """What `import txmq` offers, and what it costs."""
 
 import ast
+import inspect
 import statistics
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.docs.type_checks import run_pyright
 from tests.serving import environment
-from txmq import blocking, idempotent, reconcile
+from txmq import allocation, blocking, errors, idempotent, reconcile, testing
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_PROGRAM = ROOT / "tests/typing/user_program.py"
@@ -96,6 +98,32 @@ def test_make_lint_checks_the_programs(program):
 
     assert settings["strict"]
     assert ".".join(program.relative_to(ROOT).with_suffix("").parts) in settings["modules"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_types_of_all_public_names_are_complete_for_pyright():
+    """As `pyright --verifytypes txmq` counts, over the names that users import."""
+    wanted = set()
+    for room in (txmq, blocking, idempotent, reconcile, errors, allocation, testing):
+        for name in room.__all__:
+            found = getattr(room, name)
+            parts = found.__mro__ if inspect.isclass(found) else [found]
+            wanted |= {f"{room.__name__}.{name}"} | {
+                f"{part.__module__}.{part.__qualname__}"
+                for part in parts
+                if getattr(part, "__module__", "").startswith("txmq") and hasattr(part, "__name__")
+            }
+
+    report = run_pyright("--verifytypes", "txmq", "--ignoreexternal")["typeCompleteness"]
+
+    assert len(report["symbols"]) > len(wanted)
+    assert [
+        symbol["name"]
+        for symbol in report["symbols"]
+        if not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"]
+        if any(f"{symbol['name']}.".startswith(f"{name}.") for name in wanted)
+    ] == []
 
 
 def test_every_public_name_is_there():

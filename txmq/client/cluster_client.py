@@ -86,11 +86,11 @@ class ClusterClient(Lifecycle):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        self.settings = settings_or(ClientSettings, settings)
-        self.replies = Replies()
-        self.tasks = Tasks()
+        self.settings: ClientSettings = settings_or(ClientSettings, settings)
+        self.replies: Replies = Replies()
+        self.tasks: Tasks = Tasks()
         clock = clock or SystemClock()
-        self.session = Session(
+        self.session: Session = Session(
             names,
             network,
             clock,
@@ -103,8 +103,8 @@ class ClusterClient(Lifecycle):
             credentials=self.settings.credentials,
             tls=self.settings.tls,
         )
-        self.admin = Admin(self.session)
-        self.id = _client_id(self.settings, self.session.entropy)
+        self.admin: Admin = Admin(self.session)
+        self.id: str = _client_id(self.settings, self.session.entropy)
         self._producers: dict[str, ClientMember] = {}
         self._consumers: dict[str, ClientMember] = {}
         self._beaten: dict[str, None] = {}

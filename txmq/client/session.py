@@ -96,17 +96,17 @@ class Session:
         credentials: Credentials | None = None,
         tls: ClientTls | None = None,
     ) -> None:
-        self.names = _addresses_in(names)
-        self.clock = clock or SystemClock()
-        self.entropy = entropy or SystemEntropy()
-        self.ids = UniqueIds(self.clock, self.entropy)
-        self.turns = QueueRotation()
+        self.names: tuple[str, ...] = _addresses_in(names)
+        self.clock: Clock | SystemClock = clock or SystemClock()
+        self.entropy: Entropy | SystemEntropy = entropy or SystemEntropy()
+        self.ids: UniqueIds = UniqueIds(self.clock, self.entropy)
+        self.turns: QueueRotation = QueueRotation()
         self.answer_s = answer_s
-        self.routes = RouteTable(fresh_s)
+        self.routes: RouteTable = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
-        self.credentials = credentials or load_credentials()
-        self.pool = ConnectionPool(
+        self.credentials: Credentials | None = credentials or load_credentials()
+        self.pool: ConnectionPool = ConnectionPool(
             network or SystemNetwork(),
             self.clock,
             service,
@@ -115,7 +115,7 @@ class Session:
             tls=client_context(tls or load_tls()),
         )
         self._is_open = False
-        self.owner = OwnerProcess("client")
+        self.owner: OwnerProcess = OwnerProcess("client")
 
     async def __aenter__(self) -> Self:
         if self._is_open:

@@ -157,10 +157,10 @@ class OneConnectionAdapter(Generic[S]):
     """
 
     def __init__(self, adapter: DatabaseAdapter[S], db: DatabaseSession[S]) -> None:
-        self.kind = adapter.kind
-        self.is_blocking = adapter.is_blocking
-        self.can_prepare = adapter.can_prepare
-        self.problems = adapter.problems
+        self.kind: str = adapter.kind
+        self.is_blocking: bool = adapter.is_blocking
+        self.can_prepare: bool = adapter.can_prepare
+        self.problems: tuple[type[Exception], ...] = adapter.problems
         self._db = db
 
     async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[S]:

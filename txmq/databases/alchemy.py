@@ -93,8 +93,8 @@ class AlchemyAdapter:
 
     def __init__(self, sessions: Callable[..., Session], engine: Engine) -> None:
         _refuse_memory(engine)
-        self.kind = kind_of(engine.dialect.name)
-        self.can_prepare = engine.dialect.driver == "psycopg"
+        self.kind: str = kind_of(engine.dialect.name)
+        self.can_prepare: bool = engine.dialect.driver == "psycopg"
         self._sessions = sessions
         self._engine = engine
         self._forms = _forms(engine)
@@ -125,8 +125,8 @@ class AsyncAlchemyAdapter:
 
     def __init__(self, sessions: Callable[..., AsyncSession], engine: AsyncEngine) -> None:
         _refuse_memory(engine)
-        self.kind = kind_of(engine.dialect.name)
-        self.can_prepare = engine.dialect.driver == "psycopg"
+        self.kind: str = kind_of(engine.dialect.name)
+        self.can_prepare: bool = engine.dialect.driver == "psycopg"
         self._sessions = sessions
         self._engine = engine
         self._forms = _forms(engine)

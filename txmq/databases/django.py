@@ -60,7 +60,7 @@ class DjangoAdapter:
 
     is_blocking = True
     can_prepare = False
-    problems = (Error, OSError)
+    problems: tuple[Any, type[OSError]] = (Error, OSError)
 
     def __init__(self, alias: str, vendor: str) -> None:
         self.kind = vendor

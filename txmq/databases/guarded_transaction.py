@@ -119,13 +119,13 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     """
 
     def __init__(self, adapter: DatabaseAdapter[S]) -> None:
-        self.is_blocking = adapter.is_blocking
+        self.is_blocking: bool = adapter.is_blocking
         self._adapter = adapter
         self._savepoint = dialects.HOLDS.get(adapter.kind)
         self._db: DatabaseSession[S] | None = None
         self._has_savepoint = False
         """Whether a savepoint lasts as long as the transaction."""
-        self.commit_state = CommitState.NOTHING
+        self.commit_state: CommitState = CommitState.NOTHING
 
     # The guard row
 

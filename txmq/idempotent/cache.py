@@ -101,7 +101,7 @@ class CachedGuard(Generic[S]):
         self._lease = lease
         self._table = table
         self._outage = outage
-        self.is_blocking = table.is_blocking
+        self.is_blocking: bool = table.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
 
     @property
@@ -135,7 +135,7 @@ class CachedAttempt(Attempt[S]):
         self._inner = inner
         self._outage = outage
         self._is_from_cache = False
-        self.is_blocking = inner.is_blocking
+        self.is_blocking: bool = inner.is_blocking
 
     @property
     def session(self) -> S:
@@ -164,7 +164,7 @@ class CachedAttempt(Attempt[S]):
         except BaseException:
             await self._release()
             raise
-        self.found = self._inner.found
+        self.found: KeyState = self._inner.found
         return self
 
     async def end(self, error: BaseException | None) -> None:

@@ -8,11 +8,13 @@ from typing import Any, Final
 from sqlalchemy import (
     BigInteger,
     Column,
+    Delete,
     Executable,
     Index,
     MetaData,
     Table,
     Text,
+    Update,
     bindparam,
     cast,
     delete,
@@ -56,31 +58,34 @@ class DoneTable:
         metadata: MetaData | None = None,
     ) -> None:
         plain_names(name, schema)
-        self.metadata = MetaData() if metadata is None else metadata
-        self.table = _done(name, schema, self.metadata)
+        self.metadata: MetaData = MetaData() if metadata is None else metadata
+        self.table: Table = _done(name, schema, self.metadata)
         done = self.table.c
         self._is_this = (
             done.scope == bindparam("of_scope"),
             done.done_key == bindparam("of_key"),
         )
-        self.claims = {
+        self.claims: dict[str, Executable] = {
             # SQLAlchemy does not count the inserted rows unless asked to.
             kind: self._claim(kind).execution_options(preserve_rowcount=True)
             for kind in NOW_MS
         }
-        self.look = select(done.fingerprint, done.result).where(*self._is_this)
-        self.look_now = self.look.with_for_update(read=True)
+        look = select(done.fingerprint, done.result).where(*self._is_this)
+        self.look: Executable = look
+        self.look_now: Executable = look.with_for_update(read=True)
         """The current row: a plain SELECT of MySQL may read an old snapshot."""
-        self.keep = update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
-        self.remove = delete(self.table).where(*self._is_this)
+        self.keep: Update = (
+            update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
+        )
+        self.remove: Delete = delete(self.table).where(*self._is_this)
         old = (
             select(done.scope, done.done_key)
             .where(done.done_ms < bindparam("before_ms"))
             .order_by(done.done_ms)
             .limit(bindparam("batch"))
         )
-        self.old = old.with_for_update(skip_locked=True)
-        self.remove_old = {
+        self.old: Executable = old.with_for_update(skip_locked=True)
+        self.remove_old: dict[str, Delete] = {
             # A removal does not wait for locks, so it cannot be part of a deadlock.
             "postgresql": delete(self.table).where(tuple_(done.scope, done.done_key).in_(self.old)),
             "sqlite": delete(self.table).where(tuple_(done.scope, done.done_key).in_(old)),

@@ -65,9 +65,9 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
     """
 
     def __init__(self) -> None:
-        self.found = KeyState(Verdict.IN_PROGRESS)
+        self.found: KeyState = KeyState(Verdict.IN_PROGRESS)
         self.kept: str | None = None
-        self.is_abandoned = False
+        self.is_abandoned: bool = False
 
     @property
     def verdict(self) -> Verdict:

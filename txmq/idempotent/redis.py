@@ -44,7 +44,7 @@ class RedisScript:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.name = sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.name: str = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 _CLAIM: Final = RedisScript("""
@@ -143,7 +143,7 @@ class RedisGuard:
                 f"keep_s is {kept_s} and lease_s is {lease_s}: keep_s must be at least lease_s"
             )
         self._redis = RedisConnection(client)
-        self.is_blocking = self._redis.is_blocking
+        self.is_blocking: bool = self._redis.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
         self._prefix = check_text(prefix, "prefix")
         self._lease_ms = int(lease_s * 1000)
@@ -203,7 +203,7 @@ class RedisConnection:
         if not isinstance(client, Client):
             raise ConfigError(f"{client!r} is not a client of redis-py")
         self._client: Any = client
-        self.is_blocking = isinstance(client, redis.Redis | redis.RedisCluster)
+        self.is_blocking: bool = isinstance(client, redis.Redis | redis.RedisCluster)
         if not _has_timeout(client):
             raise ConfigError(
                 "this client would wait for Redis for ever: give it a socket_timeout, for example "
@@ -309,7 +309,7 @@ class RedisAttempt(Attempt[None]):
             # The same token would be granted the key again.
             raise UsageError("an attempt is used once; ask the guard for another")
         self._has_begun = True
-        self.found = await self._lease.claim()
+        self.found: KeyState = await self._lease.claim()
         return self
 
     async def end(self, error: BaseException | None) -> None:

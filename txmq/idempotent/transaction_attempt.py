@@ -33,7 +33,7 @@ class TransactionAttempt(Attempt[S]):
 
     def __init__(self, adapter: DatabaseAdapter[S], witness: GuardRow) -> None:
         super().__init__()
-        self.is_blocking = adapter.is_blocking
+        self.is_blocking: bool = adapter.is_blocking
         self._adapter = adapter
         self._inner = RowTransaction(adapter, witness)
 
@@ -53,7 +53,7 @@ class TransactionAttempt(Attempt[S]):
         try:
             await self._inner.begin()
         except NothingToDo as answer:
-            self.found = answer.found
+            self.found: KeyState = answer.found
         else:
             self.found = KeyState(Verdict.FIRST)
         return self

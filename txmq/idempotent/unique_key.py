@@ -146,7 +146,7 @@ class UniqueKeyTable(Generic[S]):
     def __init__(self, source: Any, *, table: str = "txmq_done", schema: str | None = None) -> None:
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self._done = DoneTable(table, schema)
-        self.is_blocking = self._adapter.is_blocking
+        self.is_blocking: bool = self._adapter.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:

@@ -160,7 +160,7 @@ class VersionGuard(Generic[S]):
         if gaps not in {"retry", "wait", "accept"}:
             raise ConfigError(f"gaps is {gaps!r}; choose 'retry', 'wait' or 'accept'")
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
-        self.is_blocking = self._adapter.is_blocking
+        self.is_blocking: bool = self._adapter.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
         self._versions = VersionedRows(
             model, version, key, first=first, takes_gaps=gaps == "accept"

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     MetaData,
+    Select,
     Table,
     bindparam,
     inspect,
@@ -86,15 +87,15 @@ class VersionedRows:
     def __init__(self, model: Any, version: Any, key: Any, *, first: int, takes_gaps: bool) -> None:
         if first < 1:
             raise ConfigError(f"the first version is {first}: it must be 1 or more")
-        self.mapper = _mapper(model)
-        self.version = _column(model, self.mapper, version)
+        self.mapper: Mapper[Any] | None = _mapper(model)
+        self.version: Column[Any] = _column(model, self.mapper, version)
         table = self.version.table
         if not isinstance(table, Table):
             raise ConfigError(
                 f"{self.version} is a column of a {type(table).__name__}: use a column of a table"
             )
         self.table = table
-        self.key = _key(model, self.mapper, table, key)
+        self.key: list[Column[Any]] = _key(model, self.mapper, table, key)
         if self.mapper is not None and _mapper_counts(self.mapper, self.version):
             raise ConfigError(
                 f"the mapper increments {self.version} itself: set version_id_generator=False, so "
@@ -104,7 +105,7 @@ class VersionedRows:
         self._first = first
         self._takes_gaps = takes_gaps
         self._names = [f"txmq_key_{number}" for number in range(len(self.key))]
-        self.look = select(self.version).where(*self._is_this(self.key))
+        self.look: Select[Any] = select(self.version).where(*self._is_this(self.key))
         self._look_now = self.look.with_for_update(read=True)
         self._bumps = {kind: self._bump(kind) for kind in NOW_MS}
 

@@ -112,9 +112,9 @@ class Lanes:
         self._loose: dict[str, deque[OutboxRow]] = {}
         self._ready: dict[str, dict[str, None]] = {}
         self._turns: dict[tuple[str, bool], None] = {}
-        self.bytes = 0
+        self.bytes: int = 0
         """The bytes of the bodies in memory."""
-        self.has_left_some = False
+        self.has_left_some: bool = False
         """True if rows without a lane were skipped; only a sweep finds them again."""
 
     def __len__(self) -> int:

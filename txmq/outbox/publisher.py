@@ -127,7 +127,7 @@ class Publisher:
         self._send_ended = send_ended
         self._backoffs: dict[str, Backoff] = {}
         self._tasks = Tasks()
-        self.counts = PublisherCounts()
+        self.counts: PublisherCounts = PublisherCounts()
 
     def __len__(self) -> int:
         return len(self._tasks)

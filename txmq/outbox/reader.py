@@ -109,7 +109,7 @@ class OutboxReader:
         self._mark = mark
         self._recent = SweepPace(0.05, 0.005, 0.25)
         self._all = SweepPace(0.05, 0.02, 1.0)
-        self.has_more = False
+        self.has_more: bool = False
         """True if the last look probably left rows unread."""
         self.restart()
 

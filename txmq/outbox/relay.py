@@ -77,6 +77,7 @@ class Relay(Lifecycle):
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
+        self.settings: RelaySettings
         self.settings = chosen = settings_or(RelaySettings, settings)
         self._outbox = outbox or Outbox()
         self._clock = clock or SystemClock()

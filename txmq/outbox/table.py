@@ -75,12 +75,12 @@ class Outbox:
         entropy: Entropy | None = None,
     ) -> None:
         plain_names(name, schema)
-        self.metadata = MetaData() if metadata is None else metadata
+        self.metadata: MetaData = MetaData() if metadata is None else metadata
         self.notifies = notifies
-        self.rows = _rows(name, schema, self.metadata)
-        self.slots = _slots(name, schema, self.metadata)
-        self.relays = _relays(name, schema, self.metadata)
-        self.lanes = _lanes(name, schema, self.metadata)
+        self.rows: Table = _rows(name, schema, self.metadata)
+        self.slots: Table = _slots(name, schema, self.metadata)
+        self.relays: Table = _relays(name, schema, self.metadata)
+        self.lanes: Table = _lanes(name, schema, self.metadata)
         self._prepare_create_all()
         self._session_adapters = SessionAdapters(self.rows)
         self._writer = OutboxWriter(

@@ -80,9 +80,9 @@ class FrameReader:
     def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
         self._limit = limit
         # One buffer, not a list of pieces: a peer that writes single bytes must not cost more.
-        self.held = bytearray()
+        self.held: bytearray = bytearray()
         """Bytes of a frame that is not complete yet."""
-        self.has_long_header = False
+        self.has_long_header: bool = False
         """Whether a frame had a header that may take milliseconds to decode; the caller resets
         it."""
         self._wanted = 8

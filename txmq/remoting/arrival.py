@@ -56,7 +56,7 @@ class Arrival(asyncio.Protocol):
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.host = ""
+        self.host: str = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the first byte, but not for ever."""

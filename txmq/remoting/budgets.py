@@ -30,8 +30,8 @@ class ByteBudget(Generic[H]):
         self._limit = limit
         self._size_of = size_of
         self._sizes: dict[H, int] = {}
-        self.total = 0
-        self.cut = 0
+        self.total: int = 0
+        self.cut: int = 0
 
     def note(self, holder: H, size: int, *, is_new: bool = False) -> list[H]:
         """Set a holder's bytes; returns the holders to cut off, which are forgotten.

@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._out: list[bytes] = []
         self._exchange: Exchange[Waiter] = Exchange()
-        self.number = self._exchange.number
+        self.number: Callable[[], int] = self._exchange.number
         """Returns the number for the next posted request."""
         # A caller of post() limits its open requests itself, and has a deadline.
         self._is_posted_to = False
@@ -198,13 +198,14 @@ class Connection(asyncio.Protocol):
         self._unserved: list[Frame] = []
         self._turn_end: float | None = None
         """Until when this connection may be served, if its last read was a full one."""
-        self.address = ""
-        self.host = ""
+        self.address: str = ""
+        self.host: str = ""
         """The address without the port."""
-        self.born_host = b"\0" * 8
+        self.born_host: bytes = b"\0" * 8
         self.subject: PeerSubject | None = None
         """Whom the peer's certificate was issued for, if TLS checked one."""
-        self._opened_at = self.active_at = clock.monotonic()
+        self.active_at: float = clock.monotonic()
+        self._opened_at = self.active_at
         self.partial_since: float | None = None
 
     # Called by asyncio

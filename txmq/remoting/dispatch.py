@@ -92,7 +92,7 @@ class Dispatcher:
         self._serve_one: dict[int, Handler] = {}
         self._serve_usual: dict[int, ServeUsual] = {}
         self._authorize = authorize
-        self.on_error = on_error
+        self.on_error: Callable[[TxmqError], None] = on_error
         self._faults = RepeatedLines()
         self.serve(handlers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["Clock", "SystemClock"]
 
@@ -23,7 +23,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic: Final = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
         """See :meth:`Clock.wall_ms`."""

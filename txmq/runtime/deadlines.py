@@ -71,7 +71,7 @@ class Deadline:
     __slots__ = ("_before", "_is_late", "_late", "_left_s", "_task", "_watch", "at")
 
     def __init__(self, watch: _Watch, left_s: float, late: Callable[[], Exception]) -> None:
-        self.at = 0.0
+        self.at: float = 0.0
         self._watch = watch
         self._left_s = left_s
         self._late = late

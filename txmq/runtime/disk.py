@@ -153,7 +153,7 @@ class LocalDisk:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, adds_room: bool = False) -> None:
-        self.root = Path(root)
+        self.root: Path = Path(root)
         self._adds_room = adds_room
         self._sync_thread = _JobThread("txmq-sync")
         self._work_thread = _JobThread("txmq-disk")

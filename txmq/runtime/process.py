@@ -39,7 +39,7 @@ class OwnerProcess:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._pid = os.getpid()
-        self.is_current = True
+        self.is_current: bool = True
         """Whether the current process is the owner."""
         _owners.add(self)
 

@@ -40,7 +40,7 @@ class SyncChoice:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self.uses_thread = False
+        self.uses_thread: bool = False
         self._running = 0
         self._began: float | None = None
         """When the oldest running sync began, if none ran then."""

@@ -31,12 +31,13 @@ class SendBuffer:
     )
 
     def __init__(self, ways: Ways, wire: Wire) -> None:
-        self.wire = wire
-        self.waiting = bytearray()
-        self.travelling = 0
-        self.ending = False
-        self.paused = False
-        self.high, self.low = HIGH_WATER, HIGH_WATER // 4
+        self.wire: Wire = wire
+        self.waiting: bytearray = bytearray()
+        self.travelling: int = 0
+        self.ending: bool = False
+        self.paused: bool = False
+        self.high: int = HIGH_WATER
+        self.low: int = HIGH_WATER // 4
         self._ways = ways
         self._ended = False
 
@@ -68,8 +69,8 @@ class ReceiveBuffer:
     __slots__ = ("ended", "is_end_delivered", "paused", "received", "scheduled")
 
     def __init__(self) -> None:
-        self.received = bytearray()
-        self.ended = False
-        self.is_end_delivered = False
-        self.paused = False
-        self.scheduled = False
+        self.received: bytearray = bytearray()
+        self.ended: bool = False
+        self.is_end_delivered: bool = False
+        self.paused: bool = False
+        self.scheduled: bool = False

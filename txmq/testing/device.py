@@ -35,13 +35,13 @@ class Device:
 
     def __init__(self, entropy: SeededEntropy) -> None:
         self.entropy = entropy
-        self.faults = Faults()
-        self.tree = Tree()
+        self.faults: Faults = Faults()
+        self.tree: Tree = Tree()
         self.hook: Callable[[DiskEvent], None] | None = None
-        self.locked = False
+        self.locked: bool = False
         self.unplugged = False
-        self.generation = 0
-        self.events = 0
+        self.generation: int = 0
+        self.events: int = 0
         self._last_write: tuple[str, int, int] | None = None
 
     def clone(self) -> Device:

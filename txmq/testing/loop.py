@@ -32,7 +32,7 @@ from txmq.testing.failures import (
     RealWorldError,
     VirtualTimeoutError,
 )
-from txmq.testing.program import PROGRAM, ProgramStep
+from txmq.testing.program import PROGRAM, Program, ProgramStep
 from txmq.testing.real_world import real_world_closed
 from txmq.testing.stacks import waits
 from txmq.testing.trace import Trace
@@ -56,9 +56,9 @@ class SimulatedTask(asyncio.Task[T]):
     """A task that hashes by its number, so that sets of tasks have one order in every run."""
 
     def __init__(self, coro: Coroutine[Any, Any, T], loop: SimulatedLoop, **options: Any) -> None:
-        self.number = loop.next_number()
+        self.number: int = loop.next_number()
         context: Context | None = options.get("context")
-        self.program = PROGRAM.get() if context is None else context.get(PROGRAM)
+        self.program: Program | None = PROGRAM.get() if context is None else context.get(PROGRAM)
         # asyncio's own names continue to count from run to run within a process.
         options["name"] = options.get("name") or f"task-{self.number}"
         self._label = options["name"]
@@ -75,7 +75,7 @@ class SimulatedFuture(asyncio.Future[T]):
     """A future that hashes by its number."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
-        self.number = loop.next_number()
+        self.number: int = loop.next_number()
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:
@@ -107,7 +107,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         selector.wait = self._pass_time
         self._frozen: list[SimulatedTask[Any]] = []
         self._tasks: WeakValueDictionary[int, SimulatedTask[Any]] = WeakValueDictionary()
-        self.trace = Trace(keep=keep_trace)
+        self.trace: Trace = Trace(keep=keep_trace)
         self.set_debug(False)
         self.set_task_factory(self._make_task)
 

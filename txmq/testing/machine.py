@@ -45,13 +45,13 @@ class Machine:
         entropy: SeededEntropy,
     ) -> None:
         self.name = name
-        self.address = network.address
-        self.network = network
+        self.address: str = network.address
+        self.network: HostNetwork = network
         self._whole = whole
         self._loop: SimulatedLoop = whole.ways.loop
-        self.clock = SimulatedClock(self._loop)
+        self.clock: SimulatedClock = SimulatedClock(self._loop)
         self.entropy = entropy
-        self.disk = MemoryDisk(entropy.fork("disk"))
+        self.disk: MemoryDisk = MemoryDisk(entropy.fork("disk"))
         self._programs: dict[Program, asyncio.Future[None]] = {}
         self._watchers: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._lives = 1

@@ -57,7 +57,7 @@ class SimulatedNetwork:
         entropy: SeededEntropy,
         conditions: Conditions | None = None,
     ) -> None:
-        self.ways = Ways(loop, entropy, conditions or Conditions())
+        self.ways: Ways = Ways(loop, entropy, conditions or Conditions())
         self._trace = loop.trace
         self._hosts: dict[str, HostNetwork] = {}
         self._names: dict[str, str] = {}

@@ -49,8 +49,8 @@ class Pages:
     __slots__ = ("_dirty", "_doomed", "_now", "_safe", "_settled", "_staged", "safe_size", "size")
 
     def __init__(self) -> None:
-        self.size = 0
-        self.safe_size = 0
+        self.size: int = 0
+        self.safe_size: int = 0
         self._now: dict[int, bytes] = {}
         self._safe: dict[int, bytes] = {}
         self._dirty: set[int] = set()

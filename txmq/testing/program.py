@@ -25,9 +25,9 @@ class Program:
     __slots__ = ("_held", "alive", "finished", "name")
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.alive = True
-        self.finished = False
+        self.name: str = name
+        self.alive: bool = True
+        self.finished: bool = False
         self._held: list[ProgramStep] | None = None
 
     def kill(self) -> None:
@@ -69,7 +69,7 @@ class ProgramStep:
         args: tuple[*Ts],
     ) -> None:
         self._program = program
-        self.context = copy_context() if context is None else context
+        self.context: Context = copy_context() if context is None else context
         self._callback: Callable[..., object] = callback
         self._args: tuple[Any, ...] = args
 

@@ -62,7 +62,7 @@ class Ways:
         self.entropy = entropy
         self.conditions = conditions
         # Events between machines belong to no program, so that no crash stops them.
-        self.context = Context()
+        self.context: Context = Context()
         self.closed: dict[tuple[str, str], None] = {}
         self.down: dict[str, None] = {}
         self.extra_s: dict[tuple[str, str], float] = {}
@@ -93,8 +93,8 @@ class Wire:
     """Called with each packet at the far end; set before the first packet is sent."""
 
     def __init__(self, ways: Ways, source: str, target: str) -> None:
-        self.source = source
-        self.target = target
+        self.source: str = source
+        self.target: str = target
         self._ways = ways
         self._queue: deque[tuple[float, Packet]] = deque()
         self._timer: object | None = None

@@ -51,11 +51,13 @@ class World:
         keep_trace: bool = False,
     ) -> None:
         self.seed = seed
-        self.loop = SimulatedLoop(keep_trace=keep_trace)
+        self.loop: SimulatedLoop = SimulatedLoop(keep_trace=keep_trace)
         self.loop.set_exception_handler(self._on_error)
         self._root = SeededEntropy(seed)
-        self.entropy = self._root.fork("scenario")
-        self.network = SimulatedNetwork(self.loop, self._root.fork("network"), conditions)
+        self.entropy: SeededEntropy = self._root.fork("scenario")
+        self.network: SimulatedNetwork = SimulatedNetwork(
+            self.loop, self._root.fork("network"), conditions
+        )
         self._scenario = scenario
         self._machines: dict[str, Machine] = {}
         self._errors: list[tuple[str, BaseException | None]] = []

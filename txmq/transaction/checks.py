@@ -91,7 +91,7 @@ class CheckAnswerer:
         self._waiting: dict[str, _Check] = {}
         self._running: dict[str, _Check] = {}
         self._hung: dict[str, _Check] = {}
-        self.active = ActiveCount()
+        self.active: ActiveCount = ActiveCount()
 
     def take(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
         """Take a broker's check; it is answered later, or dropped."""

@@ -34,7 +34,9 @@ class ListenerMethod:
         self._method = method
         self._runner = runner
         call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
+        self.is_async: bool = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(
+            call
+        )
 
     async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
         """Call it, in another runner if one is given."""

@@ -71,8 +71,8 @@ class PendingEnd:
         answer: LocalAnswer,
         pending: dict[PendingEnd, None],
     ) -> None:
-        self.sent = sent
-        self.answer = answer
+        self.sent: SendResult = sent
+        self.answer: LocalAnswer = answer
         self._run = run
         self._pending = pending
         self._started: StartedEnd | None = None

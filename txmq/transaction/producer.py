@@ -95,8 +95,8 @@ class TransactionProducer(Producer):
         chosen = settings_or(TransactionSettings, settings)
         super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
         self.listener = listener
-        self.tally = TransactionTally()
-        self.stories = story.Stories(lambda: self._hooks)
+        self.tally: TransactionTally = TransactionTally()
+        self.stories: story.Stories = story.Stories(lambda: self._hooks)
         self._resource: Resource[Any] | None = None
         self._runs: ActiveTransactions | None = None
         self._marked: tuple[str | None, str] | None = None

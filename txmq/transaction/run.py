@@ -458,7 +458,7 @@ class ActiveCount:
     """Counts running work, so that a stop can wait for it: ``with`` counts one."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
@@ -496,6 +496,8 @@ class ActiveTransactions(ActiveCount):
         resource: Carries out decisions, if that is a separate step.
     """
 
+    count: int
+
     def __init__(
         self,
         client: ClusterClient,
@@ -515,11 +517,11 @@ class ActiveTransactions(ActiveCount):
         self.send_half = send_half
         self.half_of = half_of
         self.resource = resource
-        self.has_second_phase = resource is not None and bool(
+        self.has_second_phase: bool = resource is not None and bool(
             getattr(resource, "has_second_phase", True)
         )
-        self.awaits_end = settings.awaits_end or self.has_second_phase
-        self.ends = EndSender(client, group, settings)
+        self.awaits_end: bool = settings.awaits_end or self.has_second_phase
+        self.ends: EndSender = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
         """Transactions whose local part runs here or is about to, by the number of holders. Checks
         of them are answered with "unknown"."""
@@ -528,7 +530,9 @@ class ActiveTransactions(ActiveCount):
         self.is_closing = self.is_stopped = False
         self._tasks = Tasks()
         self._threads = Threads(f"txmq-{group}-local", settings.local_threads)
-        self.execute = ListenerMethod(listener.execute_local_transaction, self._threads)
+        self.execute: ListenerMethod = ListenerMethod(
+            listener.execute_local_transaction, self._threads
+        )
         self.shows_half: bool = getattr(listener, "reads_half", True)
         """Whether the listener looks at half messages."""
 

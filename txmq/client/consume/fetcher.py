@@ -104,16 +104,16 @@ class QueueFetcher:
     ) -> None:
         self.queue = queue
         self.subscription = subscription
-        self.window = ConsumeWindow(start)
+        self.window: ConsumeWindow = ConsumeWindow(start)
         self.is_dropped = False
         self.is_paused = False
-        self.limits = FetchLimits(1, 1, None)
+        self.limits: FetchLimits = FetchLimits(1, 1, None)
         self.batch = 32
-        self.hold_s = 15.0
-        self.interval_s = 0.0
+        self.hold_s: float = 15.0
+        self.interval_s: float = 0.0
         self.commits = False
         """Whether pulls commit the group's offset at the broker."""
-        self.pulled_at = session.clock.monotonic()
+        self.pulled_at: float = session.clock.monotonic()
         self._session = session
         self._group = group
         self._dead_letters = queue.topic.startswith(DLQ) or None

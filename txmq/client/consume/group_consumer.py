@@ -54,7 +54,8 @@ class GroupConsumer(Lifecycle, Generic[A]):
     ) -> None:
         check_name("group", group, GROUP_CHARS_MAX)
         self.group = group
-        self.settings = settings_or(ConsumerSettings, settings)
+        self.settings: ConsumerSettings = settings_or(ConsumerSettings, settings)
+        self.client: ClusterClient
         self.client, self._is_own = client_of(names, network, clock, entropy)
         self._agreement = Agreement(self.client, group)
         self._subscriptions: dict[str, TopicSubscription] = {}

@@ -59,7 +59,9 @@ class BoundHandler:
         self._arguments = None if takes_batch else arguments_of(handler)
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
+        self.is_async: bool = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            call
+        )
         self._threads: Threads | None = None
         self._hooks: HandlerHooks | None = None
         self._chain: ReceiveChain | None = None

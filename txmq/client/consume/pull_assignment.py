@@ -19,7 +19,7 @@ class PullAssignment(QueueAssignment):
     """A queue assignment whose messages wait in a buffer until the caller polls."""
 
     def __init__(self, client: ClusterClient, group: str, settings: ConsumerSettings) -> None:
-        self.buffer = PullBuffer(settings.pull_batch, self.may_give)
+        self.buffer: PullBuffer = PullBuffer(settings.pull_batch, self.may_give)
         super().__init__(client, group, settings, self.buffer)
         self.assigned: list[Queue] | None = None
         """The assigned queues; ``None`` if the members of the group share the queues."""
@@ -46,7 +46,7 @@ class PullAssignment(QueueAssignment):
     ) -> None:
         """Assign exactly these queues."""
         self.assigned = sorted(set(queues))
-        self.subscriptions = dict(subscriptions)
+        self.subscriptions: dict[str, TopicSubscription] = dict(subscriptions)
         self._sought = {q: at for q, at in self._sought.items() if q in self.assigned}
         # New queues start in the next round; the removed ones must stop now.
         self.rebalance_soon()

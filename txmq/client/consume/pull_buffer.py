@@ -29,7 +29,7 @@ class PullBuffer:
         self._lines: dict[QueueFetcher, deque[ReceivedMessage]] = {}
         self._given: dict[QueueFetcher, None] = {}
         self._some: asyncio.Future[None] | None = None
-        self.is_closed = False
+        self.is_closed: bool = False
 
     # Called by QueueAssignment
 

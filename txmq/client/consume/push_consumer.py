@@ -183,7 +183,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
     async def _start(self) -> None:
         client, worker = self.client, CURRENT.get()
         if worker is not None:
-            self.settings = replace(self.settings, stop_s=worker.stop_s)
+            self.settings: ConsumerSettings = replace(self.settings, stop_s=worker.stop_s)
         settings = self.settings
         self._stopped = asyncio.Event()
         self._version = client.session.clock.wall_ms()

@@ -19,9 +19,9 @@ class ConsumeWindow:
     __slots__ = ("_in_order", "_sizes", "bytes_held", "kept", "next_offset")
 
     def __init__(self, next_offset: int) -> None:
-        self.next_offset = next_offset
+        self.next_offset: int = next_offset
         """The message to be fetched next."""
-        self.bytes_held = 0
+        self.bytes_held: int = 0
         self.kept: int | None = None
         """The group's fixed offset; ``None`` if it follows the consumed messages."""
         self._sizes: dict[int, int] = {}

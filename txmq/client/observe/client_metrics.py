@@ -22,7 +22,7 @@ from txmq.message import Message, ReceivedMessage
 from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Histogram, Meter
+    from opentelemetry.metrics import Counter, Histogram, Meter
 
 __all__ = ["ClientMetrics"]
 
@@ -49,22 +49,22 @@ class ClientMetrics:
     """
 
     def __init__(self, meter: Meter) -> None:
-        self.sent = meter.create_counter(
+        self.sent: Counter = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Messages that producers sent or tried."
         )
-        self.consumed = meter.create_counter(
+        self.consumed: Counter = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages delivered to the program."
         )
-        self.operations = _durations(
+        self.operations: Histogram = _durations(
             meter, "messaging.client.operation.duration", "Time until a broker answered."
         )
-        self.handlers = _durations(
+        self.handlers: Histogram = _durations(
             meter, "messaging.process.duration", "Time that handlers took for their messages."
         )
-        self.transactions = _durations(
+        self.transactions: Histogram = _durations(
             meter, "txmq.client.transaction.duration", "Time of transactions, by their state."
         )
-        self.checks = meter.create_counter(
+        self.checks: Counter = meter.create_counter(
             "txmq.client.transaction.checks", "{check}", "Answers to checks, by state."
         )
 

@@ -65,7 +65,9 @@ class Telemetry:
     ) -> None:
         with named_extra():
             from opentelemetry import context, metrics, propagate, trace
-        self.metrics = ClientMetrics(metrics.get_meter("txmq", meter_provider=meter_provider))
+        self.metrics: ClientMetrics = ClientMetrics(
+            metrics.get_meter("txmq", meter_provider=meter_provider)
+        )
         """The metrics of all producers and consumers with this telemetry."""
         self._trace = trace
         self._context = context

@@ -86,7 +86,7 @@ class Tracer:
     ) -> None:
         self.topic = topic
         self.clock = clock
-        self.lost = 0
+        self.lost: int = 0
         """Records that were dropped, or could not be sent."""
         self._sender = sender
         self._waiting: deque[TopicRecord] = deque(maxlen=records_max)

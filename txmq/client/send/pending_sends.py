@@ -42,6 +42,7 @@ from txmq.protocol.command import Command
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import Connection
 from txmq.runtime.backoff import Backoff
+from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["PendingSend", "PendingSends", "SendAttempt", "copy_error"]
@@ -71,11 +72,11 @@ class PendingSends:
     def __init__(self, session: Session, group: str, settings: ProducerSettings) -> None:
         self.session = session
         self.settings = settings
-        self.clock = session.clock
-        self.timeout_s = settings.timeout_s
-        self.loop = asyncio.get_running_loop()
-        self.faults = FaultTable() if settings.avoid_slow_brokers else None
-        self.bytes_in_flight = 0
+        self.clock: Clock = session.clock
+        self.timeout_s: float = settings.timeout_s
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.faults: FaultTable | None = FaultTable() if settings.avoid_slow_brokers else None
+        self.bytes_in_flight: int = 0
         self.on_answer: Callable[[str, Command], None] | None = None
         """Receives the name of the broker and each answer to a send."""
         self._bytes_max = settings.in_flight_bytes_max

@@ -70,8 +70,10 @@ class Producer(Lifecycle):
         entropy: Entropy | None = None,
     ) -> None:
         check_name("producer group", group, GROUP_CHARS_MAX)
+        self.settings: ProducerSettings
         self.settings = chosen = settings_or(ProducerSettings, settings)
         self.group = group
+        self.client: ClusterClient
         self.client, self._is_own = client_of(names, network, clock, entropy)
         self._sender: Sender | None = None
         self._requester = Requester(self.client, group, chosen)

@@ -27,6 +27,7 @@ from txmq.client.send_request import (
     split,
     travels_alone,
 )
+from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendResult
 from txmq.errors import (
     BatchCutShort,
@@ -60,13 +61,16 @@ class Sender:
 
     def __init__(self, pending: PendingSends, group: str, requester: Requester) -> None:
         self.pending = pending
+        self.settings: ProducerSettings
         self.settings = chosen = pending.settings
         self._session = pending.session
         self._ids = pending.session.ids
         self._group = group
         self._requester = requester
         self._packing = Packing(chosen.body_bytes_max, chosen.compress_from, chosen.compression)
-        self.accumulator = Accumulator(pending, self._packing) if chosen.linger_s > 0 else None
+        self.accumulator: Accumulator | None = (
+            Accumulator(pending, self._packing) if chosen.linger_s > 0 else None
+        )
         self._is_closed = False
 
     async def close(self) -> None:

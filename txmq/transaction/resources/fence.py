@@ -18,6 +18,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
+    Delete,
     Executable,
     Index,
     MetaData,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    Update,
     bindparam,
     cast,
     delete,
@@ -103,37 +105,41 @@ class Fence:
         metadata: MetaData | None = None,
     ) -> None:
         plain_names(name, schema)
-        self.metadata = MetaData() if metadata is None else metadata
-        self.table = _fence(name, schema, self.metadata)
-        self.mark = _mark(name, schema, self.metadata)
+        self.metadata: MetaData = MetaData() if metadata is None else metadata
+        self.table: Table = _fence(name, schema, self.metadata)
+        self.mark: Table = _mark(name, schema, self.metadata)
         fence, mark = self.table.c, self.mark.c
-        self.claims = {
+        self.claims: dict[str, Executable] = {
             # SQLAlchemy reports the number of inserted rows only with this option.
             kind: self._claim(kind).execution_options(preserve_rowcount=True)
             for kind in NOW_MS
         }
-        self.claims_of_checks = {kind: self._claim_of_checks(kind) for kind in NOW_MS}
-        self.outcomes = {
+        self.claims_of_checks: dict[str, Executable] = {
+            kind: self._claim_of_checks(kind) for kind in NOW_MS
+        }
+        self.outcomes: dict[str, Select[Any, Any, Any]] = {
             kind: select(fence.xid, fence.outcome, fence.owner).where(
                 fence.xid.in_(select(literal_column("claim.xid")).select_from(text(claims)))
             )
             for kind, claims in _CLAIMS.items()
         }
-        self.outcome = select(fence.outcome, fence.owner).where(fence.xid == bindparam("of_xid"))
-        self.ours = self.outcome.where(text(f"xmin = {_OUR_XMIN}"))
+        self.outcome: Select[Any, Any] = select(fence.outcome, fence.owner).where(
+            fence.xid == bindparam("of_xid")
+        )
+        self.ours: Select[Any, Any] = self.outcome.where(text(f"xmin = {_OUR_XMIN}"))
         """Of PostgreSQL alone: only if this very transaction has inserted it."""
-        self.outcome_now = self.outcome.with_for_update(read=True)
-        self.about = select(mark.version, mark.identity, mark.cleaned_ms)
-        self.shape = select(self.table).limit(0)
-        self.remove = delete(self.table).where(fence.xid == bindparam("of_xid"))
-        self.old = (
+        self.outcome_now: Select[Any, Any] = self.outcome.with_for_update(read=True)
+        self.about: Select[Any, Any, Any] = select(mark.version, mark.identity, mark.cleaned_ms)
+        self.shape: Select[*tuple[Any, ...]] = select(self.table).limit(0)
+        self.remove: Delete = delete(self.table).where(fence.xid == bindparam("of_xid"))
+        self.old: Select[Any] = (
             select(fence.xid)
             .where(fence.created_ms < bindparam("before_ms"))
             .order_by(fence.created_ms)
             .limit(bindparam("batch"))
         )
-        self.remove_old = delete(self.table).where(fence.xid.in_(self.old))
-        self.announce = (
+        self.remove_old: Delete = delete(self.table).where(fence.xid.in_(self.old))
+        self.announce: Update = (
             update(self.mark)
             .where(mark.identity == bindparam("known"), mark.cleaned_ms < bindparam("before_ms"))
             .values(cleaned_ms=bindparam("before_ms"))

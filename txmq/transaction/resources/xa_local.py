@@ -45,7 +45,7 @@ class Branch(Generic[S]):
         self.adapter = adapter
         self.gid = gid
         self.db: DatabaseSession[S] | None = None
-        self.may_be_prepared = False
+        self.may_be_prepared: bool = False
 
     async def open(self) -> S:
         """Begin, and return the session."""
@@ -150,8 +150,8 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         self._claim = claim
         self._keep = keep
         self._is_begun = False
-        self.is_blocking = all(branch.adapter.is_blocking for branch in branches.values())
-        self.state = LocalTransactionState.ROLLBACK
+        self.is_blocking: bool = all(branch.adapter.is_blocking for branch in branches.values())
+        self.state: LocalTransactionState = LocalTransactionState.ROLLBACK
 
     def flush(self) -> None:
         """Flush the sessions' pending writes; for ``with``.

@@ -9,7 +9,7 @@
 
 FROM python:3.11-slim AS banks
 WORKDIR /txmq
-COPY constraints.txt ./
+COPY examples/constraints.txt ./
 RUN pip install --no-cache-dir --disable-pip-version-check --require-hashes -r constraints.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY tools/release/project_page.py ./tools/release/project_page.py

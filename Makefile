@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
+PIP    := $(VENV)/bin/pip install --quiet --disable-pip-version-check
+# The demo needs half of what the tests and tools need, so that is installed first.
+DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 # The tools of the site and of a release have environments of their own: tests and demo do without.
 SITE   := .cache/site-tools
@@ -15,13 +18,13 @@ WORKERS ?= 3
 
 .PHONY: demo help tour test soak check lint needs format bench docs site sitecheck versions wheels release pins clean
 
-demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
-	$(RUN) -m examples.bank_transfer
+demo: $(DEMO)  ## two banks, many transfers, accidents, and not a cent is lost
+	JAVA_HOME="$$($(RUN) -m tools.java)" $(RUN) -m examples.bank_transfer
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
+tour: $(DEMO)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
 test: needs lint  ## a case of everything, with modest counts, by WORKERS processes
@@ -91,14 +94,19 @@ $(RELEASE)/.ready: tools/release/constraints.txt
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
-$(READY): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml examples/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "txmq needs Python 3.11 or newer: name one, like make demo PYTHON=python3.11")'
 	@echo "setting up $(VENV), which takes a minute or more"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	touch $(READY)
+	$(PIP) --require-hashes -r examples/constraints.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+$(READY): $(DEMO) constraints.txt
+	@echo "adding what the tests and tools need, which takes a minute"
+	$(PIP) --require-hashes -r constraints.txt
+	touch $@
 
 pins:  ## choose the pinned versions again
 	$(PYTHON) -m venv .cache/pins
@@ -114,6 +122,7 @@ pins:  ## choose the pinned versions again
 	  -o tools/release/constraints.txt tools/release/requirements.in
 	$(MAKE) $(READY)
 	$(RUN) -m tools.release.bill broker > packaging/docker/constraints.txt
+	$(RUN) -m tools.release.bill all hatchling editables async-timeout > examples/constraints.txt
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

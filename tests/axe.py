@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from tests.packages import npm_folder
+from tools.packages import npm_folder
 
 PACKAGE, VERSION = "axe-core", "4.10.3"
 SERIOUS = ("serious", "critical")

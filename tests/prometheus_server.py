@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.database_server import launched
-from tests.packages import Unprepared, cache, locked, run
+from tools.packages import Unprepared, cache, locked, run
 
 PACKAGE = "prometheus"
 NAMES = ("prometheus", "promtool")
@@ -37,27 +37,40 @@ def programs():
 
 
 def fetch():
-    """Have the programs in the test cache, if this machine can; nothing needs them."""
+    """Have the programs in the test cache.
+
+    Raises:
+        Unprepared: This machine cannot fetch them.
+    """
     with contextlib.suppress(Unprepared):
-        programs()
-        return
+        return programs()
     home = cache(PACKAGE)
-    with locked(home), contextlib.suppress(Unprepared, subprocess.TimeoutExpired, OSError):
-        lists = home / "lists"
-        (lists / "partial").mkdir(parents=True, exist_ok=True)
-        (home / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-        own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={home}", "-o"]
-        own += ["APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
+    with locked(home):
         try:
-            run(["apt-get", "download", "-q", PACKAGE], HINT, cwd=home)
-        except Unprepared:
-            # A machine that is new has no lists of packages.
-            run(["apt-get", "update", "-q", *own], HINT, cwd=home)
-            run(["apt-get", "download", "-q", *own, PACKAGE], HINT, cwd=home)
-        archive = max(home.glob(f"{PACKAGE}_*.deb"))
-        run(["dpkg-deb", "-x", archive, home], HINT)
-        archive.unlink()
-        shutil.rmtree(lists)
+            unpack(home)
+        except (Unprepared, subprocess.TimeoutExpired, OSError) as error:
+            raise Unprepared(f"{HINT} ({error})") from error
+    return programs()
+
+
+def unpack(home):
+    """Fetch Debian's package, and unpack it into a folder."""
+    lists = home / "lists"
+    (lists / "partial").mkdir(parents=True, exist_ok=True)
+    (home / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+    own = ["-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={home}", "-o"]
+    own += ["APT::Sandbox::User=", "-o", "Debug::NoLocking=true"]
+    refused = "apt-get could not fetch Debian's package"
+    try:
+        run(["apt-get", "download", "-q", PACKAGE], refused, cwd=home)
+    except Unprepared:
+        # A machine that is new has no lists of packages.
+        run(["apt-get", "update", "-q", *own], refused, cwd=home)
+        run(["apt-get", "download", "-q", *own, PACKAGE], refused, cwd=home)
+    archive = max(home.glob(f"{PACKAGE}_*.deb"))
+    run(["dpkg-deb", "-x", archive, home], refused)
+    archive.unlink()
+    shutil.rmtree(lists)
 
 
 @contextlib.contextmanager

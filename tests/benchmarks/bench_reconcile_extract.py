@@ -34,7 +34,7 @@ FILL = (
 def reconcile_extract(bench, plan):
     """Seconds of each way, and how much faster the extract is."""
     from tests import databases, jdbc_driver  # Other sections need no database.
-    from tests.packages import Unprepared
+    from tools.packages import Unprepared
 
     try:
         jar = jdbc_driver.jar()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.interop import interop_clients
 from tests.interop.interop_clients import CPP_VERSION, INTERRUPTED, ONS_VERSION
-from tests.packages import cpp_compiler
+from tools.packages import cpp_compiler
 from txmq.cli.root import app
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread

@@ -11,12 +11,19 @@ from tests.docs.readme import README, commands, follow, programs, wrong_lines
 from tests.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES_MAX = 120
+LINES_MAX = 125
+FIRST_SCREEN = 16
 SERVICE_LINES_MAX = 30
 
 
 def test_it_is_short():
     assert len(README.read_text().splitlines()) <= LINES_MAX
+
+
+def test_its_first_screen_names_the_two_commands_that_do_everything():
+    screen = README.read_text().splitlines()[:FIRST_SCREEN]
+
+    assert {"$ make demo", "$ make test"} <= set(screen)
 
 
 def test_its_service_has_at_most_thirty_lines():

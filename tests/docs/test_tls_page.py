@@ -3,11 +3,13 @@
 import asyncio
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
 
 from tests.docs.pages import ROOT, Page
+from tools.packages import Unprepared
 from txmq import Client, Message, Producer
 from txmq.config import load
 from txmq.errors import ConnectionLost, NoPermission
@@ -33,6 +35,8 @@ def exported():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder in which all commands of the page that make certificates were run."""
+    if shutil.which("openssl") is None:
+        raise Unprepared("the commands of the page about TLS need openssl (Debian: openssl)")
     lines = re.findall(r"^\$ ((?:openssl .+|chmod 600 .+\.key))$", PAGE.text, re.MULTILINE)
     assert len(lines) == 7
     monkeypatch.chdir(tmp_path)

@@ -63,7 +63,7 @@ def coordinator(server, environ, scheme="etcd"):
     return etcd_coordinator(address, "c", secrets.token_hex(4), environ)
 
 
-def with_certificate(authority, subject="/O=member"):
+def with_certificate(authority, subject="O=member"):
     certificate, key = authority.issue("member", subject)
     return {
         "TXMQ_ETCD_CA": str(authority.certificate),
@@ -137,7 +137,7 @@ def test_members_and_commands_use_the_same_variables(authority, tmp_path):
             )
             assert done.returncode == 0, done.stderr
             assert members.wait_in_sync(1) is other
-            named = variables | with_certificate(authority, "/CN=member")
+            named = variables | with_certificate(authority, "CN=member")
             text = failure_of(coordinator(server, named, "etcds"))
             assert text.endswith("an etcd with users takes only client certificates without one")
             said = members.told() + done.stdout + done.stderr

@@ -14,7 +14,6 @@ from tests.console_stage import ConsoleProcess, Visitor, park
 from tests.integration.cli.test_cli_serve import started, stopped
 from tests.integration.outbox.relay_stage import RelayProgram
 from tests.integration.test_small_metrics import address_in
-from tests.packages import Unprepared
 from tests.prometheus_server import (
     RULES,
     data_of,
@@ -141,10 +140,7 @@ tests:
 
 @pytest.fixture(scope="module", autouse=True)
 def _has_prometheus():
-    try:
-        programs()
-    except Unprepared as error:
-        pytest.skip(str(error))
+    programs()
 
 
 @pytest.fixture(scope="module")

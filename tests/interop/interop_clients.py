@@ -1,8 +1,8 @@
 """Owns the clients, two third-party ones and ours: how they are prepared, run as processes and
 listened to.
 
-Everything lands in the folder `interop` of the test cache. Nothing is skipped: what cannot be
-prepared fails with one line that says how to get it.
+Everything lands in the folder `interop` of the test cache. Where a client cannot be prepared its
+tests are skipped.
 """
 
 import collections
@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.packages import Unprepared, node_tools, npm_folder, pip_environment
 from tests.serving import environment
+from tools.packages import Unprepared, node_tools, npm_folder, pip_environment
 
 HERE = Path(__file__).resolve().parent
 CPP_PACKAGE, CPP_VERSION = "rocketmq-client-python", "0.5.0rc2"

@@ -1,10 +1,12 @@
 """Spark in processes of its own: quiet, bounded, and gone without a trace."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -57,14 +59,13 @@ class Driver:
 
     def javas(self):
         """The processes of Java that were started here."""
-        listed = subprocess.run(
-            ["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=True
-        )
-        return [
-            int(line.split()[0])
-            for line in listed.stdout.splitlines()
-            if str(self.temporary) in line and "java" in line
-        ]
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # It may have ended.
+                command = (process / "cmdline").read_bytes()
+                if str(self.temporary).encode() in command and b"java" in command:
+                    found.append(int(process.name))
+        return sorted(found)
 
     def left(self):
         return sorted(item.name for item in (*self.here.iterdir(), *self.temporary.iterdir()))

@@ -66,6 +66,17 @@ def test_the_image_installs_the_pins_of_the_broker():
     )
 
 
+def test_the_demo_installs_the_pins_of_all_extras():
+    pins = bill.pinned(
+        bill.closure(requires("txmq"), "all", "hatchling", "editables", "async-timeout")
+    )
+
+    assert (ROOT / "examples/constraints.txt").read_text() == pins, (
+        "run: python -m tools.release.bill all hatchling editables async-timeout "
+        "> examples/constraints.txt"
+    )
+
+
 def test_the_bill_has_every_package_of_an_extra_once():
     names = bill.closure(requires("txmq"), "all")
     entries = re.findall(r"^([\w-]+)==", bill.pinned(names), re.MULTILINE)

@@ -2,7 +2,8 @@
 
 python -m tools.release.bill broker
 
-prints the pins of one extra: the image of the broker installs these.
+prints the pins of one extra: the image of the broker installs these. Packages that are named after
+it are added: `make demo` installs the extra `all` with the packages that build txmq.
 """
 
 import json
@@ -38,10 +39,10 @@ def needed(requirements: list[str], extras: set[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def closure(own: list[str], extra: str) -> set[str]:
-    """The packages that an extra of txmq installs, by its requirements and those of pinned ones."""
+def closure(own: list[str], extra: str, *others: str) -> set[str]:
+    """The packages that an extra of txmq and others install, by the requirements of pinned ones."""
     seen: set[tuple[str, str]] = set()
-    waiting = [Requirement(f"txmq[{extra}]")]
+    waiting = [Requirement(f"txmq[{extra}]"), *map(Requirement, others)]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -77,4 +78,4 @@ def write_bill(tools: Path, wheel: Path, version: str, moment: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(pinned(closure(requires("txmq") or [], sys.argv[1])), end="")
+    print(pinned(closure(requires("txmq") or [], *sys.argv[1:])), end="")

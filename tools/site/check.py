@@ -17,10 +17,10 @@ from itertools import product
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Error, Page, sync_playwright
+from playwright.sync_api import Error, Page
 
 from tests import browser as chromium
-from tests.packages import Unprepared
+from tools.packages import Unprepared
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".cache/site"
@@ -77,15 +77,12 @@ RESULTS_MAX = 5
 def main() -> int:
     """Print what is wrong with the site; the exit code."""
     try:
-        path = chromium.working()
+        with served(SITE) as address, chromium.opened() as browser:
+            tab = browser.new_page()
+            findings = [*anchors(), *searches(tab, address), *looks(tab, address)]
     except Unprepared as error:
         print(error, file=sys.stderr)
         return 1
-    with served(SITE) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(chromium.QUIET))
-        tab = browser.new_page()
-        findings = [*anchors(), *searches(tab, address), *looks(tab, address)]
-        browser.close()
     for finding in findings:
         print(finding)
     print(f"{len(findings)} findings on the site" if findings else "the site has no findings")

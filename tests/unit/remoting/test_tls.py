@@ -30,7 +30,7 @@ class Files:
         self.good = self.ours.issue("good", addresses=PLACES)
         self.elsewhere = self.ours.issue("elsewhere", addresses="DNS:elsewhere")
         self.expired = self.ours.issue("expired", addresses=PLACES, days=-1)
-        self.client = self.ours.issue("client", "/O=Bank/CN=web-shop")
+        self.client = self.ours.issue("client", "O=Bank/CN=web-shop")
         self.foreign = self.theirs.issue("foreign", addresses=PLACES)
 
 

@@ -1,4 +1,4 @@
-"""Owns what the suite fetches by itself: packages of pip and npm, in folders of the test cache.
+"""Owns what the demo and the tests fetch by themselves: packages of pip and npm, in a cache.
 
 The cache is `.cache` in the checkout, or TXMQ_TEST_CACHE; a second run needs no network.
 """
@@ -18,11 +18,11 @@ INSTALL_SECONDS = 300
 
 
 class Unprepared(Exception):
-    """Something that tests need cannot be had here; the text says how to get it."""
+    """Something cannot be had here; the text is one line that says how to get it."""
 
 
 def cache(name):
-    """A folder of the test cache."""
+    """A folder of the cache."""
     folder = Path(os.environ.get("TXMQ_TEST_CACHE") or CHECKOUT / ".cache") / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -30,7 +30,7 @@ def cache(name):
 
 @contextmanager
 def locked(folder):
-    """Two test runs may share a cache; they must not install into it at the same time."""
+    """Two runs may share a cache; they must not install into it at the same time."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -51,7 +51,9 @@ def run(command, hint, **options):
         **options,
     )
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        # Npm's last line names only its log.
+        last = [line for line in said if "complete log" not in line][-1]
         raise Unprepared(f"{hint} ({last})")
 
 
@@ -128,7 +130,7 @@ def npm_folder(name, package, version):
     home = folder / f"{package}-{version}"
     with locked(folder):
         if not (home / "done").exists():
-            home.mkdir(exist_ok=True)
+            home.mkdir(parents=True, exist_ok=True)  # Some packages have a scope, a folder.
             (home / "package.json").write_text('{"private": true}\n')  # or npm looks further up
             flags = ["--ignore-scripts", "--no-package-lock", "--no-audit", "--no-fund"]
             hint = f"npm could not install {package}@{version}"

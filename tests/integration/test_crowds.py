@@ -240,10 +240,9 @@ def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, 
     with ConsoleProcess(broker.names) as console, Visitor(console.url) as visitor:
         walks = []
         took_s, held_s = watch.best(lambda: walks.append(walk(visitor)))
-    steps = walks[0]
-    assert {*walks} == {steps}
-    assert 1 < steps < CROWD.topics / 100
-    assert took_s / steps < 3 * STEP_S
+    # A step takes its time, so a slow machine needs more of them.
+    assert 1 < min(walks) <= max(walks) < CROWD.topics / 100
+    assert took_s / max(walks) < 3 * STEP_S
     assert held_s < HOLD_S
     found = broker.txmq("find", needle, "--after", topic_of(max(0, CROWD.topics - 8_000)))
     assert [hit["kind"] for hit in found["hits"]] == ["message"]

@@ -77,6 +77,8 @@ LONGEST = (
     "integration/test_tour.py",
     "integration/test_crash_points.py",
 )
+HANG_SECONDS = 300
+"""The least time limit of a test: on a busy machine, seconds of work take minutes."""
 _SHARED_MACHINE = [HealthCheck.too_slow]
 
 # In the background, and under some supervisors, this process ignores SIGINT and SIGQUIT, and every
@@ -128,6 +130,9 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     for item in items:
+        limit = item.get_closest_marker("timeout")
+        if limit and 0 < limit.args[0] < HANG_SECONDS:
+            item.add_marker(pytest.mark.timeout(HANG_SECONDS), append=False)
         if (
             "spark" in item.fixturenames
             and item.path.relative_to(TESTS).as_posix() not in WITH_SPARK

@@ -116,7 +116,9 @@ def cpp_compiler():
         return [found]
     hint = f"neither g++ is on PATH, nor could pip bring {ZIG_PACKAGE}"
     python = pip_environment("zig", ZIG_PACKAGE, ZIG_VERSION, hint)
-    return [str(python), "-m", "ziglang", "c++"]
+    # Its first program takes a minute, for which it compiles the standard library.
+    compiled = f"ZIG_GLOBAL_CACHE_DIR={cache('zig') / 'compiled'}"
+    return ["env", compiled, str(python), "-m", "ziglang", "c++"]
 
 
 def npm_folder(name, package, version):

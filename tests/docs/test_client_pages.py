@@ -25,9 +25,9 @@ PAGES = ROOT / "docs/howto/clients"
 HEADERS = Path(__file__).with_name("rocketmq.h")
 SHOWN_NAMES = "127.0.0.1:9876"
 PROGRAM_S = 120  # The C++ library now and then takes most of a minute to begin to consume.
-COMPILE_S = 400  # The compiler that pip brings first compiles its library.
+COMPILE_S = 1_200  # The compiler that pip brings first compiles its library.
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1_800)
 
 
 def programs(page, language):

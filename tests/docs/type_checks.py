@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.docs.pages import ROOT, all_pages, excerpts
-from tests.packages import Unprepared, cache, node_tools, npm_folder
+from tools.packages import Unprepared, cache, node_tools, npm_folder
 
 PYRIGHT, VERSION = "pyright", "1.1.414"
 CHECK_SECONDS = 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, NewType
 
@@ -9,6 +10,7 @@ from txmq.errors import LocalProtocolError
 
 __all__ = [
     "DEAD_LETTER",
+    "HANDLED_BODY",
     "Later",
     "LogPosition",
     "Message",
@@ -22,6 +24,13 @@ QueueOffset = NewType("QueueOffset", int)
 
 LogPosition = NewType("LogPosition", int)
 """The byte position of a record in the broker's log."""
+
+
+HANDLED_BODY: Final[ContextVar[tuple[object, bytes] | None]] = ContextVar(
+    "txmq_handled_body", default=None
+)
+"""While a guarded handler runs that declares the type of its body: its ``__idempotent__``, and the
+bytes of the body. The guard compares these bytes, and not the value that was read from them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

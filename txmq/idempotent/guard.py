@@ -33,7 +33,7 @@ from txmq.databases.failures import Failure, failure
 from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
-from txmq.message import Later
+from txmq.message import HANDLED_BODY, Later
 from txmq.runtime.signatures import object_parameter, signature_of
 
 __all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
@@ -48,6 +48,7 @@ P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
+_PAYLOADS: Final = (bytes, bytearray, memoryview, str)
 _OPEN: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ATTEMPTS_MAX: Final = 3
 """How often a function is called before its error is raised, if the database aborts its transaction
@@ -172,7 +173,7 @@ class Guarded:
     function: Callable[..., Any]
     guard: Any
     key: Callable[..., Any]
-    payload: Callable[..., Payload]
+    payload: Callable[..., Payload] | None
     scope: str
     keeps_result: bool
     is_method: bool
@@ -185,9 +186,21 @@ class Guarded:
     def attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt[Any]:
         """An attempt at one call."""
         given = args[1:] if self.is_method else args
-        key, payload = self.key(*given, **kwargs), self.payload(*given, **kwargs)
+        key, payload = self.key(*given, **kwargs), self._payload(given, kwargs)
         attempt: Attempt[Any] = self.guard.attempt(key, scope=self.scope, payload=payload)
         return attempt
+
+    def _payload(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
+        if self.payload is not None:
+            payload = self.payload(*args, **kwargs)
+            if payload is None or isinstance(payload, _PAYLOADS):
+                return payload
+            kind = type(payload).__name__
+            raise UsageError(
+                f"payload= of {self.scope} returned a {kind}; let it return bytes or text"
+            )
+        handled = HANDLED_BODY.get()
+        return handled[1] if handled is not None and handled[0] is self else body_of(args)
 
     def arguments(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The positional arguments of the function."""
@@ -294,8 +307,10 @@ def idempotent(
     Args:
         guard: Knows which keys are done.
         key: Returns the key; called with the arguments of the call, without the session.
-        payload: Returns the data that came with the key, likewise; by default the ``body`` of the
-            first argument, if it has one. Another payload under the same key is refused.
+        payload: Returns the data that came with the key, as bytes or text, likewise. By default it
+            is the body of the message that a consumer calls the function with, also if the function
+            declares that body's type, or the ``body`` of an argument that has one. Another payload
+            under the same key is refused.
         scope: The namespace of the key; by default the function's name with its module. Give one
             explicitly if the function may be renamed while messages can still return, or if it has
             no name of its own: a lambda, a partial, an object, ``_``.
@@ -305,6 +320,7 @@ def idempotent(
     Raises:
         ConfigError: The guard, the key or the payload does not fit the function, or a scope is
             needed.
+        UsageError: From a call: ``payload`` returned neither bytes nor text.
         KeyInProgress: From a call: another attempt is at work on the key. Consumers of txmq deliver
             the message again later.
         KeyConflict: From a call: the key was used for another payload. Consumers of txmq send the
@@ -323,18 +339,15 @@ def idempotent(
             taken = _taken(signature, hidden=int(is_method) + int(guard.has_session))
             for part, made_by in (("key", key), ("payload", payload)):
                 _check_part(_name_of(function), taken, part, made_by)
-        return _decorate(
-            Guarded(function, guard, key, payload or body_of, chosen_scope, keeps, is_method)
-        )
+        return _decorate(Guarded(function, guard, key, payload, chosen_scope, keeps, is_method))
 
     return decorate
 
 
-def body_of(*args: object, **kwargs: object) -> Payload:
-    """The body of a call's first argument, if it has one."""
-    del kwargs
-    body = getattr(args[0], "body", None) if args else None
-    return body if isinstance(body, bytes | bytearray | memoryview | str) else None
+def body_of(args: tuple[object, ...]) -> Payload:
+    """The body of the first argument of a call that has one."""
+    bodies = (getattr(one, "body", None) for one in args)
+    return next((body for body in bodies if isinstance(body, _PAYLOADS)), None)
 
 
 def _decorate(guarded: Guarded) -> Callable[..., Any]:

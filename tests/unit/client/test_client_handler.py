@@ -5,13 +5,14 @@ import contextlib
 from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.client.consume.handler import BoundHandler
 from txmq.errors import UsageError
 from txmq.idempotent import idempotent
-from txmq.message import Later, ReceivedMessage
+from txmq.message import DEAD_LETTER, Later, ReceivedMessage
 from txmq.runtime.tasks import Threads
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
@@ -70,6 +71,56 @@ def test_a_guarded_method_of_an_object_can_be_a_handler():
             return Later(3)
 
     assert judged(Desk().bill) == Later(3)
+
+
+class Order(msgspec.Struct):
+    number: str
+    cents: int
+
+
+def order(cents):
+    body = msgspec.json.encode(Order("1", cents))
+    return SimpleNamespace(**vars(MESSAGE), body=body)
+
+
+def bill(order: Order) -> None:
+    pass
+
+
+def bill_order_of(order: Order, message: ReceivedMessage) -> None:
+    pass
+
+
+def bill_message_of(message: ReceivedMessage, order: Order) -> None:
+    pass
+
+
+@pytest.mark.parametrize("plain", [bill, bill_order_of, bill_message_of])
+def test_a_guard_compares_the_bodies_of_messages_whatever_its_handler_takes(plain):
+    def key(*given):
+        return next(one.number for one in given if isinstance(one, Order))
+
+    handler = idempotent(MemoryGuard(), key=key)(plain)
+
+    assert judged(handler, [order(cents=1)]) is None
+    assert judged(handler, [order(cents=1)]) is None
+    assert judged(handler, [order(cents=9)]).level == DEAD_LETTER
+
+
+def test_a_guarded_call_inside_a_handler_is_not_compared_by_the_message():
+    inner = MemoryGuard()
+
+    @idempotent(inner, key=lambda day: day)
+    def open_day(day):
+        pass
+
+    @idempotent(MemoryGuard(), key=lambda order: order.cents)
+    def open_and_bill(order: Order) -> None:
+        open_day("today")
+
+    assert judged(open_and_bill, [order(cents=1)]) is None
+    assert judged(open_and_bill, [order(cents=9)]) is None
+    assert {payload for _, _, payload in inner.seen} == {None}
 
 
 def test_a_handler_of_batches_gets_all_of_them():

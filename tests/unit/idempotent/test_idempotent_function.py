@@ -126,6 +126,13 @@ def test_what_is_no_body_is_not_compared(guard, body):
     assert [payload for _, _, payload in guard.seen] == [None, None]
 
 
+def test_a_payload_that_is_neither_bytes_nor_text_is_refused_by_name(guard):
+    handle = idempotent(guard, key=key_of, payload=lambda message: message, scope="shop")
+
+    with pytest.raises(UsageError, match="payload= of shop returned a SimpleNamespace; let it"):
+        handle(lambda message: None)(order())
+
+
 def test_a_payload_of_ones_own_is_compared(guard):
     handle = idempotent(
         guard, key=lambda key, amount: key, payload=lambda key, amount: str(amount), scope="shop"

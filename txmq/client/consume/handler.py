@@ -17,7 +17,7 @@ from txmq.client.observe.hooks import HandlerHooks
 from txmq.client.observe.worker_process import AfterVerdict
 from txmq.errors import KeyConflict, KeyInProgress, PayloadInvalid, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
-from txmq.message import DEAD_LETTER, Later, ReceivedMessage
+from txmq.message import DEAD_LETTER, HANDLED_BODY, Later, ReceivedMessage
 from txmq.runtime.signatures import object_parameter
 from txmq.runtime.tasks import Threads
 
@@ -57,6 +57,7 @@ class BoundHandler:
         _check(handler, takes_batch=takes_batch)
         self.takes_batch = takes_batch
         self._arguments = None if takes_batch else arguments_of(handler)
+        self._guarded = self._arguments and getattr(handler, "__idempotent__", None)
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
         self.is_async: bool = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
@@ -103,7 +104,16 @@ class BoundHandler:
 
     def _call_one(self, message: ReceivedMessage) -> Awaitable[Verdict]:
         given = (message,) if self._arguments is None else self._arguments(message)
+        if self._guarded is not None:
+            return self._call_guarded(message.body, given)
         return self._handler(*given) if self.is_async else self._in_thread(given)
+
+    async def _call_guarded(self, body: bytes, given: tuple[object, ...]) -> Verdict:
+        token = HANDLED_BODY.set((self._guarded, body))
+        try:
+            return await (self._handler(*given) if self.is_async else self._in_thread(given))
+        finally:
+            HANDLED_BODY.reset(token)
 
     async def _in_thread(self, given: tuple[object, ...]) -> Verdict:
         assert self._threads is not None, "the consumer is running"

@@ -61,6 +61,8 @@ _STAND_S: Final = 6
 must not be gone when one with less decides.
 """
 _POLL_S: Final = 0.2
+_MINOR: Final = {"", NO_MARK}
+"""No doubt, or one that gives way to any other: a lost mark alone shows no loss."""
 _UNFIT_S: Final = 1.0
 _UNFIT_LEADS_S: Final = 10.0
 """How long a member with a full disk or a damaged log leaves it to the others to lead. Then it
@@ -224,13 +226,16 @@ class SetMember:
         try:
             proof = proof_of(self._disk)
             problem = "" if is_chosen else self._write_problem(view) or self._damage(view)
-            doubt = "" if is_chosen or problem else await self._doubt(view, proof)
+            doubt = "" if is_chosen or problem else await self._doubt(proof)
+            is_unfit = bool(
+                problem or (doubt and not await self._nobody_had_more(view, proof, doubt))
+            )
         except TransportError as error:
             self._report(error)
             await asyncio.sleep(_RETRY_S)
             return
-        if problem or doubt:
-            self._report_unfit(problem or f"{doubt}; {self._way_out()}")
+        if is_unfit:
+            self._report_unfit(problem or f"{doubt}; {self._way_out(doubt)}")
             await self._another_leads(view, _UNFIT_S)
             return
         self._unfitness = ""
@@ -238,30 +243,50 @@ class SetMember:
         comes_later = view.gives_way(self.name) or (led_last and view.in_sync != (self.name,))
         if comes_later and await self._another_leads(view, _CHOSEN_S):
             return
-        if self._is_new and not is_chosen and not await self._has_most(view, proof.end):
+        is_compared = is_chosen or doubt or not self._is_new
+        if not is_compared and not await self._has_most(view, proof.end):
             return
         await self._try_to_lead(view, proof.end)
 
-    async def _doubt(self, view: View, proof: Proof) -> str:
+    async def _doubt(self, proof: Proof) -> str:
         """Why this member may lack what was acknowledged; empty if it has everything.
 
         Raises:
             TransportError: The store does not answer.
         """
-        doubt = Keeper(self._disk).copy_state().doubt or proof.doubt
-        if doubt == NO_MARK and view.in_sync == (self.name,):
-            doubt = ""  # No other member could know more than the store does.
-        if not doubt:
+        doubt = Keeper(self._disk).copy_state().doubt
+        if doubt in _MINOR:
+            doubt = proof.doubt or doubt
+        if doubt in _MINOR:
             acknowledged = await self._coordinator.acknowledged()
-            if acknowledged is None or proof.end >= acknowledged:
-                return ""
-            doubt = (
-                f"its log ends at position {proof.end.position} in epoch {proof.end.epoch}, and "
-                f"the set has acknowledged what is before {acknowledged.position} in epoch "
-                f"{acknowledged.epoch}"
-            )
-        self._note_doubt(doubt)
+            if acknowledged is not None and proof.end < acknowledged:
+                doubt = (
+                    f"its log ends at position {proof.end.position} in epoch {proof.end.epoch}, "
+                    f"and the set has acknowledged what is before {acknowledged.position} in epoch "
+                    f"{acknowledged.epoch}"
+                )
+        if doubt:
+            self._note_doubt(doubt)
         return doubt
+
+    async def _nobody_had_more(self, view: View, proof: Proof, doubt: str) -> bool:
+        """Stand in doubt; true if this member may lead all the same.
+
+        It may if only its mark is missing, all members in sync stand in doubt, and none of them
+        ever had more: then there is nothing to wait for.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        had = proof.end
+        if proof.had:
+            # The mark does not say in which epoch; it was none that this directory has not seen.
+            had = max(had, LogEnd(Keeper(self._disk).copy_state().epoch, proof.had))
+        await self._coordinator.stand(self.name, had, view.epoch, _STAND_S, in_doubt=True)
+        standing = await self._coordinator.standing(view.epoch, in_doubt=True)
+        others = [standing.get(name) for name in view.in_sync]
+        has_most = all(end is not None and end <= proof.end for end in others)
+        return doubt == NO_MARK and bool(others) and has_most
 
     def _write_problem(self, view: View) -> str:
         """Why this member could not store what clients send; empty if it can.
@@ -299,16 +324,17 @@ class SetMember:
         """Keep in the directory that it may lack something, until it has caught up."""
         keeper = Keeper(self._disk)
         state = keeper.copy_state()
-        if state.doubt:
+        if state.doubt == reason or state.doubt not in _MINOR:
             return
         keeper.owner = f"{known_log(self._disk)[0] or 0:016x}"
         with suppress(OSError):
             keeper.save_copy_state(replace(state, doubt=reason))
 
-    def _way_out(self) -> str:
+    def _way_out(self, doubt: str) -> str:
+        returns = ", or leads once all are back and none had more" if doubt == NO_MARK else ""
         return (
-            "it follows as soon as another member in sync leads; without one it can lead with "
-            f"what it has: {self._promotion()}"
+            f"it follows as soon as another member in sync leads{returns}; without one it can lead "
+            f"with what it has: {self._promotion()}"
         )
 
     def _promotion(self) -> str:

@@ -391,8 +391,10 @@ def test_members_stand_for_a_while_and_wake_nobody(store):
         await first.stand("m1", LogEnd(3, 900), 3, LEASE_S)
         await second.stand("m2", LogEnd(3, 950), 3, 60)
         await second.stand("m2", LogEnd(2, 700), 30, 60)
+        await second.stand("m3", LogEnd(4, 990), 3, 60, in_doubt=True)
         assert await first.standing(3) == {"m1": LogEnd(3, 900), "m2": LogEnd(3, 950)}
         assert await first.standing(30) == {"m2": LogEnd(2, 700)}
+        assert await first.standing(3, in_doubt=True) == {"m3": LogEnd(4, 990)}
         async with asyncio.timeout(30):
             while await first.standing(3) != {"m2": LogEnd(3, 950)}:
                 await asyncio.sleep(0.05)

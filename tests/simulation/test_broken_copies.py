@@ -121,7 +121,7 @@ def the_set_shrinks_before_the_store_says_so(patch):
 def no_member_proves_its_log(patch):
     """With proofs, the faults below would only leave a set without a leader."""
 
-    async def doubt(self, view, proof):
+    async def doubt(self, proof):
         return ""
 
     async def has_most(self, view, own):

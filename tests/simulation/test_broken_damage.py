@@ -96,8 +96,8 @@ def no_file_shows_that_the_log_was_cut(patch):
     """Neither the high-water mark nor what a start compares the log with."""
     doubt = SetMember._doubt
 
-    async def blind(self, view, proof):
-        return "" if proof.doubt else await doubt(self, view, proof)
+    async def blind(self, proof):
+        return "" if proof.doubt else await doubt(self, proof)
 
     patch(SetMember, "_doubt", blind)
     patch(Start, "_missing", lambda self, evidence, end: None)
@@ -121,7 +121,7 @@ def a_started_member_does_not_ask_the_others(patch):
 
 
 def the_last_copy_leads_with_less(patch):
-    async def doubt(self, view, proof):
+    async def doubt(self, proof):
         return ""
 
     patch(SetMember, "_doubt", doubt)

@@ -211,6 +211,22 @@ def test_all_members_and_the_store_at_once_lose_nothing(how):
     live(main)
 
 
+@pytest.mark.fault("C3", "C5")
+def test_where_all_members_are_in_doubt_one_that_lacks_nothing_leads_once_all_are_back():
+    async def main(stage):
+        harmed = stage.set.leader
+        await end_all(stage, "power cut", harmed=harmed, as_harmed="lost tail")
+        for node in stage.members:
+            if node is not harmed:
+                node.disk.remove("high-water")
+        assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=False)
+
+        await begin_all(stage, harmed, alone_s=8.0)
+        await until(lambda: stage.set.is_serving and harmed.is_whole)
+
+    live(main, seeds=1)
+
+
 @pytest.mark.fault("C9")
 def test_where_only_a_copy_with_less_is_left_a_person_decides(caplog):
     logging.disable(logging.NOTSET)

@@ -1,6 +1,7 @@
 """A member of a set: when it leads, and when it lets another one lead."""
 
 import asyncio
+from contextlib import closing, suppress
 
 import pytest
 
@@ -11,6 +12,8 @@ from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.config import BrokerSettings, ReplicationSettings
 from txmq_broker.core.set_acts import removal_text
 from txmq_broker.member import SetMember
+from txmq_broker.store.log.commit_log import HighWater, Mark
+from txmq_broker.store.log.identity import known_log
 
 M1, M2 = "m1.00000001", "m2.00000002"
 NOTHING = LogEnd(0, 0)
@@ -156,27 +159,96 @@ def test_a_member_that_lacks_something_leads_if_an_operator_accepts_the_loss():
     assert acknowledged == NOTHING
 
 
-@pytest.mark.parametrize("others", [(), (M2,)])
-def test_a_power_cut_that_took_the_mark_keeps_only_a_member_beside_others_from_leading(others):
-    """The last member in sync has what the store knows as acknowledged, and nobody has more."""
+def without_mark(disk):
+    """A power cut took the mark; the log has a torn write, and nothing whole."""
+    disk.remove("high-water")
+    with closing(disk.open("log/00000000000000000000.log", create=True)) as file:
+        file.write(0, b"the beginning of a span")
+
+
+def with_mark_at_500(disk):
+    """The log has nothing of what the mark knows as durable."""
+    HighWater(disk, known_log(disk)[0]).settle(Mark(0, 0, 500, 0))
+
+
+async def in_doubt(world, harm, other=None, *, acknowledged=None, **changes):
+    """A stage where m1 has led in epoch 2 and is in doubt, and m2 perhaps stands after epoch 3."""
+    stage = Stage(world)
+    await stage.resigned(in_sync=(M1,))
+    await stage.seconds_until_leading()
+    harm(stage.machine.disk)
+    await stage.resigned(acknowledged, **changes)
+    if other is not None:
+        await stage.first.stand(M2, other, 3, 60, in_doubt=True)
+    return stage
+
+
+@pytest.mark.parametrize("other", [LogEnd(-1, 0), NOTHING])
+def test_of_members_that_all_lost_their_marks_one_with_the_most_leads(other):
+    """Nobody could have more, so there is nothing that a person could wait for."""
 
     async def scenario(world):
-        stage = Stage(world)
-        await stage.resigned(in_sync=(M1,))
-        await stage.seconds_until_leading()
-        disk = stage.machine.disk
-        log = disk.open("log/00000000000000000000.log", create=True)
-        log.write(0, b"the beginning of a span")
-        log.close()
-        disk.remove("high-water")
-        await stage.resigned(in_sync=(M1, *others))
+        stage = await in_doubt(world, without_mark, other)
         return await stage.seconds_until_leading()
 
-    if others:
-        with pytest.raises(TimeoutError):
-            run(scenario)
-    else:
-        assert run(scenario) < 0.5
+    assert run(scenario) < 0.5
+
+
+def test_the_last_member_in_sync_leads_although_it_lost_its_mark():
+    async def scenario(world):
+        stage = await in_doubt(world, without_mark, in_sync=(M1,))
+        return await stage.seconds_until_leading()
+
+    assert run(scenario) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("harm", "other", "acknowledged"),
+    [
+        (without_mark, None, None),
+        (without_mark, LogEnd(2, 500), None),
+        (without_mark, NOTHING, LogEnd(1, 500)),
+        (with_mark_at_500, NOTHING, None),
+    ],
+    ids=["another is away", "another had more", "the store knows more", "its mark knows more"],
+)
+def test_a_member_in_doubt_does_not_lead_if_it_may_lack_something(harm, other, acknowledged):
+    async def scenario(world):
+        stage = await in_doubt(world, harm, other, acknowledged=acknowledged)
+        return await stage.seconds_until_leading()
+
+    with pytest.raises(TimeoutError):
+        run(scenario)
+
+
+def test_a_member_without_a_mark_waits_for_one_that_stands_without_doubt():
+    async def scenario(world):
+        stage = await in_doubt(world, without_mark)
+        await stage.first.stand(M2, LogEnd(-1, 0), 3, 60)
+        return await stage.seconds_until_leading()
+
+    with pytest.raises(TimeoutError):
+        run(scenario)
+
+
+def test_a_member_without_doubt_does_not_leave_it_to_one_in_doubt_to_lead():
+    async def scenario(world):
+        stage = Stage(world)
+        await stage.resigned()
+        await stage.first.stand(M2, LogEnd(1, 500), 1, 60, in_doubt=True)
+        return await stage.seconds_until_leading()
+
+    assert 2.0 <= run(scenario) < 2.5
+
+
+def test_the_others_see_for_as_long_as_it_runs_what_a_member_in_doubt_had():
+    async def scenario(world):
+        stage = await in_doubt(world, with_mark_at_500)
+        with suppress(TimeoutError):
+            await stage.seconds_until_leading()
+        return stage.store.standing(3, in_doubt=True), stage.store.standing(3)
+
+    assert run(scenario) == ({M1: LogEnd(2, 500)}, {})
 
 
 def test_a_member_that_cannot_write_leads_once_it_can(caplog):

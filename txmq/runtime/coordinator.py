@@ -218,16 +218,21 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
+    async def stand(
+        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
+    ) -> None:
         """Offer a member as the leader after an epoch, with the end of its log, for some seconds.
+
+        A member that may lack something stands in doubt, with the end of all that it had. It leads
+        only under conditions, so the others do not leave it to this one.
 
         Raises:
             TransportError: The store does not answer.
         """
         ...
 
-    async def standing(self, epoch: int) -> dict[str, LogEnd]:
-        """The members that stand now, to lead after an epoch.
+    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
+        """The members that stand now to lead after an epoch: those in doubt, or the others.
 
         In an election before, a member may have stood with an earlier end.
 

@@ -145,8 +145,8 @@ class EtcdCoordinator:
         self._folder = f"{_PREFIX}/{name}/"
         self._state_key = _text(f"{self._folder}state")
         self._leader_key = _text(f"{self._folder}leader")
-        self._acknowledged_key = _text(f"{_ENDS}/{name}/acknowledged")
-        self._standing = f"{_ENDS}/{name}/standing/"
+        self._ends = f"{_ENDS}/{name}/"
+        self._acknowledged_key = _text(f"{self._ends}acknowledged")
 
     async def view(self) -> View:
         """See :meth:`SetCoordinator.view`."""
@@ -220,20 +220,26 @@ class EtcdCoordinator:
         found = answer.get("kvs", [])
         return _value(found[0], LogEnd) if found else None
 
-    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
+    async def stand(
+        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
+    ) -> None:
         """See :meth:`SetCoordinator.stand`."""
         lease, _ = await self._grant(for_s)
-        key = _text(f"{self._standing}{epoch}/{member}")
+        key = _text(self._standing(epoch, in_doubt) + member)
         await self._commit([], [_put(key, msgspec.json.encode(end), lease)])
 
-    async def standing(self, epoch: int) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
         """See :meth:`SetCoordinator.standing`."""
-        folder = f"{self._standing}{epoch}/"
+        folder = self._standing(epoch, in_doubt)
         answer = await self._call("/v3/kv/range", _all_below(folder))
         return {
             _plain(found["key"]).removeprefix(folder): _value(found, LogEnd)
             for found in answer.get("kvs", [])
         }
+
+    def _standing(self, epoch: int, in_doubt: bool) -> str:
+        """The folder of the members that stand after an epoch."""
+        return f"{self._ends}{'in-doubt' if in_doubt else 'standing'}/{epoch}/"
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """See :meth:`SetCoordinator.allow_loss`."""

@@ -52,8 +52,10 @@ class SimulatedCoordination:
         self._lives = 1
         self._changed = asyncio.Event()
         self.acknowledged: LogEnd | None = None
-        self._standing: dict[tuple[int, str], tuple[LogEnd, int]] = {}
-        """The members that stand after each epoch, with the end of the log and a lease."""
+        self._standing: dict[tuple[int, bool, str], tuple[LogEnd, int]] = {}
+        """The members that stand after each epoch, in doubt or not, with the end of the log and a
+        lease.
+        """
 
     def coordinator(self, member: str) -> SimulatedCoordinator:
         """One member's access to the store."""
@@ -226,16 +228,18 @@ class SimulatedCoordination:
         if self.view().leader is not None and self._lease == lease:
             self.acknowledged = end
 
-    def stand(self, member: str, end: LogEnd, epoch: int, lease: int) -> None:
+    def stand(
+        self, member: str, end: LogEnd, epoch: int, lease: int, *, in_doubt: bool = False
+    ) -> None:
         """Note that a member stands after an epoch until this lease ends."""
-        self._standing[epoch, member] = (end, lease)
+        self._standing[epoch, in_doubt, member] = (end, lease)
 
-    def standing(self, epoch: int) -> dict[str, LogEnd]:
-        """The members that stand now, to lead after an epoch."""
+    def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
+        """The members that stand now to lead after an epoch: those in doubt, or the others."""
         return {
             member: end
-            for (after, member), (end, lease) in self._standing.items()
-            if after == epoch and self.is_alive(lease)
+            for (after, is_doubtful, member), (end, lease) in self._standing.items()
+            if (after, is_doubtful) == (epoch, in_doubt) and self.is_alive(lease)
         }
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
@@ -331,16 +335,18 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def stand(self, member: str, end: LogEnd, epoch: int, for_s: int) -> None:
+    async def stand(
+        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
+    ) -> None:
         """See :meth:`SetCoordinator.stand`."""
         life = await self._arrive()
-        self._store.stand(member, end, epoch, self._store.grant(for_s))
+        self._store.stand(member, end, epoch, self._store.grant(for_s), in_doubt=in_doubt)
         await self._return(life)
 
-    async def standing(self, epoch: int) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
         """See :meth:`SetCoordinator.standing`."""
         life = await self._arrive()
-        found = self._store.standing(epoch)
+        found = self._store.standing(epoch, in_doubt=in_doubt)
         await self._return(life)
         return found
 

@@ -31,6 +31,8 @@ class Proof(NamedTuple):
     """The end of the log, without a torn tail."""
     doubt: str
     """Why the log may lack something that it had; empty if there is no sign of that."""
+    had: int = 0
+    """Where the log ended by a mark that it contradicts; otherwise 0."""
 
 
 def proof_of(disk: Disk) -> Proof:
@@ -50,14 +52,15 @@ def proof_of(disk: Disk) -> Proof:
         segments.open(tidy=False)
         mark = high_water.mark
         doubt = _doubt(segments, mark)
+        had = mark.end if doubt and mark is not None else 0
         last = None if doubt or mark is None else _last_whole(segments, mark.start)
         last = last or _newest(segments)
     finally:
         segments.close()
         high_water.close()
     if last is None:
-        return Proof(LogEnd(0, segments.start), doubt)
-    return Proof(LogEnd(last.epoch, last.position + last.size), doubt)
+        return Proof(LogEnd(0, segments.start), doubt, had)
+    return Proof(LogEnd(last.epoch, last.position + last.size), doubt, had)
 
 
 def _doubt(segments: Segments, mark: Mark | None) -> str:

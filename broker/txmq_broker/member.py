@@ -278,14 +278,15 @@ class SetMember:
         Raises:
             TransportError: The store does not answer.
         """
-        had = proof.end
-        if proof.had:
-            # The mark does not say in which epoch; it was none that this directory has not seen.
-            had = max(had, LogEnd(Keeper(self._disk).copy_state().epoch, proof.had))
+        own = proof.end
+        had = own._replace(position=max(own.position, proof.had))
         await self._coordinator.stand(self.name, had, view.epoch, _STAND_S, in_doubt=True)
         standing = await self._coordinator.standing(view.epoch, in_doubt=True)
         others = [standing.get(name) for name in view.in_sync]
-        has_most = all(end is not None and end <= proof.end for end in others)
+        # A mark does not know its epoch, which may be newer than that of the log before it.
+        has_most = all(
+            end is not None and end <= own and end.position <= own.position for end in others
+        )
         return doubt == NO_MARK and bool(others) and has_most
 
     def _write_problem(self, view: View) -> str:

@@ -12,7 +12,7 @@ import subprocess
 from functools import cache
 from typing import NamedTuple
 
-from tools.packages import Unprepared, locked, node_tools, npm_folder
+from tools.packages import Unprepared, locked, node_program, npm_folder
 
 PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -117,10 +117,10 @@ def packaged():
 def unpack(modules, home):
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    node = [str(node_tools() / "node"), "--eval", UNPACK_SCRIPT]
+    program = [str(node_program()), "--eval", UNPACK_SCRIPT]
     try:
         subprocess.run(
-            node, cwd=modules.parent, env={**os.environ, **UNPACK, "TMPDIR": str(home)},
+            program, cwd=modules.parent, env={**os.environ, **UNPACK, "TMPDIR": str(home)},
             capture_output=True, text=True, timeout=UNPACK_SECONDS, check=True,
         )  # fmt: skip
     except subprocess.SubprocessError as error:
@@ -168,7 +168,7 @@ def driver():
         answer([own, "--version"], hint)
     except Unprepared:
         # It needs a library (Debian: libatomic1) that other builds of Node.js do without.
-        node = str(node_tools() / "node")
+        node = str(node_program())
         answer([node, "--version"], hint)
         return {"PLAYWRIGHT_NODEJS_PATH": node}
     return {}

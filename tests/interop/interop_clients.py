@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.serving import environment
-from tools.packages import Unprepared, node_tools, npm_folder, pip_environment
+from tools.packages import Unprepared, node_program, npm_folder, pip_environment
 
 HERE = Path(__file__).resolve().parent
 CPP_PACKAGE, CPP_VERSION = "rocketmq-client-python", "0.5.0rc2"
@@ -68,7 +68,7 @@ def cpp_python():
 
 def prepare_ons():
     modules = npm_folder("interop", ONS_PACKAGE, ONS_VERSION)
-    command = (str(node_tools() / "node"), str(HERE / "ons_client.js"))
+    command = (str(node_program()), str(HERE / "ons_client.js"))
     return Client("ons", command, {"NODE_PATH": str(modules)})
 
 

@@ -16,7 +16,7 @@ from tests.interop.interop_clients import HERE
 from tests.interop.interop_stage import ASKS_SOON, Stage, half, letter, letters
 from tests.interop.test_access import ACCOUNTS, BILL, SHOP
 from tests.serving import BrokerProcess, environment, free_port
-from tools.packages import node_tools
+from tools.packages import node_program
 
 OPERATOR = {"TXMQ_ACCESS_KEY": "operator", "TXMQ_SECRET_KEY": "operator-secret"}
 TOPIC = "Orders"
@@ -47,7 +47,7 @@ class TlsBroker(BrokerProcess):
             self.settings.append(f"advertise={outside}")
         super().start()
         if self.is_tunneled:
-            program = [node_tools() / "node", HERE / "tls_tunnel.js", self.authority.certificate]
+            program = [node_program(), HERE / "tls_tunnel.js", self.authority.certificate]
             self.tunnel = subprocess.Popen(
                 [*map(str, program), *(f"{port}={address}" for port, address in ways.items())],
                 stdin=subprocess.PIPE,

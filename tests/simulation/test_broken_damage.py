@@ -48,7 +48,7 @@ MIX = CopyMix(
 )
 """Much is sent all the time, and nothing but the damage goes wrong."""
 
-AT_ONCE = MIX.but(faults=("all at once",))
+AT_ONCE = MIX.but(faults=("all at once",), pause_s=0.4)
 FULL_STOPS = MIX.but(faults=("writes fail", "no room"))
 FLIPPED = MIX.but(faults=("bits flipped",))
 REMOVAL = MIX.but(faults=("removal",))

@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 from sqlalchemy import create_engine, insert, text
-from sqlalchemy.pool import StaticPool
 
 from tests.integration.idempotent.shop_stage import EFFECTS, MANY
 from tests.integration.idempotent.test_guard_contract import plain, until_it_is_done
@@ -159,8 +158,8 @@ def test_cleaning_removes_what_is_old_some_at_a_time(shop_with_table):
     assert shop.effects.count("young") == 1
 
 
-def test_a_guard_over_a_blocking_engine_cleans_without_await():
-    engine = create_engine("sqlite://", poolclass=StaticPool)
+def test_a_guard_over_a_blocking_engine_cleans_without_await(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     with engine.begin() as connection:
         for statement in DoneTable("txmq_done", None).ddl("sqlite"):
             connection.execute(text(statement))

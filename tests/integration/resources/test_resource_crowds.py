@@ -38,8 +38,7 @@ def shared(monkeypatch):
 class Crowds(Race):
     """Some commit, and all of them are checked at the same moment, perhaps twice.
 
-    Commits start later after a crowd that they mostly won, and earlier after one that they mostly
-    lost, so that on a machine of any speed neither side wins every time.
+    Commits start later after a crowd that they mostly won, and earlier after one that they lost.
     """
 
     def __init__(self, *given):

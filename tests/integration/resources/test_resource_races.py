@@ -40,13 +40,16 @@ class Race:
         self.chance = random.Random(seed)
         self.locals = {}
         self.answers = {}
+        self.delay_max_s = DELAY_S
+        """Of commits: more after one that won, and less after one that lost. So neither side wins
+        always, on a machine of any speed."""
 
     def delay_s(self):
         return self.chance.choice([0.0, self.chance.uniform(0, DELAY_S)])
 
     async def one(self, xid):
         born_ms = now_ms()
-        before, inside = self.delay_s(), self.delay_s()
+        before, inside = self.chance.uniform(0, self.delay_max_s), self.delay_s()
         checks = [self.delay_s() for _ in range(self.chance.choice([1, 1, 2]))]
 
         async def check(delay_s):
@@ -57,6 +60,7 @@ class Race:
             self.commit(xid, born_ms, before, inside), *(check(each) for each in checks)
         )
         self.locals[xid], self.answers[xid] = found[0], found[1:]
+        self.delay_max_s *= 1.1 if found[0] is COMMIT else 0.9
 
     async def commit(self, xid, born_ms, before_s, inside_s):
         await asyncio.sleep(before_s)

@@ -126,6 +126,13 @@ class Traffic:
                 assert since < end, "messages are still acknowledged"
             threading.Event().wait(0.01)
 
+    def wait_for_refusal(self, name):
+        """Return once a send has failed with this error: sends outlast a short refusal."""
+        end = time.monotonic() + PATIENCE_S
+        while not self.refusals[name]:
+            assert time.monotonic() < end, f"nothing failed with {name}: {self.refusals}"
+            threading.Event().wait(0.01)
+
     async def _run(self):
         async with Client(self.names, SHORT_TIMERS) as client:
             consumer = PushConsumer(

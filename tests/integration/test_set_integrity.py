@@ -39,10 +39,10 @@ CASES = [(kind, whose, order) for kind in Damage for whose in Whose for order in
 CHOSEN = [
     (Damage.SHORTENED_WITHOUT_MARK, Whose.FOLLOWER, Order.DAMAGED),
     (Damage.OLDER, Whose.FOLLOWER, Order.DAMAGED),
-    (Damage.EMPTIED_WITHOUT_MARK, Whose.LEADER, Order.TOGETHER),
+    (Damage.EMPTIED_WITHOUT_MARK, Whose.FOLLOWER, Order.DAMAGED),
     (Damage.SWAPPED, Whose.FOLLOWER, Order.WHOLE),
 ]
-"""The two stories that lost messages, and one of each other kind."""
+"""The three stories that lost messages, and one of each other kind."""
 
 
 @pytest.fixture

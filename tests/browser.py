@@ -89,7 +89,7 @@ class Chromium(NamedTuple):
 
 
 def installed():
-    """The one that is named, or the machine's; None where there is none."""
+    """The configured Chromium, or else the machine's; None if neither exists."""
     if given := os.environ.get("TXMQ_TEST_CHROMIUM"):
         return Chromium(given)
     found = next(filter(None, map(shutil.which, NAMES)), None)

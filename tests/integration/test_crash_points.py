@@ -89,7 +89,7 @@ class Launcher:
 
 
 async def drive_until_gone(driver, peer, label):
-    """Some seams are not passed each time: a sync whose successor is under way sets no mark."""
+    """Repeat the phase: a sync sets no mark, for example, if the next one has already begun."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             while not await driver.drive(peer, phase_of(label)):

@@ -79,7 +79,7 @@ def retry_maximum(
 
 
 def known_maximum(online: ConsumerGroup[C] | None, config: GroupConfig) -> int:
-    """The maximum number of retries of a group, as far as it is known now."""
+    """The maximum number of retries: what online consumers ask for, else the setting."""
     known = None if online is None else online.attempts_max
     return config.retry_max_times if known is None else known
 

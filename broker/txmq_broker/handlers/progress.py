@@ -109,7 +109,7 @@ class ProgressHandlers:
         return answer(request, body=with_queue_map("offsetTable", pairs, others))
 
     def _retries(self, group: str, topics: Sequence[str]) -> dict[str, object]:
-        """How many of a group's messages wait for each retry, and the last one; only txmq says."""
+        """A group's messages that wait for each retry, and its last retry: txmq's own field."""
         waiting = self._store.delays.waiting_retries()
         if waiting is None:
             return {}

@@ -21,7 +21,15 @@ from msgspec.structs import replace
 from txmq.errors import ConnectFailed, CorruptRecord, LogTooShort, TransportError, WriteFailed
 from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, LogEnd, SetAct, SetCoordinator, View
+from txmq.runtime.coordinator import (
+    Leader,
+    Leadership,
+    LogEnd,
+    SetAct,
+    SetCoordinator,
+    Standing,
+    View,
+)
 from txmq.runtime.disk import NO_ROOM, Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -227,26 +235,23 @@ class SetMember:
             proof = proof_of(self._disk)
             problem = "" if is_chosen else self._write_problem(view) or self._damage(view)
             doubt = "" if is_chosen or problem else await self._doubt(proof)
-            is_unfit = bool(
-                problem or (doubt and not await self._nobody_had_more(view, proof, doubt))
-            )
         except TransportError as error:
             self._report(error)
             await asyncio.sleep(_RETRY_S)
             return
-        if is_unfit:
-            self._report_unfit(problem or f"{doubt}; {self._way_out(doubt)}")
+        if problem:
+            self._report_unfit(problem)
             await self._another_leads(view, _UNFIT_S)
             return
-        self._unfitness = ""
         led_last, self._has_just_led = self._has_just_led, False
         comes_later = view.gives_way(self.name) or (led_last and view.in_sync != (self.name,))
         if comes_later and await self._another_leads(view, _CHOSEN_S):
             return
-        # A member in doubt has compared already; an operator's choice needs no comparison.
-        must_compare = self._is_new and not is_chosen and not doubt
-        if must_compare and not await self._has_most(view, proof.end):
+        must_compare = (self._is_new and not is_chosen) or doubt
+        own = Standing(proof.end, doubt, proof.had)
+        if must_compare and not await self._has_most(view, own):
             return
+        self._unfitness = ""
         await self._try_to_lead(view, proof.end)
 
     async def _doubt(self, proof: Proof) -> str:
@@ -269,26 +274,6 @@ class SetMember:
         if doubt:
             self._note_doubt(doubt)
         return doubt
-
-    async def _nobody_had_more(self, view: View, proof: Proof, doubt: str) -> bool:
-        """Stand in doubt; true if this member may lead all the same.
-
-        It may if only its mark is missing, all members in sync stand in doubt, and none of them
-        ever had more: then there is nothing to wait for.
-
-        Raises:
-            TransportError: The store does not answer.
-        """
-        own = proof.end
-        had = own._replace(position=max(own.position, proof.had))
-        await self._coordinator.stand(self.name, had, view.epoch, _STAND_S, in_doubt=True)
-        standing = await self._coordinator.standing(view.epoch, in_doubt=True)
-        others = [standing.get(name) for name in view.in_sync]
-        # A mark does not know its epoch, which may be newer than that of the log before it.
-        has_most = all(
-            end is not None and end <= own and end.position <= own.position for end in others
-        )
-        return doubt == NO_MARK and bool(others) and has_most
 
     def _write_problem(self, view: View) -> str:
         """Why this member could not store what clients send; empty if it can.
@@ -357,8 +342,8 @@ class SetMember:
             return False
         return True
 
-    async def _has_most(self, view: View, own: LogEnd) -> bool:
-        """Compare logs with the others in sync; true if no other one that answers has more.
+    async def _has_most(self, view: View, own: Standing) -> bool:
+        """Compare logs with the others in sync; true if this member may lead.
 
         A member that has followed up to now has everything. One that was just started may have been
         put back to an earlier state, which only the others know.
@@ -368,10 +353,10 @@ class SetMember:
             await self._coordinator.stand(self.name, own, view.epoch, _STAND_S)
             while True:
                 standing = await self._coordinator.standing(view.epoch)
-                others = {name: end for name, end in standing.items() if name in view.in_sync}
-                best = max(others, key=lambda name: (others[name], name), default=self.name)
-                has_all = others.keys() == set(view.in_sync)
-                if has_all or self._clock.monotonic() >= deadline:
+                wanted = set(view.in_sync) - {self.name}
+                others = [standing[name] for name in wanted if name in standing]
+                are_all = len(others) == len(wanted)
+                if are_all or self._clock.monotonic() >= deadline:
                     break
                 if await self._another_leads(view, _POLL_S) or self._stopping.is_set():
                     return False
@@ -379,10 +364,14 @@ class SetMember:
             self._report(error)
             await asyncio.sleep(_RETRY_S)
             return False
-        if best == self.name:
+        if _may_lead(own, others, are_all=are_all):
             return True
-        log.info("%s has at least as much of the log as this member, and leads", best)
-        return not await self._another_leads(view, _CHOSEN_S) and others[best] == own
+        if own.doubt:
+            self._report_unfit(f"{own.doubt}; {self._way_out(own.doubt)}")
+        else:
+            log.info("another member in sync has more of the log, and leads")
+        await self._another_leads(view, _CHOSEN_S)
+        return False
 
     # Following
 
@@ -507,6 +496,26 @@ class SetMember:
             await broker.stop()
         if broker.failure is not None:
             raise broker.failure
+
+
+def _may_lead(own: Standing, others: list[Standing], *, are_all: bool) -> bool:
+    """Whether a member may lead beside the others in sync that stand.
+
+    A log that ends later has all of one that ends before it. So a member that only lost its mark
+    may lead in place of one without doubt that has less, which then was put back by a moment. If
+    all are in doubt, all must be there, and none may have had more than this one has.
+    """
+    if own.doubt not in _MINOR:
+        return False
+    if any(other.end > own.end for other in others if other.doubt in _MINOR):
+        return False
+    if not own.doubt or any(not other.doubt for other in others):
+        return True
+    # A mark does not know its epoch, which may be newer than that of the log before it.
+    return are_all and all(
+        other.end <= own.end and max(other.had, other.end.position) <= own.end.position
+        for other in others
+    )
 
 
 def _read(disk: Disk) -> str:

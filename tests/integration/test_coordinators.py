@@ -8,7 +8,7 @@ import secrets
 import pytest
 
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, Standing, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
@@ -388,15 +388,14 @@ def test_members_stand_for_a_while_and_wake_nobody(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         seen = await second.view()
         waiting = asyncio.ensure_future(second.changed(seen))
-        await first.stand("m1", LogEnd(3, 900), 3, LEASE_S)
-        await second.stand("m2", LogEnd(3, 950), 3, 60)
-        await second.stand("m2", LogEnd(2, 700), 30, 60)
-        await second.stand("m3", LogEnd(4, 990), 3, 60, in_doubt=True)
-        assert await first.standing(3) == {"m1": LogEnd(3, 900), "m2": LogEnd(3, 950)}
-        assert await first.standing(30) == {"m2": LogEnd(2, 700)}
-        assert await first.standing(3, in_doubt=True) == {"m3": LogEnd(4, 990)}
+        sure, doubtful = Standing(LogEnd(3, 900)), Standing(LogEnd(3, 950), "no mark", 990)
+        await first.stand("m1", sure, 3, LEASE_S)
+        await second.stand("m2", doubtful, 3, 60)
+        await second.stand("m2", sure, 30, 60)
+        assert await first.standing(3) == {"m1": sure, "m2": doubtful}
+        assert await first.standing(30) == {"m2": sure}
         async with asyncio.timeout(30):
-            while await first.standing(3) != {"m2": LogEnd(3, 950)}:
+            while await first.standing(3) != {"m2": doubtful}:
                 await asyncio.sleep(0.05)
         assert not waiting.done()
         waiting.cancel()

@@ -1,12 +1,12 @@
 """A member of a set: when it leads, and when it lets another one lead."""
 
 import asyncio
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 
 import pytest
 
 from tests.unit.handlers.handler_stage import STEADY
-from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct
+from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, Standing
 from txmq.testing import World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.config import BrokerSettings, ReplicationSettings
@@ -14,6 +14,7 @@ from txmq_broker.core.set_acts import removal_text
 from txmq_broker.member import SetMember
 from txmq_broker.store.log.commit_log import HighWater, Mark
 from txmq_broker.store.log.identity import known_log
+from txmq_broker.store.log.proof import NO_MARK
 
 M1, M2 = "m1.00000001", "m2.00000002"
 NOTHING = LogEnd(0, 0)
@@ -94,7 +95,7 @@ def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
-        await stage.first.stand(M2, LogEnd(-1, 0), 1, 60)
+        await stage.first.stand(M2, Standing(LogEnd(-1, 0)), 1, 60)
         return await stage.seconds_until_leading()
 
     assert run(scenario) < 0.5
@@ -105,7 +106,7 @@ def test_a_member_that_stood_after_an_older_epoch_is_waited_for():
 
     async def scenario(world):
         stage = Stage(world)
-        await stage.first.stand(M2, LogEnd(-1, 0), 0, 60)
+        await stage.first.stand(M2, Standing(LogEnd(-1, 0)), 0, 60)
         await stage.resigned()
         return await stage.seconds_until_leading()
 
@@ -128,7 +129,7 @@ def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
-        await stage.first.stand(M2, LogEnd(1, 500), 1, 60)
+        await stage.first.stand(M2, Standing(LogEnd(1, 500)), 1, 60)
         return await stage.seconds_until_leading()
 
     with pytest.raises(TimeoutError):
@@ -171,6 +172,10 @@ def with_mark_at_500(disk):
     HighWater(disk, known_log(disk)[0]).settle(Mark(0, 0, 500, 0))
 
 
+def no_mark(epoch, position):
+    return Standing(LogEnd(epoch, position), NO_MARK)
+
+
 async def in_doubt(world, harm, other=None, *, acknowledged=None, **changes):
     """A stage where m1 has led in epoch 2 and is in doubt, and m2 perhaps stands after epoch 3."""
     stage = Stage(world)
@@ -179,11 +184,11 @@ async def in_doubt(world, harm, other=None, *, acknowledged=None, **changes):
     harm(stage.machine.disk)
     await stage.resigned(acknowledged, **changes)
     if other is not None:
-        await stage.first.stand(M2, other, 3, 60, in_doubt=True)
+        await stage.first.stand(M2, other, 3, 60)
     return stage
 
 
-@pytest.mark.parametrize("other", [LogEnd(-1, 0), NOTHING])
+@pytest.mark.parametrize("other", [no_mark(-1, 0), no_mark(0, 0)])
 def test_of_members_that_all_lost_their_marks_one_with_the_most_leads(other):
     """Nobody could have more, so there is nothing that a person could wait for."""
 
@@ -206,11 +211,22 @@ def test_the_last_member_in_sync_leads_although_it_lost_its_mark():
     ("harm", "other", "acknowledged"),
     [
         (without_mark, None, None),
-        (without_mark, LogEnd(2, 500), None),
-        (without_mark, NOTHING, LogEnd(1, 500)),
-        (with_mark_at_500, NOTHING, None),
+        (without_mark, no_mark(2, 500), None),
+        (without_mark, Standing(NOTHING, "its mark knows more", 500), None),
+        (without_mark, Standing(LogEnd(2, 500)), None),
+        (without_mark, no_mark(0, 0), LogEnd(1, 500)),
+        (with_mark_at_500, no_mark(0, 0), None),
+        (with_mark_at_500, Standing(NOTHING), None),
     ],
-    ids=["another is away", "another had more", "the store knows more", "its mark knows more"],
+    ids=[
+        "another is away",
+        "another has more",
+        "another had more",
+        "one without doubt has more",
+        "the store knows more",
+        "its mark knows more",
+        "its mark knows more than one without doubt has",
+    ],
 )
 def test_a_member_in_doubt_does_not_lead_if_it_may_lack_something(harm, other, acknowledged):
     async def scenario(world):
@@ -221,24 +237,30 @@ def test_a_member_in_doubt_does_not_lead_if_it_may_lack_something(harm, other, a
         run(scenario)
 
 
-def test_a_member_without_a_mark_waits_for_one_that_stands_without_doubt():
+def test_a_member_without_a_mark_leads_in_place_of_one_that_has_less_without_doubt():
+    """That one was put back by a moment, or has nothing more than this one: its log ends before."""
+
     async def scenario(world):
-        stage = await in_doubt(world, without_mark)
-        await stage.first.stand(M2, LogEnd(-1, 0), 3, 60)
+        stage = await in_doubt(world, without_mark, Standing(LogEnd(-1, 0)))
         return await stage.seconds_until_leading()
 
-    with pytest.raises(TimeoutError):
-        run(scenario)
+    assert run(scenario) < 0.5
 
 
-def test_a_member_without_doubt_does_not_leave_it_to_one_in_doubt_to_lead():
+@pytest.mark.parametrize(
+    ("other", "leads"),
+    [(no_mark(1, 500), False), (Standing(LogEnd(0, 0), "its mark knows more", 500), True)],
+    ids=["one that can lead", "one that cannot lead"],
+)
+def test_a_member_without_doubt_leaves_it_to_one_that_has_more(other, leads):
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
-        await stage.first.stand(M2, LogEnd(1, 500), 1, 60, in_doubt=True)
+        await stage.first.stand(M2, other, 1, 60)
         return await stage.seconds_until_leading()
 
-    assert 2.0 <= run(scenario) < 2.5
+    with nullcontext() if leads else pytest.raises(TimeoutError):
+        run(scenario)
 
 
 def test_the_others_see_for_as_long_as_it_runs_what_a_member_in_doubt_had():
@@ -246,9 +268,12 @@ def test_the_others_see_for_as_long_as_it_runs_what_a_member_in_doubt_had():
         stage = await in_doubt(world, with_mark_at_500)
         with suppress(TimeoutError):
             await stage.seconds_until_leading()
-        return stage.store.standing(3, in_doubt=True), stage.store.standing(3)
+        return stage.store.standing(3)[M1]
 
-    assert run(scenario) == ({M1: LogEnd(0, 500)}, {})
+    standing = run(scenario)
+    assert standing.end == NOTHING
+    assert standing.had == 500
+    assert "high-water" in standing.doubt
 
 
 def test_a_member_that_cannot_write_leads_once_it_can(caplog):

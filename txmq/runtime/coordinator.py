@@ -42,6 +42,16 @@ class LogEnd(NamedTuple):
     position: int
 
 
+class Standing(NamedTuple):
+    """What a member that stands for election says about its log."""
+
+    end: LogEnd
+    doubt: str = ""
+    """Why the log may lack something that it had; empty if there is no sign of that."""
+    had: int = 0
+    """Where the log ended by a mark that it contradicts; otherwise 0."""
+
+
 class AllowedLoss(NamedTuple):
     """An operator's decision that a member may lead although acknowledged messages may be lost."""
 
@@ -218,21 +228,16 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def stand(
-        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
-    ) -> None:
-        """Offer a member as the leader after an epoch, with the end of its log, for some seconds.
-
-        A member that may lack something stands in doubt, with the end of all that it had. It leads
-        only under conditions, so the others do not leave it to this one.
+    async def stand(self, member: str, standing: Standing, epoch: int, for_s: int) -> None:
+        """Offer a member as the leader after an epoch, for some seconds.
 
         Raises:
             TransportError: The store does not answer.
         """
         ...
 
-    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
-        """The members that stand now to lead after an epoch: those in doubt, or the others.
+    async def standing(self, epoch: int) -> dict[str, Standing]:
+        """The members that stand now to lead after an epoch.
 
         In an election before, a member may have stood with an earlier end.
 

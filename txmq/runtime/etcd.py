@@ -32,6 +32,7 @@ from txmq.runtime.coordinator import (
     Leadership,
     LogEnd,
     SetAct,
+    Standing,
     View,
     known_members,
     short_name,
@@ -220,26 +221,24 @@ class EtcdCoordinator:
         found = answer.get("kvs", [])
         return _value(found[0], LogEnd) if found else None
 
-    async def stand(
-        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
-    ) -> None:
+    async def stand(self, member: str, standing: Standing, epoch: int, for_s: int) -> None:
         """See :meth:`SetCoordinator.stand`."""
         lease, _ = await self._grant(for_s)
-        key = _text(self._standing(epoch, in_doubt) + member)
-        await self._commit([], [_put(key, msgspec.json.encode(end), lease)])
+        key = _text(self._standing(epoch) + member)
+        await self._commit([], [_put(key, msgspec.json.encode(standing), lease)])
 
-    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int) -> dict[str, Standing]:
         """See :meth:`SetCoordinator.standing`."""
-        folder = self._standing(epoch, in_doubt)
+        folder = self._standing(epoch)
         answer = await self._call("/v3/kv/range", _all_below(folder))
         return {
-            _plain(found["key"]).removeprefix(folder): _value(found, LogEnd)
+            _plain(found["key"]).removeprefix(folder): _value(found, Standing)
             for found in answer.get("kvs", [])
         }
 
-    def _standing(self, epoch: int, in_doubt: bool) -> str:
+    def _standing(self, epoch: int) -> str:
         """The folder of the members that stand after an epoch."""
-        return f"{self._ends}{'in-doubt' if in_doubt else 'standing'}/{epoch}/"
+        return f"{self._ends}standing/{epoch}/"
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """See :meth:`SetCoordinator.allow_loss`."""

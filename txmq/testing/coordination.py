@@ -17,6 +17,7 @@ from txmq.runtime.coordinator import (
     Leadership,
     LogEnd,
     SetAct,
+    Standing,
     View,
     known_members,
     short_name,
@@ -52,7 +53,7 @@ class SimulatedCoordination:
         self._lives = 1
         self._changed = asyncio.Event()
         self.acknowledged: LogEnd | None = None
-        self._standing: dict[tuple[int, bool, str], tuple[LogEnd, int]] = {}
+        self._standing: dict[tuple[int, str], tuple[Standing, int]] = {}
         """The members that stand after each epoch, in doubt or not, with the end of the log and a
         lease.
         """
@@ -228,18 +229,16 @@ class SimulatedCoordination:
         if self.view().leader is not None and self._lease == lease:
             self.acknowledged = end
 
-    def stand(
-        self, member: str, end: LogEnd, epoch: int, lease: int, *, in_doubt: bool = False
-    ) -> None:
+    def stand(self, member: str, standing: Standing, epoch: int, lease: int) -> None:
         """Note that a member stands after an epoch until this lease ends."""
-        self._standing[epoch, in_doubt, member] = (end, lease)
+        self._standing[epoch, member] = (standing, lease)
 
-    def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
-        """The members that stand now to lead after an epoch: those in doubt, or the others."""
+    def standing(self, epoch: int) -> dict[str, Standing]:
+        """The members that stand now to lead after an epoch."""
         return {
-            member: end
-            for (after, is_doubtful, member), (end, lease) in self._standing.items()
-            if (after, is_doubtful) == (epoch, in_doubt) and self.is_alive(lease)
+            member: standing
+            for (after, member), (standing, lease) in self._standing.items()
+            if after == epoch and self.is_alive(lease)
         }
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
@@ -335,18 +334,16 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def stand(
-        self, member: str, end: LogEnd, epoch: int, for_s: int, *, in_doubt: bool = False
-    ) -> None:
+    async def stand(self, member: str, standing: Standing, epoch: int, for_s: int) -> None:
         """See :meth:`SetCoordinator.stand`."""
         life = await self._arrive()
-        self._store.stand(member, end, epoch, self._store.grant(for_s), in_doubt=in_doubt)
+        self._store.stand(member, standing, epoch, self._store.grant(for_s))
         await self._return(life)
 
-    async def standing(self, epoch: int, *, in_doubt: bool = False) -> dict[str, LogEnd]:
+    async def standing(self, epoch: int) -> dict[str, Standing]:
         """See :meth:`SetCoordinator.standing`."""
         life = await self._arrive()
-        found = self._store.standing(epoch, in_doubt=in_doubt)
+        found = self._store.standing(epoch)
         await self._return(life)
         return found
 

@@ -345,6 +345,7 @@ def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, row
 
 
 def test_long_work_shows_how_far_it_is_on_a_terminal_only(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     shown = []
     for is_terminal in (True, False):
         screen = io.StringIO()

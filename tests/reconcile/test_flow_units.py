@@ -1,10 +1,11 @@
-"""A flow's amounts are in minor units, or in major ones that become minor units exactly."""
+"""The facts in an order: amounts become minor units exactly, and ids stay as they are."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from txmq.reconcile.log.flows import facts_of
+from txmq.reconcile.log.flows import TEXT_CHARS_MAX, facts_of
 from txmq.reconcile.rules import Constant, Flow, Money
 
 MONEY = {"CNY": Money(), "JPY": Money(digits=0), "BHD": Money(digits=3)}
@@ -47,3 +48,35 @@ def test_the_currency_of_all_messages_has_digits_too():
     assert read("1.5", "1", currency=Constant("BHD")) == (1500, None)
     assert read("15", '"BHD"', units="minor") == (15, None)
     assert read("1", "[1]")[0] == 100  # The problem is the currency.
+
+
+def read_ids(id_, keys="", payer="a", **more):
+    """The key and the payer of an order, and the problem; ``keys`` are those of its message."""
+    order = {"id": id_, "payer": payer, "payee": "b", "amount": 1, "currency": "CNY"}
+    body = json.dumps(order).encode()
+    record = SimpleNamespace(plain_body=lambda: body, properties=f"KEYS\x01{keys}\x02")
+    key, payer, _, _, _, problem = facts_of(record, Flow("Transfers", "icbc", **more), MONEY)
+    return key, payer, problem
+
+
+@pytest.mark.parametrize(
+    "id_", ["x" * 256, "x" * TEXT_CHARS_MAX, "T-1\u3000", "T\u200b1", "T\u00a01"]
+)
+def test_ids_and_accounts_stay_as_they_are(id_):
+    """The books keep them so, and a changed one would make two breaks of one transfer."""
+    assert read_ids(id_, key="id", payer=id_) == (f"icbc/{id_}", id_, None)
+    assert read_ids("", id_) == (f"icbc/{id_}", "a", None)
+
+
+@pytest.mark.parametrize(
+    ("id_", "shown", "why"),
+    [
+        ("x" * 4_097, f"icbc/{'x' * 4_096}…", "has 4,097 characters, more than 4,096"),
+        ("T\x001", None, r"is not a name or number but 'T\x001'"),
+        ("T\ud8001", None, r"is not a name or number but 'T\ud8001'"),
+    ],
+)
+def test_an_id_that_cannot_be_kept_matches_nothing_and_its_message_says_why(id_, shown, why):
+    assert read_ids("", id_) == (shown, "a", f"its key {why}")
+    if "\ud800" not in id_:  # Such a body is not JSON.
+        assert read_ids(id_, key="id", payer=id_) == (shown, None, f"id {why}; payer {why}")

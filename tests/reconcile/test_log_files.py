@@ -264,15 +264,16 @@ def test_names_that_the_log_has_never_heard_of(data, tmp_path, open_shelf):
     assert keys(Taken(data, tmp_path / "again")) == list(range(COUNT))
 
 
-def test_an_id_that_is_too_long_is_cut_and_cannot_match(data, tmp_path, open_shelf):
+def test_a_long_id_is_kept_whole_as_the_books_keep_it(data, tmp_path, open_shelf):
     shelf = open_shelf(ROOM)
-    shelf.put(order("x" * 300), "Transfers")
+    shelf.put(order("x" * 300), "Transfers", unique="u" * 2_000)
     shelf.flush()
 
     (message,) = Taken(data, tmp_path / "out").messages
 
-    assert message["key"] == f"icbc/{'x' * 255}…"
-    assert message["problem"].startswith("id is not a name or number")
+    assert message["key"] == f"icbc/{'x' * 300}"
+    assert message["id"] == "u" * 2_000
+    assert message["problem"] is None
 
 
 def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, open_shelf):

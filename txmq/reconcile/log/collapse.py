@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.printable import printable
 from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.log.flows import facts_of, printable_text
+from txmq.reconcile.log.flows import facts_of
 from txmq.reconcile.rules import DayWindow, Flow, Money
 from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
 
@@ -28,6 +29,7 @@ __all__ = ["BrokerDay", "Collapse", "LogRows", "WriteRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
+_REASON_CHARS_MAX: Final = 1_020
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
@@ -135,7 +137,7 @@ class Collapse:
             recalled = properties.find(record.properties, _RECALLED_ID)
             if recalled is not None:
                 if self._is_in(record.stored_ms):  # A later recall does not count.
-                    self.recalled[printable_text(recalled)] = record.position, record.stored_ms
+                    self.recalled[printable(recalled)] = record.position, record.stored_ms
                 return
             topic, queue = record.real_place
         if topic.startswith((RETRY, DLQ)):
@@ -162,7 +164,7 @@ class Collapse:
         reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
         row = FailureRow(
             key, _id_of(record), topic.removeprefix(prefix), state, record.attempts,
-            record.stored_ms, None if reason is None else printable_text(reason), record.position,
+            record.stored_ms, _shortened(reason), record.position,
         )  # fmt: skip
         self.failures.append(row)
 
@@ -217,7 +219,7 @@ class Collapse:
             row.state = _STATES[decision.kind]
             row.decided_ms = decision.decided_ms
             row.decided_by = _SOURCES[decision.source]
-            row.reason = printable_text(decision.reason) if decision.reason else None
+            row.reason = _shortened(decision.reason)
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
@@ -263,4 +265,8 @@ class Collapse:
 def _id_of(record: Record) -> str:
     text = record.properties
     unique = properties.find(text, properties.UNIQUE_KEY)
-    return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
+    return printable(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
+
+
+def _shortened(reason: str | None) -> str | None:
+    return printable(reason[:_REASON_CHARS_MAX]) if reason else None

@@ -21,14 +21,17 @@ from txmq.protocol.topics import RETRY
 from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["check_names", "facts_of", "printable_text"]
+__all__ = ["TEXT_CHARS_MAX", "check_names", "facts_of"]
 
-_TEXT_CHARS_MAX: Final = 255
+TEXT_CHARS_MAX: Final = 4_096
+"""The maximum of characters of an id or an account: a body may have 4 MiB."""
 _PROBLEM_CHARS_MAX: Final = 200
 _LONG: Final = range(-(2**63), 2**63)
 _DECODER: Final = msgspec.json.Decoder()
 _EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_UNFIT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that not every table can hold."""
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 
 
@@ -64,14 +67,15 @@ def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
     amount: Any = None
     body = _body(record, flow, problems)
     if body is not None and flow.key:
-        key = _text(body, flow.key, problems) or _own_key(record) or _cut(value_at(body, flow.key))
+        named = value_at(body, flow.key)
+        key = _text(named, flow.key, problems) or _own_key(record, []) or _cut(named)
     else:
-        key = _own_key(record)
+        key = _own_key(record, problems)
         if key is None and not problems:
             problems.append("it has no key")
     if body is not None:
-        payer = _text(body, flow.payer, problems)
-        payee = _text(body, flow.payee, problems)
+        payer = _text(value_at(body, flow.payer), flow.payer, problems)
+        payee = _text(value_at(body, flow.payee), flow.payee, problems)
         amount = value_at(body, flow.amount)
         if flow.units == "major":
             given = flow.currency
@@ -83,7 +87,7 @@ def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
         if isinstance(flow.currency, Constant):
             currency = flow.currency.value
         else:
-            currency = _text(body, flow.currency, problems)
+            currency = _text(value_at(body, flow.currency), flow.currency, problems)
             if currency is not None and _CURRENCY.fullmatch(currency) is None:
                 problems.append(_why(flow.currency, currency, "currency such as CNY"))
                 currency = None
@@ -115,34 +119,29 @@ def _minor_units(amount: Any, money: Money) -> Any:
     return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
 
 
-def printable_text(text: str) -> str:
-    """Foreign text made safe for a table: one line, and not too long."""
-    if len(text) <= _TEXT_CHARS_MAX and text.isprintable():
-        return text
-    return properties.one_line(text, 4 * _TEXT_CHARS_MAX)
-
-
-def _own_key(record: Record) -> str | None:
+def _own_key(record: Record, problems: list[str]) -> str | None:
     """The first of a message's keys; the others are for searches."""
-    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
-    return printable_text(words[0]) or None
+    word, *_ = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    return (_text(word, "its key", problems) or _cut(word)) if word else None
 
 
-def _text(body: Any, path: str, problems: list[str]) -> str | None:
-    """The text at a path in the body; a whole number counts as text."""
-    found = value_at(body, path)
+def _text(found: Any, name: str, problems: list[str]) -> str | None:
+    """A text as it is; a whole number counts as text."""
     if type(found) is int:
         found = str(found)
-    if type(found) is str and found and len(found) <= _TEXT_CHARS_MAX and found.isprintable():
-        return found
-    problems.append(_why(path, found, "name or number"))
+    if type(found) is str and found and not _UNFIT.search(found):
+        if len(found) <= TEXT_CHARS_MAX:
+            return found
+        problems.append(f"{name} has {len(found):,} characters, more than {TEXT_CHARS_MAX:,}")
+    else:
+        problems.append(_why(name, found, "name or number"))
     return None
 
 
 def _cut(key: Any) -> str | None:
     """The beginning of a text that is too long; its last character keeps it from matching."""
-    is_text = type(key) is str and key.isprintable()
-    return f"{key[:_TEXT_CHARS_MAX]}…" if is_text and key else None
+    is_text = type(key) is str and key and not _UNFIT.search(key)
+    return f"{key[:TEXT_CHARS_MAX]}…" if is_text else None
 
 
 def _why(path: str, found: Any, wanted: str) -> str:

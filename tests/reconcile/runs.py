@@ -241,8 +241,19 @@ def busy(*, evidence=4, **more):
         closed=17,
         decisions=decisions(),
         decided_by_hand=5,
+        why_at=where(kept),
+        carried=sum(sum(ages[1:]) for _, _, ages, _, _ in BUSY),
         **more,
     )
+
+
+def where(items):
+    """The places of the reasons: the greatest break in CNY, the oldest one, and the proof."""
+    breaks = [one for one in items if Class(one["class"]).group == "break"]
+    greatest = max((one for one in breaks if one["currency"] == "CNY"), key=lambda x: x["amount"])
+    oldest = max(breaks, key=lambda one: one["age_days"])
+    found = *(f"break-{one['break_id']}" for one in (greatest, oldest)), "proof-account-table-CNY"
+    return tuple(found)
 
 
 def decisions():

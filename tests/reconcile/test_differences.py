@@ -21,7 +21,7 @@ from txmq.reconcile.explanations import (
 )
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.rules import Money
+from txmq.reconcile.rules import Limits, Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS
 from txmq.reconcile.verdict import judge
@@ -51,6 +51,9 @@ def item(key, class_="credit-without-message", **more):
     return breaks.transfer(key, class_) | life | more
 
 
+AGREED = {"group": "agreed", "amount": 0}
+
+
 def entry(key, amount, at_ms, kind="credit"):
     return {
         "id": None, "key": key, "kind": kind, "role": "customer", "account": "bob",
@@ -70,7 +73,7 @@ class Nights:
         self.home, self.rules = home, rules
         self.people = Explanations(home)
 
-    def judge(self, night, proofs, items=(), entries=()):
+    def judge(self, night, proofs, items=(), entries=(), totals_of=None):
         """Write the tables of a night and judge them."""
         window = self.rules.day.window(self.day(night))
         manifest = Manifest(
@@ -78,7 +81,12 @@ class Nights:
             *(window.end_ms, ()),
         )
         tables = {"proofs": proofs, "items": items, "entries": entries}
-        tables |= {"closed": (), "by_hand": (), "balances": (), "totals": totals(items)}
+        tables |= {
+            "closed": (),
+            "by_hand": (),
+            "balances": (),
+            "totals": totals(totals_of or items),
+        }
         run_id = f"{night}" * 16
         for name, rows in tables.items():
             place = self.home / "results" / name / f"business_date={DATES[night]}/run={run_id}"
@@ -153,6 +161,32 @@ def one_sided(night_ms, off=300, total=None):
         ],
         [entry("icbc/1", off, night_ms)],
     )
+
+
+def test_items_of_earlier_days_do_not_count_in_the_rate(nights):
+    carried = item("icbc/1", age_days=1)
+    own, agreed = item("icbc/2", first_seen=DATES[1]), item("icbc/3", "matched")
+
+    result = nights.judge(1, [], [carried, own], totals_of=[carried, own, agreed | AGREED])
+
+    assert (result.carried, result.own_transfers, result.transfers) == (1, 2, 3)
+    assert result.match_rate == 0.5
+    alone = nights.judge(1, [], [carried])
+    assert (alone.own_transfers, alone.past.transfers, alone.match_rate) == (0, 0, 1)
+
+
+def test_each_reason_names_the_place_of_what_it_is_about(tmp_path):
+    strict = Limits(breaks=1, age_days=2)
+    nights = Nights(tmp_path, breaks.rules(money={"CNY": Money(materiality=50)}, limits=strict))
+    old, great = item("icbc/1", age_days=3, amount=60), item("icbc/2", amount=90)
+
+    result = nights.judge(0, [proof("clearing-total", 300)], [old, great])
+
+    assert result.why_at == (
+        "evidence", f"break-{old['break_id']}", f"break-{great['break_id']}",
+        "proof-clearing-total-CNY",
+    )  # fmt: skip
+    assert [proof.place for proof in result.proofs if proof.is_open] == [result.why_at[-1]]
 
 
 def test_an_explained_break_explains_its_own_rows_and_its_part_of_the_total(nights):

@@ -74,7 +74,8 @@ def test_json_is_sorted_and_has_the_figures(busy):
 
     assert all([name for name, _ in pair] == sorted(name for name, _ in pair) for pair in pairs)
     assert plain["figures"] == {
-        "match_rate": busy.result.match_rate, "transfers": 1_000_004, "breaks": 43, "open": 450,
+        "match_rate": busy.result.match_rate, "transfers": 1_000_004,
+        "own_transfers": 999_970, "breaks": 43, "open": 450,
         "at_risk": {"CNY": 18_422_700, "USD": 184_000},
         "in_flight": {"transfers": 449, "amounts": {"CNY": 39_638_520, "USD": 1_550_300}},
         "signature": "unsigned",
@@ -172,9 +173,29 @@ def test_no_amount_is_cut_on_a_narrow_terminal(busy, width):
     said = shown(busy, width, force_terminal=True, no_color=True)
 
     assert "11,895.00" in said
-    assert "583,112.20" in said or "all" not in said
+    assert "583,112.20" in said
     assert "…" not in said.replace("62…0045", "")
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", said).splitlines())) <= width
+
+
+def test_80_columns_have_the_sums_of_each_currency(busy):
+    lines = shown(busy, 80).splitlines()
+    at = lines.index("dead-letter (break)")
+
+    assert [line.split() for line in lines[at + 1 : at + 3]] == [
+        ["CNY", "13", "11,895.00", "0.00", "11,895.00"],
+        ["USD", "1", "640.00", "0.00", "640.00"],
+    ]
+    assert [line.split()[0] for line in lines[lines.index("all") + 1 :][:2]] == ["CNY", "USD"]
+
+
+def test_a_day_without_transfers_is_said_to_have_none():
+    carried = runs.total(Class.IN_FLIGHT, "CNY", 3, 100, "DO")
+    quiet = runs.run(runs.result(totals=(carried,), carried=3))
+
+    assert "The day had no transfers; of earlier days 0 are breaks, 0 were closed, 3 are" in (
+        shown(quiet, 100)
+    )
 
 
 def test_a_pipe_gets_no_colours_and_whole_lines(busy):

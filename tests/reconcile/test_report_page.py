@@ -121,6 +121,20 @@ def rows(table, part):
     return [row for node in table.all(part) for row in node.all("tr")]
 
 
+def grid(table, part):
+    """The texts of a table's rows; the heading that spans several of them is in each."""
+    found, left = [], 0
+    for row in rows(table, part):
+        texts = cells(row)
+        if left:
+            texts.insert(0, found[-1][0])
+        else:
+            left = int(next(row.all("th", "td")).attrs.get("rowspan", 1))
+        left -= 1
+        found.append(texts)
+    return found
+
+
 def charts(page):
     return [node for node in page.all("svg") if node.attrs.get("role") == "img"]
 
@@ -175,9 +189,14 @@ def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
         assert region.attrs["tabindex"] == "0"
         assert region.attrs["aria-label"]
         columns = len(list(table.one("thead").all("th")))
-        for row in rows(table, "tbody") + rows(table, "tfoot"):
-            spans = [int(node.attrs.get("colspan", 1)) for node in row.all("th", "td")]
-            assert sum(spans) == columns
+        for part in table.all("tbody", "tfoot"):
+            spanned = 0
+            for row in part.all("tr"):
+                nodes = list(row.all("th", "td"))
+                spans = [int(node.attrs.get("colspan", 1)) for node in nodes]
+                assert sum(spans) + (spanned > 0) == columns
+                spanned = max(spanned - 1, int(nodes[0].attrs.get("rowspan", 1)) - 1)
+            assert spanned == 0
 
 
 def test_regions_have_names_of_their_own(any_page):
@@ -219,15 +238,11 @@ def test_charts_of_days_show_what_their_table_says(busy):
 def test_the_last_row_is_the_sum_of_all_classes(busy):
     table = tree(busy).one("table", id="totals")
     sums = {}
-    for row in rows(table, "tbody"):
-        if not row.has("group"):
-            _, currency, *numbers = cells(row)
-            so_far = sums.setdefault(currency, [Decimal()] * len(numbers))
-            sums[currency] = [a + number(b) for a, b in zip(so_far, numbers, strict=True)]
+    for _, currency, *numbers in (row for row in grid(table, "tbody") if len(row) > 1):
+        so_far = sums.setdefault(currency, [Decimal()] * len(numbers))
+        sums[currency] = [a + number(b) for a, b in zip(so_far, numbers, strict=True)]
 
-    said = {
-        cells(row)[1]: [number(cell) for cell in cells(row)[2:]] for row in rows(table, "tfoot")
-    }
+    said = {row[1]: [number(cell) for cell in row[2:]] for row in grid(table, "tfoot")}
     assert said == sums
     assert said["CNY"][1] == Decimal(
         sum(total.debited for total in busy.result.totals if total.currency == "CNY")
@@ -236,13 +251,64 @@ def test_the_last_row_is_the_sum_of_all_classes(busy):
 
 def test_ages_add_up_in_both_directions(busy):
     table = tree(busy).one("table", id="aging")
-    body = [cells(row) for row in rows(table, "tbody")]
+    body = grid(table, "tbody")
 
     for row in body:
         assert sum(number(item) for item in row[2:-1]) == number(row[-1])
-    for _, currency, *numbers in (cells(row) for row in rows(table, "tfoot")):
+    for _, currency, *numbers in grid(table, "tfoot"):
         columns = zip(*(row[2:] for row in body if row[1] == currency), strict=True)
         assert [sum(map(number, column)) for column in columns] == list(map(number, numbers))
+
+
+def test_each_class_is_named_once_and_has_its_currencies_together(busy):
+    page = tree(busy)
+    names = [node.text.split()[0] for node in page.one("table", id="totals").all("th")]
+    ages = [row[:2] for row in grid(page.one("table", id="aging"), "tbody")]
+
+    assert names.count("dead-letter") == 1
+    assert ["dead-letter", "CNY"] in ages
+    assert ages[ages.index(["dead-letter", "CNY"]) + 1] == ["dead-letter", "USD"]
+
+
+def test_each_reason_leads_to_what_it_is_about(busy):
+    page = tree(busy)
+    verdict = next(node for node in page.all("section") if node.has("verdict"))
+    links = {link.text: link.attrs["href"][1:] for link in verdict.all("a")}
+    shown = [page.one("tr", id=links[why]).text for why in busy.result.why]
+
+    assert "credited 50,000.00" in shown[0]
+    assert "9 business days" in shown[1]
+    assert "account-table" in shown[2]
+    assert "no" in shown[2].split()
+
+
+def test_a_reason_whose_items_are_not_shown_is_only_a_sentence(busy):
+    result = replace(busy.result, items=(), why_at=("break-gone", "evidence"))
+    verdict = next(node for node in tree(replace(busy, result=result)).all("section"))
+
+    assert [link.attrs["href"] for link in verdict.all("a")] == ["#evidence"]
+    assert [node.text for node in verdict.all("li")] == list(busy.result.why)
+
+
+def test_a_day_without_transfers_has_no_rate():
+    """What it carries on from earlier days is neither its own nor unmatched."""
+    carried = runs.total(Class.IN_FLIGHT, "CNY", 3, 100, "DO")
+    quiet = runs.result(totals=(carried,), carried=3)
+    page = tree(runs.run(quiet))
+    chart = next(node for node in charts(page) if "Match rate" in node.text)
+
+    assert (quiet.own_transfers, quiet.past.transfers) == (0, 0)
+    assert rows(page.one("table", id="days"), "tbody")[0].text.split()[2:5] == [
+        "no", "transfers", "0",
+    ]  # fmt: skip
+    assert len(list(chart.all("circle"))) == len(runs.TREND)
+    assert "points" not in page.text
+
+
+def test_an_age_of_one_business_day_is_singular(busy):
+    one = replace(busy, result=replace(busy.result, oldest_days=1))
+
+    assert "Oldest break 1 business day since" in tree(one).text
 
 
 def test_every_class_is_either_there_or_said_to_be_looked_for(busy):

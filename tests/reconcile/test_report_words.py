@@ -15,6 +15,12 @@ from txmq.reconcile.report.words import (
     seconds,
     signed,
 )
+from txmq.reconcile.summary import Past
+
+
+def day(share, transfers=1):
+    return Past("2026-11-20", transfers, share, 0, 0, {}, "clean")
+
 
 MONEY = st.integers(-(2**63), 2**63 - 1)
 
@@ -59,13 +65,13 @@ def test_a_change_says_its_direction():
     ],
 )
 def test_a_share_is_never_rounded_up(share, written):
-    assert rate(share) == written
+    assert rate(day(share)) == written
 
 
 def test_shares_differ_by_points():
-    assert points(0.9995, 0.9993) == "+0.020 points"
-    assert points(0.9993, 0.9995) == "-0.020 points"
-    assert points(1.0, 1.0) == "±0"
+    assert points(day(0.9995), day(0.9993)) == "+0.020 points"
+    assert points(day(0.9993), day(0.9995)) == "-0.020 points"
+    assert points(day(1.0), day(1.0)) == "±0"
 
 
 @pytest.mark.parametrize(

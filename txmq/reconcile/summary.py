@@ -90,6 +90,11 @@ def sum_totals(totals: Iterable[Total]) -> tuple[Total, ...]:
     return tuple(found[currency] for currency in sorted(found))
 
 
+def place_of_proof(proof: str, currency: str | None) -> str:
+    """The place on the page of a proof that does not hold, in one currency."""
+    return f"proof-{proof}-{currency or 'rows'}"
+
+
 class Proof(Struct, frozen=True):
     """A row of the table of proofs."""
 
@@ -111,6 +116,11 @@ class Proof(Struct, frozen=True):
     explanation: str | None = None
     until: str | None = None
     """The last business date on which this explanation counts."""
+
+    @property
+    def place(self) -> str:
+        """The place on the page of all rows of this proof in one currency."""
+        return place_of_proof(self.proof, self.currency)
 
     @property
     def difference(self) -> int:
@@ -183,6 +193,10 @@ class Result(Struct, frozen=True):
     """The age of the oldest break in business days; 0 without breaks."""
     zone: str = "UTC"
     """The zone of the rules, in which reports show moments."""
+    why_at: tuple[str, ...] = ()
+    """The place on the page that shows each reason: ``break-…``, ``proof-…`` or ``evidence``."""
+    carried: int = 0
+    """The number of items of earlier days that are still open, explained or not."""
 
     @property
     def digest(self) -> str:
@@ -191,13 +205,19 @@ class Result(Struct, frozen=True):
 
     @property
     def transfers(self) -> int:
-        """The number of all transfers."""
+        """The number of all transfers, with the items of earlier days."""
         return sum(total.transfers for total in self.totals)
 
     @property
+    def own_transfers(self) -> int:
+        """The number of transfers that are no items of earlier days."""
+        return self.transfers - self.carried - self.closed
+
+    @property
     def match_rate(self) -> float:
-        """The share of agreed transfers; 1 without transfers."""
-        return self._count("agreed") / self.transfers if self.transfers else 1.0
+        """The share of the day's own transfers that are agreed; 1 without such transfers."""
+        own = self.own_transfers
+        return (self._count("agreed") - self.closed) / own if own else 1.0
 
     @property
     def at_risk(self) -> dict[str, int]:
@@ -240,7 +260,8 @@ class Result(Struct, frozen=True):
     @property
     def past(self) -> Past:
         """The result as a day of a trend."""
-        return Past(**{name: getattr(self, name) for name in Past.__struct_fields__})
+        same = {name: getattr(self, name) for name in Past.__struct_fields__}
+        return Past(**same | {"transfers": self.own_transfers})
 
     def _count(self, group: str) -> int:
         return sum(total.transfers for total in self.totals if total.group == group)
@@ -251,6 +272,7 @@ class Past(Struct, frozen=True):
 
     business_date: str
     transfers: int
+    """The number of its own transfers, without items of earlier days."""
     match_rate: float
     breaks: int
     open: int
@@ -333,8 +355,10 @@ class Run(Struct, frozen=True):
         The object has the fields of this class, and one more::
 
             figures
-                match_rate      the share of agreed transfers, from 0 to 1
-                transfers       their number
+                match_rate      the share of the day's own transfers that are agreed, from 0
+                                to 1; 1 without such transfers
+                own_transfers   their number
+                transfers       the number with items of earlier days
                 breaks          the number of breaks
                 open            the number in flight or explained
                 at_risk         the amounts of breaks: {"CNY": 120000}
@@ -346,7 +370,10 @@ class Run(Struct, frozen=True):
         such as Python's, but not JavaScript's. Moments end in ``_ms`` and are milliseconds since
         1970 in UTC.
         """
-        names = ("match_rate", "transfers", "breaks", "open", "at_risk", "in_flight")
+        names = (
+            *("match_rate", "own_transfers", "transfers", "breaks", "open", "at_risk"),
+            "in_flight",
+        )
         figures = {name: getattr(self.result, name) for name in names}
         more = {"figures": figures | {"signature": self.signature}}
         text = msgspec.json.encode(msgspec.to_builtins(self) | more, order="sorted")

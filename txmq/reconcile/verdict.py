@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total
+from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
 from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
 
@@ -57,7 +57,7 @@ def judge(
     _check_all_was_read(tables["balances"], manifest)
     totals = [msgspec.convert(row, Total) for row in tables["totals"].rows()]
     proofs, broken, off = _proofs(ProofDay(manifest, tables, explanations), rules)
-    aging, oldest = _aging(tables["items"])
+    aging, oldest, carried = _aging(tables["items"], manifest.business_date)
     most = rules.limits.evidence
     items = top_rows(tables["items"].pieces(), most, _BY_AGE, by="class")
     items.sort(key=lambda row: _CLASSES.index(row["class"]))  # Rows of a class keep their order.
@@ -86,14 +86,17 @@ def judge(
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
+        carried=carried,
         zone=rules.day.zone,
         **{name: getattr(manifest, name) for name in _OF_MANIFEST},
     )
-    if over := tuple(_exceeded_limits(found, off, rules)):
-        return msgspec.structs.replace(found, verdict="over limits", why=over)
-    if within := tuple(_reasons(found)):
-        return msgspec.structs.replace(found, verdict="within limits", why=within)
-    return found
+    verdict, reasons = "over limits", list(_exceeded_limits(found, off, rules))
+    if not reasons:
+        verdict, reasons = "within limits", list(_reasons(found))
+    if not reasons:
+        return found
+    why, places = zip(*reasons, strict=True)
+    return msgspec.structs.replace(found, verdict=verdict, why=why, why_at=places)
 
 
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
@@ -155,43 +158,60 @@ def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
     return msgspec.convert(row | more, Proof)
 
 
-def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
-    """The aging matrix, and the age of the oldest break."""
+def _aging(items: WrittenTable, day: str) -> tuple[tuple[Aged, ...], int, int]:
+    """The aging matrix, the age of the oldest break, and the number of items of earlier days."""
     read = items.pieces("class", "bucket", "currency", "amount")
     sums = sum_groups(read, ("class", "bucket", "currency"), ("amount",))
     found = [Aged(*place, *of) for place, of in sums.items()]
     found.sort(key=lambda cell: (
         _CLASSES.index(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
-    ages = sum_groups(items.pieces("group", "age_days"), ("group", "age_days"), ())
-    return tuple(found), max((age for group, age in ages if group == "break"), default=0)
+    names = ("group", "age_days", "first_seen")
+    seen = sum_groups(items.pieces(*names), names, ())
+    oldest = max((age for group, age, _ in seen if group == "break"), default=0)
+    carried = sum(count for (_, _, first_seen), (count,) in seen.items() if first_seen < day)
+    return tuple(found), oldest, carried
 
 
-def _reasons(found: Result) -> Iterator[str]:
-    """The sentences about breaks and proofs within the limits."""
+def _reasons(found: Result) -> Iterator[tuple[str, str]]:
+    """The sentences about breaks and proofs within the limits, with their places on the page."""
     if found.breaks:
-        yield f"{quantity(found.breaks, 'break is', 'breaks are')} within the limits"
-    for proof in sorted({proof.proof for proof in found.proofs if proof.is_open}):
-        yield f"the proof {proof} does not hold, by an amount within the limits"
+        sentence = f"{quantity(found.breaks, 'break is', 'breaks are')} within the limits"
+        yield sentence, "evidence"
+    open_ = {proof.proof: proof.place for proof in found.proofs if proof.is_open}
+    for proof, place in sorted(open_.items()):
+        yield f"the proof {proof} does not hold, by an amount within the limits", place
 
 
 def _exceeded_limits(
     found: Result, off: Mapping[tuple[str, str], int], rules: Rules
-) -> Iterator[str]:
-    """The sentences about exceeded limits."""
+) -> Iterator[tuple[str, str]]:
+    """The sentences about exceeded limits, with their places on the page."""
     limits = rules.limits
     if found.breaks > limits.breaks:
-        yield f"{quantity(found.breaks, 'break is', 'breaks are')} more than {limits.breaks}"
+        sentence = f"{quantity(found.breaks, 'break is', 'breaks are')} more than {limits.breaks}"
+        yield sentence, "evidence"
     if found.oldest_days > limits.age_days:
         age, allowed = quantity(found.oldest_days, "business day"), limits.age_days
-        yield f"a break is {age} old, and {quantity(allowed, 'is', 'are')} allowed"
+        sentence = f"a break is {age} old, and {quantity(allowed, 'is', 'are')} allowed"
+        yield sentence, _place_of_break(found.items, "age_days")
     for currency, sum_ in found.at_risk.items():
         money = rules.money_of(currency)
         if sum_ > money.materiality:
             risk, most = (amount(minor, money.digits) for minor in (sum_, money.materiality))
-            yield f"{risk} {currency} at risk is more than the {most} that is material"
+            sentence = f"{risk} {currency} at risk is more than the {most} that is material"
+            of_currency = (item for item in found.items if item["currency"] == currency)
+            yield sentence, _place_of_break(of_currency, "amount")
     for (proof, currency), sum_ in sorted(off.items()):
         money = rules.money_of(currency)
         if sum_ > money.materiality:
             off_by = f"{amount(sum_, money.digits)} {currency}" if currency else f"{sum_}"
-            yield f"the proof {proof} does not hold: it is off by {off_by}"
+            sentence = f"the proof {proof} does not hold: it is off by {off_by}"
+            yield sentence, place_of_proof(proof, currency)
+
+
+def _place_of_break(items: Iterable[dict[str, Any]], greatest: str) -> str:
+    """The place of the break that has the most of something; all of them if none is shown."""
+    breaks = [item for item in items if Class(item["class"]).group == "break"]
+    most = max(breaks, key=lambda item: item[greatest], default=None)
+    return "evidence" if most is None else f"break-{most['break_id']}"

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +19,7 @@ from markupsafe import Markup
 from txmq.printable import printable
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report import words
-from txmq.reconcile.summary import BUCKETS, Aged, Run, sum_totals
+from txmq.reconcile.summary import BUCKETS, Aged, Proof, Run, sum_totals
 
 __all__ = ["page"]
 
@@ -38,8 +40,8 @@ class Trend(NamedTuple):
     title: str
     about: str
     values: Sequence[str]
-    heights: Sequence[int]
-    """Pixels above the lowest line."""
+    heights: Sequence[int | None]
+    """Pixels above the lowest line; ``None`` on days without a value."""
     highest: str
     """The value of the upper line; empty if the columns show their values."""
     lowest: str = ""
@@ -68,6 +70,12 @@ def page(run: Run) -> bytes:
     proofs = sorted(
         result.proofs, key=lambda one: (not one.is_open, one.holds, -abs(one.difference))
     )
+    proofs_of = {
+        name: _with_places(proof for proof in proofs if (proof.currency or "") == name)
+        for name in sorted({proof.currency or "" for proof in proofs})
+    }
+    places = {"evidence", *(f"break-{item['break_id']}" for item in result.items)}
+    places |= {place for rows in proofs_of.values() for place, _ in rows if place}
     cells = sorted(result.aging, key=lambda cell: cell.currency)
     together = [msgspec.structs.replace(cell, class_="All") for cell in cells]
     shown = {
@@ -78,15 +86,17 @@ def page(run: Run) -> bytes:
         "verdicts": words.VERDICTS,
         "classes": {class_.value: class_ for class_ in Class},
         "no_transfers": set(Class) - {total.class_ for total in result.totals if total.transfers},
+        "reasons": [
+            (why, place if place in places else "")
+            for why, place in zip_longest(result.why, result.why_at, fillvalue="")
+        ],
+        "by_class": lambda totals: [list(of) for _, of in groupby(totals, attrgetter("class_"))],
         "sum_totals": sum_totals,
         "aged": _aged(result.aging),
         "aged_together": _aged(together),
         "buckets": BUCKETS,
         "trends": _trends(run),
-        "proofs": {
-            name: [proof for proof in proofs if (proof.currency or "") == name]
-            for name in sorted({proof.currency or "" for proof in proofs})
-        },
+        "proofs": proofs_of,
         "plot": _PLOT,
         "money": money,
         "amounts": amounts,
@@ -96,11 +106,22 @@ def page(run: Run) -> bytes:
     return _PAGE.render(shown).encode()
 
 
-def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int]]]:
+def _with_places(proofs: Iterable[Proof]) -> list[tuple[str, Proof]]:
+    """The rows of a currency, with a place for the first one of each proof that does not hold."""
+    seen, found = {""}, list[tuple[str, Proof]]()
+    for proof in proofs:
+        place = proof.place if proof.is_open else ""
+        found.append(("" if place in seen else place, proof))
+        seen.add(place)
+    return found
+
+
+def _aged(cells: Iterable[Aged]) -> Mapping[str, Mapping[str, list[tuple[int, int]]]]:
     """By class and currency: the number of items and their sum, for each bucket and for all."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    found: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for cell in cells:
-        row = found.setdefault((cell.class_, cell.currency), [(0, 0)] * (len(BUCKETS) + 1))
+        rows = found.setdefault(cell.class_, {})
+        row = rows.setdefault(cell.currency, [(0, 0)] * (len(BUCKETS) + 1))
         for place in (BUCKETS.index(cell.bucket), -1):
             transfers, at_risk = row[place]
             row[place] = transfers + cell.transfers, at_risk + cell.at_risk
@@ -109,11 +130,14 @@ def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int
 
 def _trends(run: Run) -> tuple[Trend, ...]:
     """The match rate, the breaks, and the value at risk in each currency with breaks."""
-    rates = [words.rate(day.match_rate) for day in run.days]
-    shares = [Decimal(text.rstrip("%")) for text in rates]
-    floor = next(floor for floor in _FLOORS if floor <= min(shares))
-    heights = [int((share - floor) * _PLOT / (100 - floor)) for share in shares]
-    lowest = rates[shares.index(min(shares))]
+    rates = [words.rate(day) for day in run.days]
+    shares = [Decimal(words.rate(day).rstrip("%")) if day.transfers else None for day in run.days]
+    least = min((share for share in shares if share is not None), default=Decimal(100))
+    floor = next(floor for floor in _FLOORS if floor <= least)
+    heights = [
+        None if share is None else int((share - floor) * _PLOT / (100 - floor)) for share in shares
+    ]
+    lowest = rates[shares.index(least)] if least in shares else "100%"
     about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
     found = [
         Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%"),

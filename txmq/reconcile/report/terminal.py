@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Final
 
 from rich import box
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from txmq.printable import printable
 from txmq.reconcile.report.words import VERDICTS, amount, long_date, rate, seconds, signed
-from txmq.reconcile.summary import Run, Total, sum_totals
+from txmq.reconcile.summary import Result, Run, Total, sum_totals
 
 __all__ = ["show"]
 
@@ -44,24 +45,11 @@ def show(run: Run, console: Console, report: str = "") -> None:
     # An amount is never cut: if the table does not fit, each class gets its own lines.
     table = _table(run, rows)
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    if Measurement.get(console, unbounded, table).maximum <= console.width:
+    if Measurement.get(console, unbounded, table).maximum > console.width:
+        _print_classes(run, rows, console)
+    elif rows:
         console.print(table)
-    else:
-        for total in rows:
-            line = f"{total.class_}: {total.transfers:,} ({total.group})"
-            _say(console, line, _GROUPS[total.group])
-            if total.at_risk:
-                worth = amount(total.at_risk, result.places(total.currency))
-                _say(console, f"  {worth} {total.currency} at risk")
-        console.print()
-    _say(
-        console,
-        f"{rate(result.match_rate)} of "
-        f"{_count(result.transfers, 'transfer is', 'transfers are')} agreed, "
-        f"{_count(result.breaks, 'is a break', 'are breaks')}, "
-        f"{_count(result.closed, 'of earlier days was', 'of earlier days were')} closed; "
-        f"it took {seconds((run.ended_ms - run.began_ms) / 1000)}.",
-    )
+    _say(console, f"{_counts(result)}; it took {seconds((run.ended_ms - run.began_ms) / 1000)}.")
     _proofs(run, console)
     if count := result.decided_by_hand:
         decided = _count(count, "transaction was", "transactions were")
@@ -72,22 +60,64 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _say(console, f"report: {report}")
 
 
+def _counts(result: Result) -> str:
+    """The day's own transfers in one sentence, and what became of the items of earlier days."""
+    breaks = _count(result.breaks, "is a break", "are breaks")
+    still_open = f", {_count(result.carried, 'is', 'are')} still open" if result.carried else ""
+    if not result.own_transfers:
+        closed = _count(result.closed, "was", "were")
+        return f"The day had no transfers; of earlier days {breaks}, {closed} closed{still_open}"
+    own = _count(result.own_transfers, "transfer is", "transfers are")
+    closed = _count(result.closed, "of earlier days was", "of earlier days were")
+    return f"{rate(result.past)} of {own} agreed, {breaks}, {closed} closed{still_open}"
+
+
+def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
+    """Each class with a line for each of its currencies; if these do not fit, one for each sum."""
+    heads = ["", "transfers", *(name.replace("_", " ") for name in _AMOUNTS)]
+    lines = [(total, _cells(run, total)) for total in (*rows, *sum_totals(run.result.totals))]
+    widths = [
+        max(map(len, column)) for column in zip(heads, *(cells for _, cells in lines), strict=True)
+    ]
+    fits = sum(widths) + 2 * len(widths) <= console.width
+
+    def show_cells(cells: Iterable[str]) -> None:
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        _say(console, "  " + "  ".join(padded))
+
+    if fits:
+        show_cells(heads)
+    for (class_, group), of_class in groupby(lines, lambda line: (line[0].class_, line[0].group)):
+        _say(console, f"{class_} ({group})" if group else class_, _GROUPS.get(group, "bold"))
+        for _, cells in of_class:
+            if fits:
+                show_cells(cells)
+                continue
+            _say(console, f"  {cells[1]} in {cells[0]}")
+            for head, cell in zip(heads[2:], cells[2:], strict=True):
+                _say(console, f"    {cell} {head}")
+    console.print()
+
+
+def _cells(run: Run, total: Total) -> list[str]:
+    """The currency, the number and the sums of a row."""
+    places = run.result.places(total.currency)
+    amounts = (amount(getattr(total, name), places) for name in _AMOUNTS)
+    return [printable(total.currency), f"{total.transfers:,}", *amounts]
+
+
 def _table(run: Run, rows: Iterable[Total]) -> Table:
     drawn = Table("class", "group", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("transfers", *_AMOUNTS):
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")
     for totals, style in ((rows, ""), (sum_totals(run.result.totals), "bold")):
-        for total in totals:
-            places = run.result.places(total.currency)
-            drawn.add_row(
-                total.class_,
-                Text(total.group, style=_GROUPS.get(total.group, "")),
-                f"{total.transfers:,}",
-                *(amount(getattr(total, name), places) for name in _AMOUNTS),
-                Text(printable(total.currency)),
-                style=style,
-            )
+        for (class_, group), of_class in groupby(totals, lambda total: (total.class_, total.group)):
+            names = class_, Text(group, style=_GROUPS.get(group, ""))
+            for total in of_class:
+                currency, *cells = _cells(run, total)
+                drawn.add_row(*names, *cells, Text(currency), style=style)
+                names = "", Text()
         drawn.add_section()
     return drawn
 

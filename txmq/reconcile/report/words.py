@@ -7,7 +7,7 @@ from decimal import ROUND_FLOOR, Decimal
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from txmq.reconcile.summary import Verdict
+from txmq.reconcile.summary import Past, Verdict
 
 
 class Headline(NamedTuple):
@@ -35,14 +35,19 @@ def signed(minor: int, digits: int = 0) -> str:
     return f"{'+' if minor > 0 else ''}{amount(minor, digits)}" if minor else "±0"
 
 
-def rate(share: float) -> str:
-    """A share in percent, never rounded up: one break among millions is not 100%."""
-    return "100%" if share == 1 else f"{_percent(share)}%"
+def rate(day: Past) -> str:
+    """The share of a day's own transfers that are agreed, in percent.
+
+    It is never rounded up: one break among millions is not 100%.
+    """
+    if not day.transfers:
+        return "no transfers"
+    return "100%" if day.match_rate == 1 else f"{_percent(day.match_rate)}%"
 
 
-def points(share: float, before: float) -> str:
-    """The difference of two shares in percentage points."""
-    more = _percent(share) - _percent(before)
+def points(day: Past, before: Past) -> str:
+    """The difference of the rates of two days in percentage points."""
+    more = _percent(day.match_rate) - _percent(before.match_rate)
     return f"{more:+} points" if more else "±0"
 
 

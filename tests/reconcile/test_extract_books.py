@@ -217,7 +217,12 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
     [
         ([{"amount": "12.345"}], {"units": "major"}, "id 1, key t-1: amount is '12.345"),
         ([{"amount": "1"}, {"amount": "0.5"}], {}, "id 2, key t-1: amount is '0.5"),
-        ([{"amount": "92233720368547758.08"}], {"units": "major"}, "not whole minor units"),
+        (
+            [{"amount": "92233720368547758.08"}],
+            {"units": "major"},
+            "not a whole number of minor units",
+        ),
+        ([{"amount": "NaN"}], {}, "amount is 'NaN': not a whole number of minor units"),
         ([{"amount": None}], {}, "id 1, key t-1: amount is empty"),
         ([{"currency": "yuan"}], {}, "id 1, key t-1: currency is 'yuan'"),
         ([{"currency": None}], {}, "id 1, key t-1: currency is empty"),

@@ -284,7 +284,7 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         (document(statement_xml(entry_xml("1").replace("2024-11-20", "2024-31-31"))), "booked is"),
         (
             document(statement_xml(entry_xml("0.001"))),
-            "line 4: amount is '0.001': not whole minor units",
+            "line 4: amount is '0.001': not a whole number of minor units",
         ),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_swift_charge_within_an_entry_is_a_row_of_its_own(tmp_path):
         (
             lines_of({"amount": "1.234"}),
             'decimal = ","',
-            "line 2: amount is '1.234': not whole minor units",
+            "line 2: amount is '1.234': not a whole number of minor units",
         ),
         (lines_of({"amount": "1_0"}), "", "file ccb.csv, line 2: amount is '1_0'"),
         (lines_of({}, {"amount": ""}), "", "file ccb.csv, line 3: amount is empty"),

@@ -141,7 +141,10 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
     assert [(row["id"], row["amount"]) for row in rows_of(folder)] == [(2, -5), (4, -6)]
     assert [row["amount"] for row in rows_of(folder, table="opening")] == [7]
     (row,) = manifest.sources[0].tables[0].quarantine
-    assert (row.row, row.reason) == ("id 3, key t-3", "amount is 'x': not whole minor units")
+    assert (row.row, row.reason) == (
+        "id 3, key t-3",
+        "amount is 'x': not a whole number of minor units",
+    )
     assert {path.name for path in (folder / "icbc").iterdir()} == {"entries", "opening", "later"}
 
 

@@ -65,7 +65,7 @@ def test_numbers_keep_all_digits_and_the_size_of_64_bits(bank, tmp_path):
     manifest, folder = taken(limited(rules_of(tmp_path, bank_of(bank, time="seconds")), 2))
 
     assert set_aside(manifest) == [
-        ("id 2, key t-1", f"amount is '{long}': not whole minor units"),
+        ("id 2, key t-1", f"amount is '{long}': not a whole number of minor units"),
         ("id 3, key t-1", "booked is '10000000000000000': not a moment"),
     ]
     assert [(row["id"], row["booked_ms"]) for row in rows_of(folder)] == [(1, NOON_MS)]
@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
     manifest, folder = taken(limited(rules, len(BAD)))
 
     assert sorted(set_aside(manifest)) == [
-        ("id 2, key t-1", "amount is '12.5': not whole minor units"),
+        ("id 2, key t-1", "amount is '12.5': not a whole number of minor units"),
         ("id 3, key t-1", "amount is empty"),
         ("id 4, key t-1", "currency is 'YUAN': not one of CNY, JPY"),
         ("id 5, key t-1", "currency is empty"),
@@ -94,7 +94,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
         taken(limited(rules, len(BAD) - 1))
     told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6: correct the book"
     assert str(refused.value).startswith(told)
-    last = "; the first is id 2, key t-1: amount is '12.5': not whole minor units"
+    last = "; the first is id 2, key t-1: amount is '12.5': not a whole number of minor units"
     assert str(refused.value).endswith(last)
     assert "\n" not in str(refused.value)
 
@@ -142,7 +142,7 @@ def test_an_account_that_cannot_be_read_is_masked_where_it_is_shown(bank, tmp_pa
 
     manifest, folder = taken(limited(rules, 1))
 
-    reason = "balance is '1.5': not whole minor units"
+    reason = "balance is '1.5': not a whole number of minor units"
     assert set_aside(manifest, "accounts") == [("account 62…0011", reason)]
     assert [row["account"] for row in rows_of(folder, table="accounts")] == ["alice"]
 
@@ -167,7 +167,7 @@ def test_a_damaged_line_of_a_file_is_set_aside(tmp_path):
     manifest, folder = taken(limited(files_of(tmp_path, WHOLE), 3))
 
     assert set_aside(manifest) == [
-        ("file ccb.csv, line 3", "amount is '1_0': not whole minor units"),
+        ("file ccb.csv, line 3", "amount is '1_0': not a whole number of minor units"),
         (
             "file ccb.csv, line 4",
             "'a\\x00b' is not a text or a number; a dot in a name leads into an object",
@@ -261,7 +261,7 @@ def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
     found = [(row["bank"], row["account"], row["expected"], row["found"]) for row in rows]
     assert found == [
         ("icbc", None, 3, 1),
-        ("icbc", "entries, id 2, key t-1: amount is 'x': not whole minor units", 1, 0),
+        ("icbc", "entries, id 2, key t-1: amount is 'x': not a whole number of minor units", 1, 0),
         ("icbc", "entries, id 4, key t-1: amount is empty", 1, 0),
     ]
     assert {row["proof"] for row in rows} == {"readable-rows"}

@@ -147,6 +147,25 @@ def test_a_suggestion_is_a_column_of_the_list_and_of_the_file(home, asking):
     assert "case,icbc/t-1" in (home / "breaks.csv").read_text()
 
 
+def test_the_list_shows_doubtful_ids_and_both_ends_of_long_ones(home, asking):
+    """In a pipe a table is as wide as its widest cell, and these ids differ only at their end."""
+    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
+    one, other = f"icbc/{'x' * 4_000}1", f"icbc/{'x' * 4_000}2"
+    rows = [
+        item(**OLD | {"key": key, "suggestion": of, "id_doubt": "blanks, length"})
+        for key, of in ((one, other), (other, one))
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+
+    text = told(asking("breaks", "--unmasked"))
+
+    assert max(map(len, text.splitlines())) < 300
+    assert text.count("blanks, length") == 2
+    for key in (one, other):
+        assert text.count(f"{key[:40]}…{key[-20:]}") == 2
+    assert {one, other} < {row["key"] for row in json.loads(told(asking("breaks", "--json")))}
+
+
 @pytest.mark.parametrize("source", ["postgresql://recon:${ICBC_PASSWORD}@icbc-db/icbc", "${ICBC}"])
 def test_people_need_no_password_of_a_bank(home, asking, source):
     rules = home / "recon.toml"

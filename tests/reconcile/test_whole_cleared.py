@@ -98,7 +98,7 @@ def test_a_row_that_cannot_be_read_does_not_stop_the_night(spark, tmp_path, monk
     assert run(stage, WEDNESDAY) == (2, ["readable-rows"])
     (row,) = json.loads(call(stage, WEDNESDAY, "proofs", "--json").stdout)
     assert row["bank"] == "ccb"
-    assert row["account"].endswith("key hand: amount is 'many': not whole minor units")
+    assert row["account"].endswith("key hand: amount is 'many': not a whole number of minor units")
     done = stage.results().current(WEDNESDAY)
     page = stage.results().folder_of(done).read("report.html").decode()
     assert "key hand: amount is" in page

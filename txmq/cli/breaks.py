@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from txmq.cli.common import AsJson, Yes
-from txmq.cli.output import print_rows, say
+from txmq.cli.output import print_rows, say, shortened
 from txmq.cli.reconcile_options import (
     Account,
     Bank,
@@ -96,16 +96,17 @@ def breaks(
         if export is not None:
             _export(found, run, export)
             return
-        words = ("key", "suggestion", "payer", "payee", "owner", "due", "overdue")
+        words = ("key", "id_doubt", "suggestion", "payer", "payee", "owner", "due", "overdue")
+        headings = ("transfer", "id doubt", *words[2:-1], "")
         print_rows(
             found,
-            ("break", "class", "status", "days", "amount", "", "transfer", *words[1:-1], ""),
+            ("break", "class", "status", "days", "amount", "", *headings),
             (
                 (
                     *(item[name] for name in ("break_id", "class", "status", "age_days")),
                     amount(item["amount"], run.result.places(item["currency"])),
                     item["currency"],
-                    *(item[name] or "" for name in words),
+                    *(shortened(item[name] or "") for name in words),
                 )
                 for item in found
             ),
@@ -244,7 +245,7 @@ def _lines(items: list[dict[str, Any]], run: "Run") -> Iterator[str]:
 
     counts, sums = Counter[str](), Counter[str]()
     for item in items:
-        yield f"{item['break_id']} {item['class']} of {item['key']}"
+        yield f"{item['break_id']} {item['class']} of {shortened(item['key'])}"
         counts[item["currency"]] += 1
         sums[item["currency"]] += item["amount"]
     for currency, sum_ in sorted(sums.items()):

@@ -39,11 +39,21 @@ __all__ = [
     "progress_bar",
     "say",
     "say_lines",
+    "shortened",
     "table",
 ]
 
 WIDTH: Final = 1000
 """Columns in a file or a pipe, where no line may be cut to the width of a screen."""
+_CELL_CHARS_MAX: Final = 64
+
+
+def shortened(text: str) -> str:
+    """A text without its middle if it has more than 64 characters: ids often differ at the end.
+
+    In a file or a pipe, all lines of a table are as long as its widest cell needs.
+    """
+    return text if len(text) <= _CELL_CHARS_MAX else f"{text[:40]}…{text[-20:]}"
 
 
 def as_json(value: object) -> None:

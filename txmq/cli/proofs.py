@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.breaks import withdraw
 from txmq.cli.common import AsJson, Yes
-from txmq.cli.output import print_rows, say
+from txmq.cli.output import print_rows, say, shortened
 from txmq.cli.reconcile_options import (
     Account,
     Bank,
@@ -81,7 +81,7 @@ def proofs(
             ("id", "proof", "bank", "account", "difference", "", "explained by", "until", "hint"),
             (
                 (
-                    *(row[name] or "" for name in ("id", "proof", "bank", "account")),
+                    *(shortened(row[name] or "") for name in ("id", "proof", "bank", "account")),
                     _amounts(row, run.result),
                     *(row[name] or "" for name in names),
                 )

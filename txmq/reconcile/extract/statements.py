@@ -108,7 +108,7 @@ class Statements:
             self.faults.append(RowFault(columns.currency, expected, condition, known))
         # The least number has no opposite of 64 bits.
         minor = f"NULLIF({self._minor(amount)}, CAST('{-LIMIT}' AS BIGINT))"
-        self._refuse_null(amount, minor, "not whole minor units")
+        self._refuse_null(amount, minor, "not a whole number of minor units")
         self._refuse_null(columns.account, account, "not an account")
 
     @staticmethod
@@ -304,7 +304,7 @@ class AccountStatements(Statements):
         self._opening = "NULL"
         if accounts.opening:
             self._opening = self._minor(accounts.opening)
-            why = "not whole minor units"
+            why = "not a whole number of minor units"
             self._refuse_null(accounts.opening, self._opening, why, optional=True)
 
     def ends(self) -> str:

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import msgspec
@@ -15,9 +15,10 @@ from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
 from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.results import Results
-from txmq.reconcile.summary import FIGURES, Result, Run
+from txmq.reconcile.summary import FIGURES, Control, Result, Run
 from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
 
 DAY = date(2026, 3, 31)
@@ -77,10 +78,10 @@ def result(verdict="within limits", **more):
     )
 
 
-def publish(directory, run_id, found):
+def publish(directory, run_id, found, **more):
     run = Run(
         run_id=run_id,
-        extract_id="e",
+        **{"extract_id": "e"} | more,
         result=found,
         result_digest=found.digest,
         trend=(),
@@ -298,6 +299,40 @@ def test_the_differences_of_proofs_are_listed_with_a_hint(asking):
     ]
     assert "6222020200011112222" not in told(asking("proofs"))
     assert "+50.00" in told(asking("proofs", "--unmasked", "--account", "6222020200011112222"))
+
+
+def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, asking):
+    """An operator has deleted a credit of yesterday, and its transfer was agreed then."""
+    results, yesterday = home / "results", DAY - timedelta(days=1)
+    extract = results / "extracts" / f"{yesterday}" / "e"
+    (extract / "icbc/entries").mkdir(parents=True)
+    row = {"role": "customer", "kind": "credit", "booked_ms": 1, "recorded_ms": 1}
+    row |= {"id": 1, "account": "bob", "currency": "CNY"}
+    rows = [
+        row | {"key": "icbc/gone", "amount": 50},
+        row | {"key": "icbc/other-amount", "amount": 51},
+        row | {"key": "icbc/other-account", "amount": 50, "account": "eve"},
+        row | {"key": None, "id": 17, "amount": 50},
+    ]
+    part = extract / "icbc/entries/part-0.parquet"
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ENTRIES)), part)
+    table = ExtractedTable("entries", Control("icbc", "entries", 4), "", (
+        Part("icbc/entries/part-0.parquet", 4, 1, ""),
+    ))  # fmt: skip
+    source = ExtractedSource("icbc", "sqlite", "", 1, 1, (table,))
+    manifest = Manifest("e", "night", "1", "r", f"{yesterday}", 0, 1, 1, (source,))
+    msgspec.structs.replace(manifest, extract_id=manifest.own_id).write(extract)
+    extract.rename(extract.with_name(manifest.own_id))
+    publish(results, "before", result(business_date=f"{yesterday}"), extract_id=manifest.own_id)
+    publish(results, "one", result(), previous_run_id="before")
+    place = results / "results/proofs" / f"business_date={DAY}" / "run=one/part-0.parquet"
+    lost = PROVED[0] | {"proof": "roll-forward", "account": "bob", "expected": 50, "found": 0}
+    parquet.write_table(pa.Table.from_pylist([lost], arrow_schema(PROOFS)), place)
+
+    (found,) = json.loads(told(asking("proofs", "--json")))
+
+    assert found["amounts"] == [-50]
+    assert found["hint"] == f"like icbc/gone of {yesterday}, row 17 of {yesterday}"
 
 
 def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):

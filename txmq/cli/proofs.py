@@ -60,18 +60,28 @@ def proofs(
 ) -> None:
     """List the differences of a date's proofs that nothing explains.
 
-    A hint names a break with the same account and amount; a person decides if it is the reason.
+    A hint names a break with the same account and amount, or entries of earlier dates that the
+    book may have lost; a person decides if they are the reason.
     """
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.differences import ABOUT_PROOFS, OF_ACCOUNTS, differences_in
+        from txmq.reconcile.differences import (
+            ABOUT_PROOFS,
+            OF_ACCOUNTS,
+            differences_in,
+            old_entries_like,
+        )
         from txmq.reconcile.report.words import mask
+        from txmq.reconcile.results import Results
 
         check_name("proof", proof, ABOUT_PROOFS)
         wanted = proof, bank, account, ids_of(None, file)
         rules, run = run_of(config, day)
         rows = differences_in(rules.directory, run, *wanted, is_complete=everything)
+        hints = old_entries_like(Results(rules.directory), run, rows, rules.day.history)
+        for row in rows:
+            row["hint"] = hints.get(row["id"], row["hint"])
         for row in () if unmasked else rows:
             if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,12 +22,22 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
-from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest
+from txmq.reconcile.results import Results
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run, digest_of
+from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
-__all__ = ["ABOUT_PROOFS", "OF_ACCOUNTS", "OF_TRANSFERS", "Place", "ProofDay", "differences_in"]
+__all__ = [
+    "ABOUT_PROOFS",
+    "OF_ACCOUNTS",
+    "OF_TRANSFERS",
+    "Place",
+    "ProofDay",
+    "differences_in",
+    "old_entries_like",
+]
 
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
@@ -52,6 +63,9 @@ ABOUT_PROOFS: Final = {
 OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 OF_TRANSFERS: Final = ("clearing", "double-entry")
+_ENTRY: Final = ("id", "key", "account", "currency", "amount")
+_HINTS: Final = 3
+"""The maximum of entries that a hint names."""
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 
 
@@ -233,6 +247,43 @@ def differences_in(
             rows.append(row | {"hint": None if person else hint})
     rows.sort(key=lambda row: (row["proof"], -sum(map(abs, row["amounts"]))))
     return find_items(rows, ids, "id") if ids else rows
+
+
+def old_entries_like(
+    results: Results, run: Run, rows: Sequence[Mapping[str, Any]], history: int
+) -> dict[str, str]:
+    """Hints for differences of ``roll-forward``, by their ids, from the extracts of earlier days.
+
+    A hint names entries of the account with exactly the amount that the book lacks now; ``history``
+    is the number of days to search. Whether one of them was deleted, only the bank can tell.
+
+    Raises:
+        ReconcileRefused: An extract cannot be read.
+    """
+    lacking = {
+        (row["bank"], row["account"], row["currency"], -row["amounts"][0]): row["id"]
+        for row in rows
+        if row["proof"] == "roll-forward" and row["account"] and not row["explained_by"]
+    }
+    runs = results.chain(run, run.day - timedelta(days=history))[:-1] if lacking else []
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for past in reversed(runs):
+        folder = results.folder.at("extracts", past.result.business_date, past.extract_id)
+        tables = Manifest.read(folder).tables if folder.exists(FILE) else ()
+        for table in (one for one in tables if one.table == ENTRIES.name and one.parts):
+            bank = table.written.source
+            accounts = sorted({account for of, account, *_ in lacking if of == bank})
+            is_wanted = pc.field("account").isin(pa.array(accounts, pa.string()))
+            entries = WrittenTable(f"entries of {past.day}", folder.at(table.place))
+            for row in entries.rows(*_ENTRY, where=is_wanted):
+                place = bank, row["account"], row["currency"], row["amount"]
+                if place in lacking:
+                    name = row["key"] or f"row {row['id']}"
+                    found[lacking[place]].append(f"{name} of {past.day}")
+    return {
+        id_: f"like {', '.join(names[:_HINTS])}{' and others' if names[_HINTS:] else ''}"
+        for id_, names in found.items()
+    }
 
 
 def _is_of_item(

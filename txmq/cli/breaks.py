@@ -48,6 +48,12 @@ ClassName = Annotated[
 OlderThan = Annotated[
     int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
 ]
+_TEXTS: Final = {
+    "key": ("transfer", True), "id_doubt": ("id doubt", False), "suggestion": ("suggestion", False),
+    "payer": ("payer", True), "payee": ("payee", True), "owner": ("owner", False),
+    "due": ("due", False), "overdue": ("", False),
+}  # fmt: skip
+"""The last columns of the list: their headings, and whether they are there without any value."""
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
     *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
@@ -96,11 +102,18 @@ def breaks(
         if export is not None:
             _export(found, run, export)
             return
-        words = ("key", "id_doubt", "suggestion", "payer", "payee", "owner", "due", "overdue")
-        headings = ("transfer", "id doubt", *words[2:-1], "")
+        words = [name for name in _TEXTS if _TEXTS[name][1] or any(one[name] for one in found)]
         print_rows(
             found,
-            ("break", "class", "status", "days", "amount", "", *headings),
+            (
+                "break",
+                "class",
+                "status",
+                "days",
+                "amount",
+                "",
+                *(_TEXTS[name][0] for name in words),
+            ),
             (
                 (
                     *(item[name] for name in ("break_id", "class", "status", "age_days")),

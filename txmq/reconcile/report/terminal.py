@@ -93,7 +93,7 @@ def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
             if fits:
                 show_cells(cells)
                 continue
-            _say(console, f"  {cells[1]} in {cells[0]}")
+            _say(console, f"  {cells[1]} {cells[0]}".rstrip())
             for head, cell in zip(heads[2:], cells[2:], strict=True):
                 _say(console, f"    {cell} {head}")
     console.print()

@@ -129,7 +129,7 @@ def _text(found: Any, name: str, problems: list[str]) -> str | None:
     """A text as it is; a whole number counts as text."""
     if type(found) is int:
         found = str(found)
-    if type(found) is str and found and not _UNFIT.search(found):
+    if type(found) is str and found and _is_storable(found):
         if len(found) <= TEXT_CHARS_MAX:
             return found
         problems.append(f"{name} has {len(found):,} characters, more than {TEXT_CHARS_MAX:,}")
@@ -140,8 +140,12 @@ def _text(found: Any, name: str, problems: list[str]) -> str | None:
 
 def _cut(key: Any) -> str | None:
     """The beginning of a text that is too long; its last character keeps it from matching."""
-    is_text = type(key) is str and key and not _UNFIT.search(key)
+    is_text = type(key) is str and key and _is_storable(key)
     return f"{key[:TEXT_CHARS_MAX]}…" if is_text else None
+
+
+def _is_storable(text: str) -> bool:
+    return text.isprintable() or _UNFIT.search(text) is None
 
 
 def _why(path: str, found: Any, wanted: str) -> str:

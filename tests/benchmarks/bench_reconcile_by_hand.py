@@ -99,12 +99,15 @@ def as_known(messages, window):
 
 def sum_legs(legs, window):
     """Each transfer's bookings as one row."""
-    kind, amount, account = f.col("kind"), f.col("amount"), f.col("account")
+    kind, amount = f.col("kind"), f.col("amount")
+    account = f.when(f.col("role") != "suspense", f.col("account"))
 
     def of(name, value):
         return f.when(kind == name, value)
 
     payer = f.when(kind != "credit", account)
+    # The transfers of one bank are all paid to the other one.
+    is_home = f.col("bank") == f.split_part("key", f.lit("/"), f.lit(1))
     is_late = (f.col("booked_ms") < window.start_ms) & (f.col("recorded_ms") >= window.start_ms)
     return legs.groupBy("key").agg(
         *(f.count(of(name, amount)).cast("int").alias(f"{name}s") for name in LEGS),
@@ -112,13 +115,14 @@ def sum_legs(legs, window):
         f.sum(of("credit", amount)).alias("credited"),
         f.sum(of("return", amount)).alias("returned"),
         *both("id", of("credit", f.col("id"))),
-        *both("debit_bank", of("debit", f.col("bank"))),
+        *both("debit_bank", f.when(kind != "credit", f.col("bank"))),
         *both("credit_bank", of("credit", f.col("bank"))),
         *both("leg_payer", payer),
         *both("leg_payee", of("credit", account)),
         *both("leg_currency", f.col("currency")),
         *both("leg_amount", f.abs(amount)),
         f.max(((amount > 0) == (kind == "debit")) & (amount != 0)).alias("leg_odd"),
+        f.max(is_home == (kind == "credit")).alias("is_at_wrong_bank"),
         f.max(is_late).alias("is_late"),
         *both("leg_ms", f.col("recorded_ms")),
     )
@@ -177,7 +181,8 @@ def classify(met, rules, window):
     """The facts of each transfer, and its class."""
     col, lit = f.col, f.lit
     numbers = ("debits", "credits", "returns", "debited", "credited", "returned", "ordered")
-    marks = ("leg_odd", "is_late", "has_commit", "is_undecided", "is_parked", "is_rolled_back")
+    marks = ("leg_odd", "is_at_wrong_bank", "is_late", "has_commit")
+    marks = (*marks, "is_undecided", "is_parked", "is_rolled_back")
     met = met.fillna(0, numbers).fillna(False, (*marks, "is_unread"))
     for name in ("payer", "payee", "currency", "amount"):
         met = met.withColumns({
@@ -275,6 +280,7 @@ def class_of(rules, window):
         & (credited | is_paid)
         & ~(was_taken & was_rolled_back),
         "rolled-back-but-debited": was_taken & was_rolled_back,
+        "wrong-bank": col("is_at_wrong_bank"),
         "in-flight": can_wait & reduce(lambda one, other: one | other, incomplete.values()),
         **incomplete,
         "prior-period": is_done & col("is_late"),

@@ -357,7 +357,9 @@ class _Slice:
             ("credit", self.credited, self.payee, 1),
             ("return", self.returned, self.payer, 1),
         ):
-            home = 1 - self.bank if kind == "credit" else self.bank
+            # On suspense, because accounts of customers are known by the name of their bank.
+            is_stray = self._has("wrong", f"{kind} bank")
+            home = (1 - self.bank if kind == "credit" else self.bank) ^ is_stray
             for nth in (1, 2):
                 chosen = np.flatnonzero(self._at_least(f"{kind}s", nth))
                 moved = (self._has("wrong", f"{kind} amount") & (nth == 1)) * 7
@@ -365,6 +367,8 @@ class _Slice:
                 elsewhere = self._has("wrong", f"{kind} account")
                 foreign = self._has("wrong", f"{kind} currency")
                 whose = (account + elsewhere) % self.plan.accounts
+                suspense = self.plan.accounts + SPECIAL.index("suspense")
+                whose = np.where(is_stray, suspense, whose)
                 currency = (self.currency + foreign) % len(CURRENCIES)
                 late = at + (nth - 1) * 60_000
                 backdated = self._has("is_backdated", True) & (kind != "debit")

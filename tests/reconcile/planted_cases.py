@@ -30,6 +30,31 @@ def case(key, steps, first="", second="", third="", **more):
 
 SENT = "1 order 100 | 1 debit 100"
 DONE = f"{SENT} | 1 credit 100"
+AT_THE_WRONG_BANK = [
+    # Both banks pay, and both have the same account numbers.
+    case("back-honest", DONE, "matched"),
+    case("back-unclaimed", f"{SENT} | 1 credit 100 account=unclaimed", "matched"),
+    case("credit-at-payers", f"{SENT} | 1 credit 100 bank=icbc", "wrong-bank new 100 payee",
+         "wrong-bank open 100 payee", "wrong-bank open 100 payee"),
+    case("unclaimed-at-payers", f"{SENT} | 1 credit 100 bank=icbc account=unclaimed",
+         "wrong-bank new 100 payee", "wrong-bank open 100 payee", "wrong-bank open 100 payee"),
+    case("debit-at-payees", "1 order 100 | 1 debit 100 bank=ccb | 1 credit 100",
+         "wrong-bank new 100 payee", "wrong-bank open 100 payee", "wrong-bank open 100 payee"),
+    case("return-at-payees",
+         "1 half 100 | 1 debit 100 | 1 rollback | 1 return 100 bank=ccb",
+         "wrong-bank new 100 payer", "wrong-bank open 100 payer", "wrong-bank open 100 payer"),
+    case("recall-at-payers", f"{DONE} | 2 recall 100 bank=icbc | 2 return 100", "matched",
+         "wrong-bank reopened 100 both", "wrong-bank open 100 both"),
+    case("debit-at-payees-by-night", "1e order 100 | 1e debit 100 bank=ccb | 2 credit 100",
+         "wrong-bank new 100 transit", "wrong-bank changed 100 payee",
+         "wrong-bank open 100 payee"),
+    case("back-credit-at-payers", f"{SENT} | 1 credit 100 bank=ccb", "wrong-bank new 100 payee",
+         "wrong-bank open 100 payee", "wrong-bank open 100 payee"),
+    case("back-debit-at-payees", "1 order 100 | 1 debit 100 bank=icbc | 1 credit 100",
+         "wrong-bank new 100 payee", "wrong-bank open 100 payee", "wrong-bank open 100 payee"),
+    case("stray-and-explained", f"{SENT} | 1 credit 100 bank=icbc", "wrong-bank new 100 payee",
+         "explained explained 100 payee", "explained explained 100 payee", is_explained=True),
+]  # fmt: skip
 BY_RULES = {
     # One debit and one credit, whatever the rules say: nothing else agrees.
     "": [
@@ -207,6 +232,7 @@ BY_RULES = {
              "credit-without-message open 100 payee", "credit-without-message open 100 payee", off=(
                  "clearing 100, double-entry ccb 100, clearing-total 100",
                  "clearing 100, double-entry ccb 100", "clearing 100, double-entry ccb 100")),
+        *AT_THE_WRONG_BANK,
     ],
     # Parts and batches agree, and the payee bears the charges.
     '[outcomes]\nparts = true\ncharges = "payee"\ncharges_max = { CNY = 10 }': [
@@ -253,6 +279,10 @@ BY_RULES = {
              "delivered-uncredited open 3 transit", "delivered-uncredited open 3 transit"),
         case("fee-too-much", f"{SENT} | 1 credit 97 | 1 fee 5", "amount-mismatch new 2 payee",
              "amount-mismatch open 2 payee", "amount-mismatch open 2 payee"),
+        case("part-at-payers", f"{SENT} | 1 credit 60 | 1 credit 40 bank=icbc",
+             "wrong-bank new 100 payee", "wrong-bank open 100 payee",
+             "wrong-bank open 100 payee"),
+        *AT_THE_WRONG_BANK,
     ],
     # The payer bears the charges.
     '[outcomes]\ncharges = "payer"\ncharges_max = { JPY = 10, CNY = 10 }': [
@@ -264,5 +294,6 @@ BY_RULES = {
         case("payers-fee-too-much", "1 order 100 | 1 debit 103 | 1 fee 4 | 1 credit 100",
              "amount-mismatch new 1 payee", "amount-mismatch open 1 payee",
              "amount-mismatch open 1 payee"),
+        *AT_THE_WRONG_BANK,
     ],
 }  # fmt: skip

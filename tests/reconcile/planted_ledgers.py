@@ -4,6 +4,8 @@ A case is a text. Its steps are separated by ``|``, and each begins with its bus
 
     1 order 100 | 1 debit 100 | 2 credit 100
 
+The payer's bank is ICBC; of a key that begins with ``back-``, it is CCB.
+
 ``1`` is noon of the first date, and ``1e`` is one minute before the first date ends, which is
 within the grace. The steps of one date follow each other by a second. The verbs are
 
@@ -19,11 +21,11 @@ within the grace. The steps of one date follow each other by a second. The verbs
     forget           the payee's bank deletes the rows of its last booking, and corrects its table
 
 and an amount is positive unless the case is about a wrong sign. Options follow the amount:
-``payer=``, ``payee=``, ``account=``, ``currency=``, ``key=`` and ``id=`` (a message's) have other
-values than those of the case; ``at=`` is the date a row is booked into; ``queue=1`` is a queue that
-the payee's bank does not consume; ``alone`` leaves the clearing row out, ``again`` writes the rows
-before once more with their ids, ``unnumbered`` writes rows without an id, ``nameless`` rows without
-a transfer, and ``together`` books at the moment of the step before.
+``payer=``, ``payee=``, ``account=``, ``bank=``, ``currency=``, ``key=`` and ``id=`` (a message's)
+have other values than those of the case; ``at=`` is the date a row is booked into; ``queue=1`` is a
+queue that the payee's bank does not consume; ``alone`` leaves the clearing row out, ``again``
+writes the rows before once more with their ids, ``unnumbered`` writes rows without an id,
+``nameless`` rows without a transfer, and ``together`` books at the moment of the step before.
 """
 
 from __future__ import annotations
@@ -46,9 +48,14 @@ from txmq_broker.store.queue_store import key_hash, topic_seed
 TUESDAY = date(2024, 3, 5)
 DATES = [TUESDAY + timedelta(days=number) for number in (1, 2, 3)]
 """Business dates that end at 17:00 in Shanghai."""
-TOPIC, GROUP = "Transfers", "ccb-credit"
 BANKS = ("icbc", "ccb")
-RULES = f"""
+BACK = "back-"
+TOPICS = {"icbc": "Transfers", "ccb": "TransfersBack"}
+"""The topic of each bank's orders."""
+GROUPS = {"icbc": "ccb-credit", "ccb": "icbc-credit"}
+"""The consumer group of the other bank."""
+RULES = (
+    """
 name = "planted"
 directory = "recon"
 [day]
@@ -62,16 +69,22 @@ tolerance = 1
 digits = 0
 [money.KWD]
 digits = 3
+{outcomes}
 [log]
 directory = "broker"
+"""
+    + "".join(
+        f"""
 [[log.flow]]
-topic = "{TOPIC}"
-namespace = "icbc"
-group = "{GROUP}"
+topic = "{TOPICS[bank]}"
+namespace = "{bank}"
+group = "{GROUPS[bank]}"
 key = "id"
-{{outcomes}}
-""" + "".join(
-    f"""
+"""
+        for bank in BANKS
+    )
+    + "".join(
+        f"""
 [[bank]]
 name = "{bank}"
 database = "sqlite:///{bank}.db"
@@ -85,7 +98,7 @@ currency = "currency"
 kind = "kind"
 booked = "booked"
 recorded = "recorded"
-namespace = "icbc"
+namespace = {{{{ names = {{{{ "" = "icbc", {BACK} = "ccb" }}}} }}}}
 kinds = {{{{ debit = ["debit"], credit = ["credit"], return = ["return"], recall = ["recall"], \
 fee = ["fee"] }}}}
 clearing = ["clearing"]
@@ -99,9 +112,20 @@ account = "number"
 currency = "currency"
 balance = "balance"
 """
-    for bank in BANKS
+        for bank in BANKS
+    )
 )
 _BOOKINGS = {"debit": -1, "return": 1, "credit": 1, "recall": -1}
+
+
+def payer_bank(key):
+    """The bank that pays a transfer, and has issued its id."""
+    return "ccb" if key.startswith(BACK) else "icbc"
+
+
+def full_key(key):
+    """The key of a transfer in the results."""
+    return f"{payer_bank(key)}/{key}"
 
 
 class Step(NamedTuple):
@@ -157,8 +181,10 @@ class _Log(Shelf):
 
     def give_up(self, body, unique, key):
         """Put a message to the dead letters of the payee's bank."""
-        topic = f"%DLQ%{GROUP}"
-        values = {"UNIQ_KEY": unique, "KEYS": key, "RETRY_TOPIC": TOPIC, "DLQ_REASON": "no account"}
+        bank = payer_bank(key)
+        topic = f"%DLQ%{GROUPS[bank]}"
+        values = {"UNIQ_KEY": unique, "KEYS": key, "RETRY_TOPIC": TOPICS[bank],
+                  "DLQ_REASON": "no account"}  # fmt: skip
         self.store.append(
             self.store.queue(topic, 0),
             (0, START_MS, HOST, self.next_ms(), HOST, 16, 0),
@@ -208,12 +234,15 @@ class Ledgers:
                 else:
                     self._say(log, step)
             log.flush()
-            queue = log.store.find_queue(TOPIC, 0)
-            after = 0 if queue is None else queue.max_offset
+            # A payee's bank has taken all of the first queue, and nothing of the second one.
+            offsets = {}
+            for bank, topic in TOPICS.items():
+                queue = log.store.find_queue(topic, 0)
+                after = 0 if queue is None else queue.max_offset
+                offsets[f"{topic}@{GROUPS[bank]}"] = {"0": after, "1": 0}
         finally:
             log.close()
-        # The payee's bank has taken all of the first queue, and nothing of the second one.
-        text = json.dumps({"offsetTable": {f"{TOPIC}@{GROUP}": {"0": after, "1": 0}}})
+        text = json.dumps({"offsetTable": offsets})
         path = self.home / "broker" / "config" / "offsets.json"
         path.write_bytes(pack(path.name, "", text.encode()))
 
@@ -234,7 +263,7 @@ class Ledgers:
             self._sent[step.key] = body.encode(), unique
             queue = int(step.options.get("queue", 0))
             put = log.put if step.verb == "send" else log.prepare
-            put(body.encode(), TOPIC, queue, unique=unique, keys=step.key)
+            put(body.encode(), TOPICS[payer_bank(step.key)], queue, unique=unique, keys=step.key)
             log.flush()
         body, unique = self._sent[step.key]
         if step.verb == "dead":
@@ -249,7 +278,9 @@ class Ledgers:
 
     def _book(self, step):
         is_payers = step.verb in {"debit", "return"}
-        bank = "icbc" if is_payers else "ccb"
+        payers = payer_bank(step.key)
+        bank = payers if is_payers else next(one for one in BANKS if one != payers)
+        bank = step.options.get("bank", bank)
         account = step.options.get("account", f"{'payer' if is_payers else 'payee'}-{step.key}")
         amount = _BOOKINGS[step.verb] * step.amount
         if "again" in step.flags:

@@ -100,6 +100,7 @@ class Unit:
         self.credits = [e for e in legs if e.kind == "credit"]
         self.returns = [e for e in legs if e.kind == "return"]
         self.legs = self.debits + self.credits + self.returns
+        self.payer_bank = [*entries, *messages][0].key.partition("/")[0]
         self.states = {self.state(m) for m in messages}
         self.copies = [m for m in messages if self.state(m) in ("sent", "committed")]
         self.visible = {m.id for m in self.copies}
@@ -253,6 +254,8 @@ def _by_presence(unit, rule):
         return Class.ROLLED_BACK_BUT_DEBITED, False
     if not visible and (credited or (returned and not debited)):
         return Class.CREDIT_WITHOUT_MESSAGE, False
+    if any((e.bank == unit.payer_bank) == (e.kind == "credit") for e in unit.legs):
+        return Class.WRONG_BANK, False
     if visible and not debited:
         if "committed" in unit.states:
             return Class.COMMITTED_BUT_NOT_DEBITED, not credited and not returned

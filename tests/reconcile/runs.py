@@ -102,6 +102,8 @@ def item(
         "holder": "both" if "CC" in sides else "transit",
         "payer": mask(f"6222020200{int(seen[10:18], 16):010d}"),
         "payee": mask(f"6217000130{int(seen[20:28], 16):010d}"),
+        "debit_bank": "icbc" if "D" in sides else None,
+        "credit_bank": "ccb" if "C" in sides else None,
         "debited": worth * sides.count("D"),
         "returned": worth * sides.count("R"),
         "credited": worth * sides.count("C"),

@@ -82,6 +82,8 @@ PLANTED = (
     Shape("credited after a rollback", C.CREDIT_WITHOUT_MESSAGE, debits=0, state="rolled_back"),
     Shape("debited, rolled back", C.ROLLED_BACK_BUT_DEBITED, credits=0, state="rolled_back"),
     Shape("rolled back and all done", C.ROLLED_BACK_BUT_DEBITED, state="rolled_back"),
+    Shape("to suspense at the payer's bank", C.WRONG_BANK, wrong="credit bank"),
+    Shape("paid back at the payee's bank", C.WRONG_BANK, credits=0, returns=1, wrong="return bank"),
     Shape("committed by hand", C.COMMITTED_BUT_NOT_DEBITED, debits=0, by="operator", age="old"),
     Shape("committed, and nothing", C.COMMITTED_BUT_NOT_DEBITED, 0, 0, 0, age="old"),
     Shape("forged", C.MESSAGE_WITHOUT_DEBIT, debits=0, state="sent", age="old"),

@@ -4,6 +4,8 @@ from datetime import date
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.reconcile.days import RULES
@@ -347,3 +349,98 @@ def test_a_changed_copy_of_an_order_and_a_negative_order_are_found(outcomes):
     assert class_of(order(-100), *DONE[1:], outcomes=outcomes) == Class.AMOUNT_MISMATCH
     less = [order(200), order(-100, payee="eve"), *DONE[1:]]
     assert Class(class_of(*less, outcomes=outcomes)).group == "break"
+
+
+# Which bank booked
+
+AT_THE_WRONG_BANK = {
+    "credit": [*SENT, entry("credit", 100, bank="icbc")],
+    "credit to suspense": [
+        *SENT, entry("credit", 100, bank="icbc", account="unclaimed", role="suspense")
+    ],
+    "debit": [order(100), entry("debit", -100, bank="ccb"), entry("credit", 100)],
+    "debit of a young transfer": [order(100, at=LATE), entry("debit", -100, at=LATE, bank="ccb")],
+    "return": [*SENT, entry("return", 100, bank="ccb")],
+    "return after a rollback": [
+        order(100, state="rolled_back"), entry("debit", -100), entry("return", 100, bank="ccb")
+    ],
+    "return without an order": [entry("debit", -100), entry("return", 100, bank="ccb")],
+    "recall": [*DONE, entry("recall", -100, bank="icbc"), entry("return", 100)],
+    "both": [order(100), entry("debit", -100, bank="ccb"), entry("credit", 100, bank="icbc")],
+    "backdated credit": [*SENT, entry("credit", 100, bank="icbc", booked=START - 1)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("outcomes", [Outcomes(), PARTS, charged("payer"), charged("payee")])
+@pytest.mark.parametrize("rows", AT_THE_WRONG_BANK.values(), ids=AT_THE_WRONG_BANK)
+def test_an_entry_at_the_wrong_bank_is_a_break_of_its_own(rows, outcomes):
+    assert found(rows, outcomes)["class"] == "wrong-bank"
+    assert found(rows, outcomes)["amount"] == 100
+
+
+def test_a_part_at_the_wrong_bank_does_not_agree():
+    part = [*SENT, entry("credit", 60), entry("credit", 40, bank="icbc")]
+    assert class_of(*part, outcomes=PARTS) == "wrong-bank"
+    assert class_of(*SENT, entry("credit", 60, bank="icbc"), outcomes=PARTS) == "wrong-bank"
+    refused = [*SENT, entry("credit", 60), entry("return", 40, bank="ccb")]
+    assert class_of(*refused, outcomes=PARTS) == "wrong-bank"
+
+
+def test_either_bank_of_a_transfer_may_charge_a_fee():
+    for bank in ("icbc", "ccb"):
+        fee = entry("fee", 3, account="fees", bank=bank)
+        payees = [*SENT, entry("credit", 97), fee]
+        assert class_of(*payees, outcomes=charged("payee")) == Class.MATCHED
+        payers = [order(100), entry("debit", -103), entry("credit", 100), fee]
+        assert class_of(*payers, outcomes=charged("payer")) == Class.MATCHED
+
+
+def test_an_item_names_each_bank_that_booked_a_side():
+    """Also the bank of a return or a recall, which may be the wrong one."""
+    returned = found([*SENT, entry("return", 100, bank="ccb")])
+    assert (returned["debit_bank"], returned["credit_bank"]) == ("ccb / icbc", None)
+    recalled = found([*DONE, entry("recall", -100, bank="icbc"), entry("return", 100)])
+    assert (recalled["debit_bank"], recalled["credit_bank"]) == ("icbc", "ccb / icbc")
+
+
+ROWS = st.one_of(
+    st.builds(
+        lambda kind, amount, at, where: entry(
+            kind, -amount if kind in {"debit", "recall"} else amount, at=at, **where
+        ),
+        st.sampled_from(["debit", "credit", "return", "recall", "fee"]),
+        st.sampled_from([100, 60, 40]),
+        st.sampled_from([NOON, LATE]),
+        st.sampled_from([{}, {}, {"account": "eve"}, {"account": "unclaimed", "role": "suspense"}]),
+    ),
+    st.builds(
+        order,
+        st.sampled_from([100, 60, 40]),
+        at=st.sampled_from([NOON, LATE]),
+        payee=st.sampled_from(["bob", None]),
+        state=st.sampled_from(["committed", "sent", "rolled_back", "prepared", "parked"]),
+    ),
+)
+_IN_ORDER = list(Class)
+
+
+@given(
+    st.lists(ROWS, max_size=3),
+    st.sampled_from([[entry("debit", -100)], SENT, DONE, [*SENT, entry("return", 100)]]),
+    st.sampled_from([Outcomes(), PARTS, charged("payer"), charged("payee", parts=True)]),
+    st.data(),
+)
+def test_an_entry_that_moves_to_the_wrong_bank_leaves_only_more_telling_classes(
+    more, rows, outcomes, data
+):
+    rows = [*rows, *more]
+    at_home = class_of(*rows, outcomes=outcomes)
+    moved = data.draw(
+        st.sampled_from([row for row in rows if isinstance(row, EntryRow) and row.kind != "fee"])
+    )
+    other = moved._replace(bank="ccb" if moved.bank == "icbc" else "icbc")
+
+    elsewhere = class_of(*(other if row is moved else row for row in rows), outcomes=outcomes)
+
+    is_telling = _IN_ORDER.index(at_home) < _IN_ORDER.index("wrong-bank")
+    assert elsewhere == (at_home if is_telling else "wrong-bank")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tests import spark_session
 from tests.reconcile.planted_cases import BY_RULES
-from tests.reconcile.planted_ledgers import DATES, Ledgers, moment, steps_of
+from tests.reconcile.planted_ledgers import DATES, Ledgers, full_key, moment, steps_of
 from tests.soak import IS_SOAK, some_of
 from txmq.cli.root import app
 from txmq.reconcile.results import Results
@@ -36,7 +36,7 @@ def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch)
     for number, day in enumerate(DATES):
         start, end = moment(number, "17:00"), moment(number + 1, "17:00")
         ledgers.write([step for step in steps if start <= step.at_ms < end])
-        names = {case.key: ledgers.names.get(case.key, f"icbc/{case.key}") for case in cases}
+        names = {case.key: ledgers.names.get(case.key, full_key(case.key)) for case in cases}
         code, _ = run(day, "--quiet")
         found = Tables(tmp_path, day)
         assert found.said() == said_of(cases, names, number)

@@ -345,6 +345,15 @@ def test_evidence_shows_all_sides_of_a_transfer(busy):
     assert "915.00" in row.text
     assert "committed, dead" in row.text
     assert "decided by producer" in row.text
+    assert "booked by icbc" in row.text
+
+
+def test_evidence_names_the_bank_that_booked_what_the_other_one_should_have(busy):
+    one, *others = busy.result.items
+    stray = one | {"class": "wrong-bank", "debit_bank": "icbc", "credit_bank": "boc / ccb"}
+    run = replace(busy, result=replace(busy.result, items=(stray, *others)))
+
+    assert "booked by icbc → boc / ccb" in tree(run).text
 
 
 def test_a_doubtful_id_is_shown_with_the_item_that_may_belong_to_it(busy):

@@ -9,10 +9,11 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.serving import CHECKOUT
 from txmq.errors import ConfigError
-from txmq.reconcile.rules import Day
+from txmq.reconcile.rules import Bank, Day, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.rules_file import read_rules
 
 RULES = """
@@ -148,6 +149,7 @@ def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
         ("1_000_00", "1_00", True),
         ("[day]", 'version = "2"\n[limits]\nbreaks = 0\n[day]\ngrace = "9h"\nhistory = 3', True),
         ("[day]", "[outcomes]\nparts = true\n[day]", True),
+        (FLOW, f'{FLOW}payee_bank = "icbc"', True),
         ("17:00", "18:00", False),
         ("materiality", "digits = 0\nmateriality", False),
         ('"debit"', '"D"', False),
@@ -208,11 +210,47 @@ def test_a_variable_stands_for_a_secret(tmp_path):
             f'{FLOW}group = "one"\n{FLOW}group = "two"\ntags = ["B"]\n',
             "topic transfers have to have one group, and have 'one' and 'two'",
         ),
+        (FLOW, f'{FLOW}payee_bank = "ibc"', "payee_bank 'ibc' is not one of icbc; did you mean"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_place(tmp_path, old, new, told):
     with pytest.raises(ConfigError, match=told):
         read(tmp_path, RULES.replace(old, new, 1))
+
+
+def banks_of(banks, *flows, topics=()):
+    """The payer's and the payee's banks of the transfers of icbc."""
+    bank = Bank("", EntryColumns(namespace="icbc"))
+    rules = Rules("r", "d", tuple(replace(bank, name=name) for name in banks), LogRules("b", flows))
+    found = rules.banks_of_transfer("icbc", topics)
+    return found and tuple(" ".join(sorted(some)) for some in found)
+
+
+@pytest.mark.parametrize(
+    ("banks", "named", "payer", "payee"),
+    [
+        (["icbc", "ccb"], {}, "icbc", "ccb"),
+        (["icbc", "ccb", "boc"], {}, "icbc", "boc ccb"),
+        (["icbc", "ccb", "boc"], {"payee_bank": "boc"}, "icbc", "boc"),
+        (["icbc", "ccb", "boc"], {"payer_bank": "ccb", "payee_bank": "icbc"}, "ccb", "icbc"),
+        (["icbc"], {}, "icbc", "icbc"),
+        (["x", "y"], {}, "x y", "x y"),
+        (["x", "y"], {"payer_bank": "x"}, "x", "y"),
+        (["x", "y"], {"payee_bank": "x"}, "x y", "x"),
+    ],
+)
+def test_the_namespace_names_the_payers_bank_unless_the_flow_does(banks, named, payer, payee):
+    assert banks_of(banks, Flow("t", "icbc", **named)) == (payer, payee)
+
+
+def test_the_topic_of_an_order_decides_between_the_flows_of_a_namespace():
+    banks = ["icbc", "ccb", "boc"]
+    flows = [Flow(name, "icbc", payee_bank=name) for name in ("ccb", "boc")]
+
+    assert banks_of(banks, *flows, topics={"boc"}) == ("icbc", "boc")
+    assert banks_of(banks, *flows, topics={"ccb", "boc"}) == ("icbc", "boc ccb")
+    assert banks_of(banks, *flows) == ("icbc", "boc ccb")
+    assert banks_of(banks, Flow("ccb", "ccb")) is None
 
 
 def test_a_day_that_ends_in_the_afternoon_begins_in_the_afternoon_before():

@@ -137,6 +137,7 @@ def plainly(rows, rules, *, is_seen, is_carried):
     for row in legs:
         has_sign = row.amount < 0 if row.kind == "debit" else row.amount > 0
         is_theirs = row.role == "customer" and row.booked_ms >= START_MS and has_sign
+        is_theirs &= row.bank == ("ccb" if row.kind == "credit" else "icbc")
         of[row.kind if is_theirs and row.kind in {"debit", "credit", "return"} else "odd"] += [row]
     visible = [row for row in messages if row.state in {"sent", "committed"}]
     void = [row for row in messages if row.state == "rolled_back"]
@@ -267,6 +268,18 @@ def test_a_clearing_row_of_another_currency_or_bank_is_not_plain(change):
     (others, _), *_ = sift(BOTH, rows, frozenset(), frozenset(), 1)
 
     assert by_key(others, ["icbc/1"]) == ({"icbc/1": (SUSPECT, False)} if change else {})
+
+
+@pytest.mark.parametrize("kinds", [("debit", "credit"), ("debit", "return")])
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_entry_at_the_wrong_bank_is_not_plain(kinds, wrong):
+    entries = [entry("icbc/1", kind, 5) for kind in kinds]
+    other = "icbc" if entries[wrong].bank == "ccb" else "ccb"
+    entries[wrong] = entries[wrong]._replace(bank=other)
+
+    (others, _), *_ = sift(RULES, [*entries, message("icbc/1", "sent", 5)], set(), set(), 1)
+
+    assert by_key(others, ["icbc/1"]) == {"icbc/1": (SUSPECT, False)}
 
 
 def test_clearing_rows_give_a_rolled_back_transfer_no_money():

@@ -6,6 +6,7 @@ for example one that was changed by hand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import date
 from typing import Any, Final, NamedTuple
@@ -189,4 +190,8 @@ def _terms(wanted: BreakFilter) -> Iterator[pc.Expression]:
     if not wanted.class_ and not wanted.status:
         yield pc.field("group") == "break"
     if wanted.bank:
-        yield (pc.field("debit_bank") == wanted.bank) | (pc.field("credit_bank") == wanted.bank)
+        # A side that several banks booked has all of their names.
+        named = rf"(^| / ){re.escape(wanted.bank)}($| / )"
+        sides = [pc.field(name) for name in ("debit_bank", "credit_bank")]
+        debit, credit = (pc.match_substring_regex(side, named) for side in sides)
+        yield debit | credit

@@ -79,6 +79,10 @@ class Class(StrEnum):
         the payer was debited, and the message was rolled back
         the debit was committed outside its transaction, or a database lost its last commits
         pay the payer back or send it again; if the payee was credited, take that back first"""
+    WRONG_BANK = "wrong-bank", "break", """
+        a bank booked a side of the transfer that another bank should have booked
+        it was posted by hand, or the bank that sent the order has also handled it
+        take the booking back at the bank that has it, and have the right bank book it"""
     COMMITTED_BUT_NOT_DEBITED = "committed-but-not-debited", "break", """
         the message was committed, and the payer was not debited
         the debit was deleted, a database lost its last commits, or it was decided by hand

@@ -82,6 +82,7 @@ def _table(
     is_unordered = not is_visible and (credited or is_paid)
     yield Class.CREDIT_WITHOUT_MESSAGE, is_unordered and not (was_taken and was_rolled_back)
     yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
+    yield Class.WRONG_BANK, _is_at_wrong_bank(facts, rules)
 
     is_given_up = facts.delivery == "dead" or facts.is_parked
     is_owed = was_taken and is_visible and not facts.credits
@@ -110,6 +111,14 @@ def _table(
     yield Class.RETURNED, is_returned
     yield Class.ROLLED_BACK, was_rolled_back
     yield Class.MATCHED, is_matched
+
+
+def _is_at_wrong_bank(facts: TransferFacts, rules: Rules) -> bool:
+    """True if a bank booked an entry that belongs to another bank."""
+    banks = rules.banks_of_transfer(facts.key.partition("/")[0], facts.topics)
+    return banks is not None and any(
+        bank not in banks.for_kind(kind) for kind, bank in facts.booked
+    )
 
 
 def _of_the_rules(
@@ -148,6 +157,9 @@ def _of_the_rules(
     yield Class.FEE_TOO_HIGH, facts.fees > fees_max and done <= sent
 
     is_settled = adds_up and facts.credits + facts.returns > 0
+    is_in_parts = outcomes.parts and 0 < done < sent
+    # All that follows is agreed, or may still agree by itself.
+    yield Class.WRONG_BANK, (is_settled or is_in_parts) and _is_at_wrong_bank(facts, rules)
     back = facts.recalled + refused
     goes_back = is_settled and back > 0
     is_back = goes_back and facts.returns > 0 and abs(back - facts.returned) <= tolerance
@@ -160,7 +172,6 @@ def _of_the_rules(
     is_matched = is_settled and not facts.recalled and not facts.returns
     yield Class.PRIOR_PERIOD, is_matched and is_late
     yield Class.MATCHED, is_matched
-    is_in_parts = outcomes.parts and 0 < done < sent
     yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
@@ -21,9 +21,24 @@ _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-define
 
 TRANSFER_KINDS: Final = ("debit", "credit", "return", "recall", "fee")
 """The kinds of entries that belong to transfers."""
+PAYERS_KINDS: Final = ("debit", "return")
+"""Those that the payer's bank books."""
 LOG_PLACES: Final = ("directory", "directories", "cluster")
 SCHEMES: Final = ("hdfs", "viewfs", "s3a", "gs", "abfss")
 """The remote file systems that can have extracts and results."""
+
+
+class TransferBanks(NamedTuple):
+    """The banks that may book each side of a transfer."""
+
+    payer: frozenset[str]
+    payee: frozenset[str]
+
+    def for_kind(self, kind: str) -> frozenset[str]:
+        """The banks that may book a kind of entry. Either bank may charge a fee."""
+        if kind == "fee":
+            return self.payer | self.payee
+        return self.payer if kind in PAYERS_KINDS else self.payee
 
 
 class DayWindow(NamedTuple):
@@ -41,6 +56,10 @@ class Constant(Struct, frozen=True, forbid_unknown_fields=True):
 
 ColumnSource: TypeAlias = str | Constant
 """A column's name, or a constant for all rows."""
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)
 
 
 def _names(*columns: ColumnSource) -> frozenset[str]:
@@ -312,6 +331,12 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     """The name of the bank that issues their ids, as in its entries."""
     group: str = ""
     """The consumer group that credits; the same in all flows of a topic."""
+    payer_bank: Name | None = None
+    """The bank that debits and pays back. By default the bank that ``namespace`` names, or any bank
+    if it names no bank."""
+    payee_bank: Name | None = None
+    """The bank that credits and recalls. By default any bank except the payer's; with one bank,
+    that one."""
     tags: tuple[str, ...] = ()
     """Only messages with one of these tags; all messages if empty."""
     key: str = ""
@@ -385,6 +410,37 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         """The names of the banks whose rules have a property."""
         return [bank.name for bank in self.bank if has(bank)]
 
+    def banks_of_flow(self, flow: Flow) -> TransferBanks:
+        """The banks that may book the transfers of a flow."""
+        banks = frozenset(bank.name for bank in self.bank)
+        named = flow.payer_bank or flow.namespace
+        payer = frozenset({named}) if named in banks else banks
+        payee = frozenset({flow.payee_bank}) if flow.payee_bank else banks - payer
+        return TransferBanks(payer, payee or banks)
+
+    def banks_of_transfer(
+        self, namespace: str, topics: Collection[str] = ()
+    ) -> TransferBanks | None:
+        """The banks that may book a transfer with orders in these topics.
+
+        Without an order, the transfer may be of any flow of its namespace. ``None`` if the
+        namespace has no flow.
+        """
+        flows = [flow for flow in self.log.flow if flow.namespace == namespace]
+        flows = [flow for flow in flows if flow.topic in topics] or flows
+        found = [self.banks_of_flow(flow) for flow in flows]
+        return TransferBanks(*map(_union, zip(*found, strict=True))) if found else None
+
+    @property
+    def sure_banks(self) -> dict[str, TransferBanks]:
+        """By namespace, the banks that may book a transfer whichever of its flows ordered it."""
+        found: dict[str, TransferBanks] = {}
+        for flow in self.log.flow:
+            payer, payee = self.banks_of_flow(flow)
+            known = found.get(flow.namespace, TransferBanks(payer, payee))
+            found[flow.namespace] = TransferBanks(known.payer & payer, known.payee & payee)
+        return found
+
     @property
     def both_sides(self) -> list[str]:
         """The banks that book both sides of a transfer, each kind of which must add up to zero."""
@@ -407,6 +463,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         del plain["version"], plain["limits"], plain["outcomes"]
         plain["day"] = [day.zone, day.cut_off]
         plain["money"] = {code: money.digits for code, money in self.money.items()}
+        for flow in plain["log"]["flow"]:
+            del flow["payer_bank"], flow["payee_bank"]
         return digest_of(plain)
 
     def _plain(self) -> dict[str, Any]:

@@ -241,6 +241,12 @@ def _check_log(rules: Rules) -> Iterator[str]:
         if len(groups) > 1:
             named = " and ".join(map(repr, groups))
             yield f"the flows of the topic {topic} have to have one group, and have {named}"
+    banks = [bank.name for bank in rules.bank]
+    for flow in log.flow:
+        for key in ("payer_bank", "payee_bank"):
+            if (name := getattr(flow, key)) is not None and name not in banks:
+                known, hint = ", ".join(banks), did_you_mean(name, banks)
+                yield f"the flow of {flow.topic}: {key} {name!r} is not one of {known}{hint}"
 
 
 def _check_namespaces(rules: Rules) -> Iterator[str]:

@@ -131,7 +131,8 @@ class Sieve(NamedTuple):
         tags = np.where(is_clearing, _CLEARING, _OTHER)
         for place, tag in enumerate((_DEBIT, _CREDIT, _RETURN)):
             has_sign = amount < 0 if tag == _DEBIT else amount > 0
-            tags[is_theirs & has_sign & (kind == place)] = tag
+            is_of_kind = is_theirs & has_sign & (kind == place)
+            tags[is_of_kind & self._is_at_its_bank(rows, _KINDS[place])] = tag
         if has_sums:
             bank = index_in(rows["bank"], self.rules.both_sides)
             side = np.where((bank >= 0) & (kind >= 0), bank * len(_KINDS) + kind + 1, 0)
@@ -208,6 +209,15 @@ class Sieve(NamedTuple):
         others = Others(*(column[is_other] for column in (hashes, plain, is_seen)))
         is_ordered = _count(tags, _MESSAGE) > 0
         return others, self._totals(plain, worth, is_ordered)
+
+    def _is_at_its_bank(self, rows: pa.Table, kind: str) -> Truths:
+        """True for each row that its bank may book, if the row is of this kind."""
+        found = np.ones(len(rows), np.bool_)
+        for namespace, banks in self.rules.sure_banks.items():
+            is_here = index_in(rows["bank"], sorted(banks.for_kind(kind))) >= 0
+            is_its = truths(pc.starts_with(rows["key"], f"{namespace}/"))
+            found &= is_here | ~is_its
+        return found
 
     def _totals(self, plain: Numbers, worth: Numbers, is_ordered: Truths) -> Sums:
         """The sums of the classes of plain transfers."""

@@ -150,8 +150,9 @@ class TransferFacts:
         """Money taken from a payer and not given to anyone; negative if given and not taken."""
         ids = [(leg.bank, leg.kind, leg.id) for leg in legs if leg.id is not None]
         self.has_copies = len(set(ids)) < len(ids)
-        self.debit_banks = {leg.bank for leg in of["debit"]}
-        self.credit_banks = {leg.bank for leg in of["credit"]}
+        self.debit_banks = {leg.bank for leg in [*of["debit"], *of["return"]]}
+        self.credit_banks = {leg.bank for leg in [*of["credit"], *of["recall"]]}
+        self.booked = {(leg.kind, leg.bank) for leg in legs}
         # Money on a suspense account has arrived; on any other account it must be meant for it.
         self.moved = {
             kind: _by_name((leg.account, abs(leg.amount)) for leg in some if leg.role != "suspense")
@@ -176,6 +177,7 @@ class TransferFacts:
         of = {state: {row.id for row in messages if row.state == state} for state in _BY_EFFECT}
         ids, undecided = of["sent"] | of["committed"], of["prepared"] | of["parked"]
         self.messages = len(ids)
+        self.topics = {message.topic for message in messages}
         self.has_commit = bool(of["committed"])
         self.is_undecided = bool(undecided - ids)
         self.is_parked = bool(of["parked"] - ids)

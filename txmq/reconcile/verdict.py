@@ -28,10 +28,7 @@ _BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency")
 _BY_AGE: Final = ("-age_days", "-amount", "key")
 _BY_TIME: Final = ("-decided_ms", "position")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
-_NOT_SHOWN: Final = (
-    *("group", "debit_bank", "credit_bank", "debits", "returns", "credits"),
-    *("last_ms", "history"),
-)
+_NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
 """Columns of ``ITEMS`` that no report has."""
 _DECISION: Final = (
     *("key", "message_id", "state", "payer", "payee", "amount", "currency"),

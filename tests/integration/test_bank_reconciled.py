@@ -246,6 +246,21 @@ class Ledgers:
         )
         assert posted.rowcount == 1
 
+    def post_at_icbc(self, transfer):
+        """Take a credit out of CCB's books, and book it as unclaimed money of ICBC."""
+        rows = self.ccb.execute(
+            "SELECT transfer, kind, replace(account, ?, 'unclaimed'), amount, currency, booked_ms "
+            "FROM journal WHERE transfer = ?",
+            [transfer.payee, transfer.id],
+        ).fetchall()
+        self.icbc.executemany(
+            "INSERT INTO journal (transfer, kind, account, amount, currency, booked_ms) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+        self.delete(self.ccb, transfer)
+        self.move(transfer.payee, -transfer.amount)
+
     def commit(self):
         self.icbc.commit()
         self.ccb.commit()
@@ -328,6 +343,11 @@ def cheat(ledgers):
     ledgers.move(one.payee, -one.amount)
     ledgers.move(other, one.amount)
     yield Fraud(one.id, "account-mismatch", one.amount, "payee")
+
+    # A credit that the payer's bank keeps: each bank's books add up.
+    one = next(some)
+    ledgers.post_at_icbc(one)
+    yield Fraud(one.id, "wrong-bank", one.amount, "payee")
 
 
 async def forge(kept, order):

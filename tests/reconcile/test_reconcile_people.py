@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
+from txmq.reconcile.archive import BreakFilter, ReportArchive
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import arrow_schema
@@ -219,6 +220,20 @@ def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):
     wrong = asking("breaks", "--bank", "ccb", "--file", str(tmp_path / "ids.txt"))
     assert (wrong.exit_code, wrong.stdout) == (3, "")
     assert "'b1ab' matches no break" in wrong.stderr
+
+
+def test_the_console_finds_a_break_by_each_bank_that_booked_a_side(home):
+    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
+    rows = [item(**OLD, credit_bank="boc / ccb")]
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+    archive = ReportArchive(home / "results")
+
+    found = {
+        bank: len(archive.breaks(DAY, BreakFilter(bank=bank), 0, 10).rows)
+        for bank in ("boc", "ccb", "cb")
+    }
+
+    assert found == {"boc": 1, "ccb": 1, "cb": 0}
 
 
 def test_many_breaks_are_explained_together_or_not_at_all(asking, home):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.reconcile.days import RULES
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
-from txmq.reconcile.rules import Money, Outcomes
+from txmq.reconcile.rules import Flow, Money, Outcomes
 from txmq.reconcile.tables import EntryRow, MessageRow
 from txmq.reconcile.transfer import Consumers, TransferFacts, TransferRows
 
@@ -45,8 +45,16 @@ def order(amount, *, at=NOON, payer="ann", payee="bob", state="committed"):
     )  # fmt: skip
 
 
-def found(rows, outcomes=Outcomes(), *, was_open=False, is_unseen=False, tolerance=0):  # noqa: B008
-    rules = replace(RULES, outcomes=outcomes, money={"CNY": Money(tolerance=tolerance)})
+def found(
+    rows,
+    outcomes=Outcomes(),  # noqa: B008
+    *,
+    was_open=False,
+    is_unseen=False,
+    tolerance=0,
+    rules=RULES,
+):
+    rules = replace(rules, outcomes=outcomes, money={"CNY": Money(tolerance=tolerance)})
     transfer = TransferRows(
         "icbc/1",
         [row for row in rows if isinstance(row, EntryRow)],
@@ -386,6 +394,23 @@ def test_a_part_at_the_wrong_bank_does_not_agree():
     assert class_of(*refused, outcomes=PARTS) == "wrong-bank"
 
 
+@pytest.mark.parametrize(
+    ("rows", "class_"),
+    [
+        ([*SENT, entry("credit", 100, bank="icbc"), entry("return", 100)], Class.DOUBLE_CREDIT),
+        ([*SENT, entry("credit", 99, bank="icbc")], Class.AMOUNT_MISMATCH),
+        ([*SENT, entry("credit", 100, bank="icbc", account="eve")], Class.ACCOUNT_MISMATCH),
+        ([entry("credit", 100, bank="icbc")], Class.CREDIT_WITHOUT_MESSAGE),
+        (
+            [order(100, state="rolled_back"), entry("debit", -100, bank="ccb")],
+            Class.ROLLED_BACK_BUT_DEBITED,
+        ),
+    ],
+)
+def test_a_class_that_says_more_wins_over_the_wrong_bank(rows, class_):
+    assert class_of(*rows) == class_
+
+
 def test_either_bank_of_a_transfer_may_charge_a_fee():
     for bank in ("icbc", "ccb"):
         fee = entry("fee", 3, account="fees", bank=bank)
@@ -393,6 +418,18 @@ def test_either_bank_of_a_transfer_may_charge_a_fee():
         assert class_of(*payees, outcomes=charged("payee")) == Class.MATCHED
         payers = [order(100), entry("debit", -103), entry("credit", 100), fee]
         assert class_of(*payers, outcomes=charged("payer")) == Class.MATCHED
+
+
+def test_the_topic_of_an_order_says_which_bank_credits():
+    banks = (*RULES.bank, replace(RULES.bank[0], name="boc"))
+    ccb, boc = (Flow(f"icbc-{name}", "icbc", payee_bank=name) for name in ("ccb", "boc"))
+    rules = replace(RULES, bank=banks, log=replace(RULES.log, flow=(ccb, boc)))
+    to_boc = order(100)
+    to_boc.topic = boc.topic
+    debit = entry("debit", -100)
+
+    assert class_of(to_boc, debit, entry("credit", 100, bank="boc"), rules=rules) == Class.MATCHED
+    assert class_of(to_boc, debit, entry("credit", 100), rules=rules) == "wrong-bank"
 
 
 def test_an_item_names_each_bank_that_booked_a_side():

@@ -14,6 +14,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import hash_column
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import Role, messages_at, with_keys
+from txmq.reconcile.rules import Flow
 from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.tables import BOOKED, LONE, MESSAGES, EntryRow, MessageRow
 
@@ -278,6 +279,16 @@ def test_an_entry_at_the_wrong_bank_is_not_plain(kinds, wrong):
     entries[wrong] = entries[wrong]._replace(bank=other)
 
     (others, _), *_ = sift(RULES, [*entries, message("icbc/1", "sent", 5)], set(), set(), 1)
+
+    assert by_key(others, ["icbc/1"]) == {"icbc/1": (SUSPECT, False)}
+
+
+def test_a_credit_is_not_plain_if_its_bank_depends_on_the_flow():
+    flows = [Flow(name, "icbc", payee_bank=name) for name in BANKS]
+    rules = replace(RULES, log=replace(RULES.log, flow=tuple(flows)))
+    rows = [entry("icbc/1", "debit", 5), entry("icbc/1", "credit", 5), message("icbc/1", "sent", 5)]
+
+    (others, _), *_ = sift(rules, rows, set(), set(), 1)
 
     assert by_key(others, ["icbc/1"]) == {"icbc/1": (SUSPECT, False)}
 

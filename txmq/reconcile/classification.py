@@ -157,23 +157,26 @@ def _of_the_rules(
     yield Class.FEE_TOO_HIGH, facts.fees > fees_max and done <= sent
 
     is_settled = adds_up and facts.credits + facts.returns > 0
-    is_in_parts = outcomes.parts and 0 < done < sent
-    # All that follows is agreed, or may still agree by itself.
-    yield Class.WRONG_BANK, (is_settled or is_in_parts) and _is_at_wrong_bank(facts, rules)
     back = facts.recalled + refused
     goes_back = is_settled and back > 0
     is_back = goes_back and facts.returns > 0 and abs(back - facts.returned) <= tolerance
-    yield Class.PRIOR_PERIOD, is_back and is_late
-    yield Class.RETURNED, is_back
     is_on_its_way_back = goes_back and facts.recalled > facts.returned
-    # The transfer is as old as its debit, so its last record counts.
-    yield Class.IN_FLIGHT, is_on_its_way_back and facts.last_ms > earliest
-    yield Class.RECALLED_UNRETURNED, is_on_its_way_back
     is_matched = is_settled and not facts.recalled and not facts.returns
-    yield Class.PRIOR_PERIOD, is_matched and is_late
-    yield Class.MATCHED, is_matched
-    yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
-    yield Class.DELIVERED_UNCREDITED, is_in_parts
+    is_in_parts = outcomes.parts and 0 < done < sent
+    known = [
+        (Class.PRIOR_PERIOD, is_back and is_late),
+        (Class.RETURNED, is_back),
+        # The transfer is as old as its debit, so its last record counts.
+        (Class.IN_FLIGHT, is_on_its_way_back and facts.last_ms > earliest),
+        (Class.RECALLED_UNRETURNED, is_on_its_way_back),
+        (Class.PRIOR_PERIOD, is_matched and is_late),
+        (Class.MATCHED, is_matched),
+        (Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest),
+        (Class.DELIVERED_UNCREDITED, is_in_parts),
+    ]
+    is_known = any(holds for _, holds in known)
+    yield Class.WRONG_BANK, is_known and _is_at_wrong_bank(facts, rules)
+    yield from known
 
 
 def _fits(amounts: Counter[Any], most: Counter[Any], open_: int = 0) -> bool:

@@ -5,8 +5,6 @@ from datetime import date
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tests.reconcile import breaks
@@ -23,7 +21,7 @@ from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Limits, Money
 from txmq.reconcile.summary import Run
-from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS
+from txmq.reconcile.tables import BALANCES, ITEMS, MESSAGES, PROOFS, TOTALS
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.written_table import WrittenTable
 
@@ -31,15 +29,16 @@ DATES = "2026-03-31", "2026-04-01", "2026-04-02"
 OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
 SCHEMAS = {
     "proofs": PROOFS, "items": ITEMS, "closed": ITEMS, "by_hand": MESSAGES,
-    "entries": ENTRIES,
     "balances": BALANCES, "totals": TOTALS,
 }  # fmt: skip
 
 
-def proof(name, off, account=None, bank=None, currency="CNY"):
+def proof(name, off, account=None, bank=None, currency="CNY", since=DATES[0]):
+    is_difference = off and (account or name in {"conservation", "clearing-total", "gapless"})
     return {
         "proof": name, "bank": bank, "account": account, "currency": currency, "expected": 1_000,
         "found": 1_000 + off, "holds": off == 0, "about": f"{name} is equal",
+        "first_seen": since if is_difference else None,
     }  # fmt: skip
 
 
@@ -54,13 +53,6 @@ def item(key, class_="credit-without-message", **more):
 AGREED = {"group": "agreed", "amount": 0}
 
 
-def entry(key, amount, at_ms, kind="credit"):
-    return {
-        "id": None, "key": key, "kind": kind, "role": "customer", "account": "bob",
-        "amount": amount, "currency": "CNY", "booked_ms": at_ms, "recorded_ms": at_ms,
-    }  # fmt: skip
-
-
 def explained(one, by="Li"):
     more = {"was": one["class"], "class": "explained", "group": "open", "status": "explained"}
     return one | more | {"explained_by": by, "explanation": "a fee"}
@@ -73,14 +65,14 @@ class Nights:
         self.home, self.rules = home, rules
         self.people = Explanations(home)
 
-    def judge(self, night, proofs, items=(), entries=(), totals_of=None):
+    def judge(self, night, proofs, items=(), totals_of=None):
         """Write the tables of a night and judge them."""
         window = self.rules.day.window(self.day(night))
         manifest = Manifest(
             *("e", self.rules.name, "1", "d", DATES[night], window.start_ms, window.end_ms),
             *(window.end_ms, ()),
         )
-        tables = {"proofs": proofs, "items": items, "entries": entries}
+        tables = {"proofs": proofs, "items": items}
         tables |= {
             "closed": (),
             "by_hand": (),
@@ -107,9 +99,6 @@ class Nights:
     @staticmethod
     def day(night):
         return date.fromisoformat(DATES[night])
-
-    def start_ms(self, night):
-        return self.rules.day.window(self.day(night)).start_ms
 
     def differences(self):
         """Those of the last judged night that nothing explains."""
@@ -150,17 +139,13 @@ def shares(result, name, account=None):
 # Breaks explain the proofs of their transfers
 
 
-def one_sided(night_ms, off=300, total=None):
+def one_sided(off=300):
     """A credit that was booked by hand, with one side."""
-    total = off if total is None else total
-    return (
-        [
-            *(proof("clearing", off, "icbc/1"), proof("clearing", off)),
-            *(proof("double-entry", off, "icbc/1", "ccb"), proof("double-entry", off, None, "ccb")),
-            *(proof("clearing-total", total), proof("conservation", 0)),
-        ],
-        [entry("icbc/1", off, night_ms)],
-    )
+    return [
+        *(proof("clearing", off, "icbc/1"), proof("clearing", off)),
+        *(proof("double-entry", off, "icbc/1", "ccb"), proof("double-entry", off, None, "ccb")),
+        *(proof("clearing-total", 0), proof("conservation", 0)),
+    ]
 
 
 def test_items_of_earlier_days_do_not_count_in_the_rate(nights):
@@ -189,42 +174,34 @@ def test_each_reason_names_the_place_of_what_it_is_about(tmp_path):
     assert [proof.place for proof in result.proofs if proof.is_open] == [result.why_at[-1]]
 
 
-def test_an_explained_break_explains_its_own_rows_and_its_part_of_the_total(nights):
-    proofs, entries = one_sided(nights.start_ms(0))
-    broken = nights.judge(0, proofs, [item("icbc/1")], entries=entries)
-    assert (broken.verdict, broken.broken_proofs) == ("over limits", 3)
-    assert "the proof clearing-total does not hold: it is off by 3.00 CNY" in broken.why
+def test_an_explained_break_explains_its_own_rows(nights):
+    broken = nights.judge(0, one_sided(), [item("icbc/1")])
+    assert (broken.verdict, broken.broken_proofs) == ("over limits", 2)
+    assert "the proof clearing does not hold: it is off by 3.00 CNY" in broken.why
 
     nights.explain(item("icbc/1"))
     known = explained(item("icbc/1"))
-    cleared = nights.judge(0, proofs, [known], entries=entries)
+    cleared = nights.judge(0, one_sided(), [known])
 
     assert (cleared.verdict, cleared.why, cleared.broken_proofs) == ("clean", (), 0)
     for name, account in (
         ("clearing", "icbc/1"), ("clearing", None), ("double-entry", "icbc/1"),
-        ("double-entry", None), ("clearing-total", None),
+        ("double-entry", None),
     ):  # fmt: skip
         assert shares(cleared, name, account) == (300, 300, 0, 0, False)
     assert nights.differences() == []
-
-    # Its rows stay open on the next night; the total of that night does not have them.
-    proofs, entries = one_sided(nights.start_ms(0), total=0)
-    assert nights.judge(1, proofs, [known], entries=entries).verdict == "clean"
+    assert nights.judge(1, one_sided(), [known]).verdict == "clean"
 
 
 def test_a_break_does_not_explain_what_its_explanation_has_not_seen(nights):
     """The figures of a break have no clearing rows: one that is booked later shows only here."""
-    proofs, entries = one_sided(nights.start_ms(0))
-    nights.judge(0, proofs, [item("icbc/1")], entries=entries)
+    nights.judge(0, one_sided(), [item("icbc/1")])
     nights.explain(item("icbc/1"))
 
-    proofs, _ = one_sided(nights.start_ms(0), off=301, total=1)
-    entries = [*entries, entry("icbc/1", 1, nights.start_ms(1))]
-    found = nights.judge(1, proofs, [explained(item("icbc/1"))], entries=entries)
+    found = nights.judge(1, one_sided(off=301), [explained(item("icbc/1"))])
 
-    assert found.broken_proofs == 3
+    assert found.broken_proofs == 2
     assert shares(found, "clearing", "icbc/1") == (301, 0, 0, 301, True)
-    assert shares(found, "clearing-total") == (1, 0, 0, 1, True)
 
 
 def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
@@ -241,33 +218,19 @@ def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
 
 
 def test_an_open_break_and_another_transfer_explain_nothing(nights):
-    proofs, entries = one_sided(nights.start_ms(0))
     others = [
         proof("clearing", 5, "icbc/2"), proof("account-table", 300, "bob", "ccb"),
         proof("account-table", 300, None, "ccb"), proof("roll-forward", 300, "icbc/1", "ccb"),
     ]  # fmt: skip
-    nights.judge(0, proofs + others, [item("icbc/1")], entries=entries)
-    assert len(nights.differences()) == 6
+    nights.judge(0, one_sided() + others, [item("icbc/1")])
+    assert len(nights.differences()) == 5
     nights.explain(item("icbc/1"))
 
-    nights.judge(0, proofs + others, [explained(item("icbc/1"))], entries=entries)
+    nights.judge(0, one_sided() + others, [explained(item("icbc/1"))])
 
     assert {found.proof for found in nights.differences()} == {
         "clearing", "account-table", "roll-forward"
     }  # fmt: skip
-
-
-def test_money_that_leaves_clearing_does_not_hide_behind_an_explained_break(nights):
-    """The total holds, because the two add up to zero."""
-    proofs, entries = one_sided(nights.start_ms(0))
-    nights.judge(0, proofs, [item("icbc/1")], entries=entries)
-    nights.explain(item("icbc/1"))
-
-    proofs, entries = one_sided(nights.start_ms(0), total=0)
-    found = nights.judge(0, proofs, [explained(item("icbc/1"))], entries=entries)
-
-    assert shares(found, "clearing-total") == (0, 300, 0, -300, True)
-    assert (found.verdict, found.broken_proofs) == ("over limits", 1)
 
 
 @pytest.mark.parametrize(
@@ -277,42 +240,9 @@ def test_money_that_leaves_clearing_does_not_hide_behind_an_explained_break(nigh
 def test_a_transfer_in_flight_explains_a_side_that_is_missing(nights, off, debits, is_open):
     """And not a side that is booked twice."""
     one = item("icbc/1", "in-flight", amount=88, debits=debits)
-    rows = [proof("clearing", off, "icbc/1"), proof("clearing", off), proof("clearing-total", off)]
-    entries = [entry("icbc/1", off, nights.start_ms(0), "debit")]
-
-    found = nights.judge(0, rows, [one], entries=entries)
+    found = nights.judge(0, [proof("clearing", off, "icbc/1"), proof("clearing", off)], [one])
 
     assert (found.broken_proofs > 0) is is_open
-
-
-@given(
-    st.lists(st.tuples(st.integers(-9, 9), st.booleans(), st.booleans()), max_size=6),
-    st.integers(-9, 9),
-)
-def test_items_and_the_rest_add_up_to_the_total(tmp_path_factory, parts, other):
-    """Whatever is explained: the rest is what unexplained items and other bookings contribute."""
-    nights = Nights(tmp_path_factory.mktemp("sums"))
-    keys = [f"icbc/{number}" for number in range(len(parts))]
-    failing = [
-        proof("clearing", off, key) for key, (off, _, _) in zip(keys, parts, strict=True) if off
-    ]
-    total = sum(off for off, _, _ in parts) + other
-    rows = [*failing, proof("clearing", 0), proof("clearing-total", total)]
-    entries = [
-        entry(key, part, nights.start_ms(0))
-        for key, (off, _, is_split) in zip(keys, parts, strict=True)
-        for part in ((off - 4, 4) if is_split else (off,))
-    ]
-    items = [item(key) for key in keys]
-    nights.judge(0, rows, items, entries=entries)
-    chosen = [one for one, (_, is_known, _) in zip(items, parts, strict=True) if is_known]
-    nights.explain(*chosen)
-
-    now = [explained(one) if one in chosen else one for one in items]
-    found = nights.judge(0, rows, now, entries=entries)
-
-    unknown = sum(off for off, is_known, _ in parts if not is_known)
-    assert shares(found, "clearing-total")[3] == unknown + other
 
 
 # People explain the others
@@ -321,7 +251,7 @@ def test_items_and_the_rest_add_up_to_the_total(tmp_path_factory, parts, other):
 EDITED = [
     proof("account-table", 5_000, "6222020200011112222", "icbc"),
     *(proof("account-table", 5_000, None, "icbc"), proof("conservation", -7)),
-    proof("double-entry", 9, "other", "icbc"),
+    *(proof("double-entry", 9, "other", "icbc"), proof("double-entry", 9, None, "icbc")),
 ]
 
 
@@ -339,22 +269,36 @@ def test_a_person_explains_a_difference_until_it_changes_or_the_date_is_over(nig
         "Wu", "edited by hand", DATES[1],
     )  # fmt: skip
 
-    lasting = EDITED[:2]
-    assert nights.judge(1, lasting).verdict == "clean"
+    assert nights.judge(1, EDITED).verdict == "clean"
     other = [proof("account-table", 5_001, "6222020200011112222", "icbc")]
     assert nights.judge(1, other).broken_proofs == 1
-    assert nights.judge(2, lasting).broken_proofs == 1, "the date is over"
+    assert nights.judge(2, EDITED).broken_proofs == 3, "the date is over"
 
 
-def test_a_difference_in_the_bookings_of_a_day_is_new_on_each_day(nights):
+def test_an_explanation_without_a_last_date_counts_until_the_amount_changes(nights):
     nights.judge(0, EDITED)
-    nights.explain_proofs(DATES[2])
+    nights.explain_proofs(None)
 
-    found = nights.judge(1, EDITED)
+    found = nights.judge(2, EDITED)
 
-    assert {one.proof for one in found.proofs if one.is_open} == {"conservation", "double-entry"}
-    nights.explain_proofs(DATES[2])
-    assert nights.judge(1, EDITED).verdict == "clean"
+    assert (found.verdict, found.broken_proofs) == ("clean", 0)
+    (shown,) = (proof for proof in found.proofs if proof.proof == "conservation")
+    assert (shown.first_seen, shown.explained_by, shown.until) == (DATES[0], "Wu", None)
+
+
+def test_the_same_amount_on_another_date_is_another_difference(nights):
+    nights.judge(0, EDITED)
+    nights.explain_proofs(None)
+
+    rows = [*EDITED, proof("conservation", -7, since=DATES[1])]
+    found = nights.judge(1, rows)
+
+    (left,) = (one for one in found.proofs if one.is_open)
+    assert (left.proof, left.first_seen) == ("conservation", DATES[1])
+    (difference,) = nights.differences()
+    assert (difference.first_seen, difference.amounts) == (DATES[1], (-7,))
+    nights.explain_proofs(None)
+    assert nights.judge(1, rows).verdict == "clean"
     assert nights.judge(0, EDITED).verdict == "clean", "the first day is still explained"
 
 
@@ -391,7 +335,11 @@ def test_the_differences_that_are_left_are_shown_first(tmp_path):
     nights.explain_proofs(DATES[0])
 
     found = nights.judge(
-        0, [*EDITED[:2], proof("account-table", 60, "6222020200011113333", "icbc")]
+        0,
+        [
+            *(EDITED[0], proof("account-table", 60, "6222020200011113333", "icbc")),
+            proof("account-table", 5_060, None, "icbc"),
+        ],
     )
 
     assert [one.account for one in found.proofs if one.account] == ["62…3333"]

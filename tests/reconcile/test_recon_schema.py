@@ -71,8 +71,8 @@ def test_a_run_is_written_with_all_that_belongs_to_it(schema, rows):
     plain = breaks.run(DAY, parked=2)
     proof = Proof(
         "conservation", None, None, "CNY", 2**40, 2**40 + 3, False, "what is in transit",
-        is_open=True, by_items=1, by_person=1, explained_by="Ann", explanation="a fee",
-        until="2026-11-30",
+        first_seen="2026-11-19", is_open=True, by_items=1, by_person=1, explained_by="Ann",
+        explanation="a fee", until="2026-11-30",
     )  # fmt: skip
     result = msgspec.structs.replace(plain.result, proofs=(proof,), why=("two", "sentences"))
     run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
@@ -84,7 +84,7 @@ def test_a_run_is_written_with_all_that_belongs_to_it(schema, rows):
     assert rows(schema.runs, *about) == [expected]
     assert rows(schema.proofs) == [
         (run.run_id, 0, "conservation", None, None, "CNY", 2**40, 2**40 + 3, False,
-         "what is in transit", True, 1, 1, "Ann", "a fee", "2026-11-30"),
+         "what is in transit", "2026-11-19", True, 1, 1, "Ann", "a fee", "2026-11-30"),
     ]  # fmt: skip
     assert rows(schema.totals, "number", "class_", "group", "at_risk") == [
         (0, "parked", "break", 200), (1, "matched", "agreed", 0),

@@ -15,6 +15,7 @@ from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
 from txmq.reconcile.archive import BreakFilter, ReportArchive
+from txmq.reconcile.differences import OF_ACCOUNTS, OF_TRANSFERS
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import arrow_schema
@@ -32,6 +33,7 @@ PROVED = [
     {
         "proof": proof, "bank": bank, "account": account, "currency": "CNY", "expected": 0,
         "found": found, "holds": not found, "about": "both are equal",
+        "first_seen": None if proof in OF_ACCOUNTS + OF_TRANSFERS and not account else str(DAY),
     }
     for proof, bank, account, found in (
         ("account-table", "icbc", "6222020200011112222", 5_000),
@@ -105,7 +107,7 @@ def home(tmp_path):
     items = pa.Table.from_pylist(rows, arrow_schema(ITEMS))
     contents = {"items": Results(results).write_table("items", items, DAY, "one")}
     for name, schema, content in (
-        ("closed", ITEMS, []), ("entries", ENTRIES, []), ("proofs", PROOFS, PROVED),
+        ("closed", ITEMS, []), ("proofs", PROOFS, PROVED),
     ):  # fmt: skip
         place = results / "results" / name / f"business_date={DAY}" / "run=one"
         place.mkdir(parents=True)

@@ -88,10 +88,14 @@ def proofs(
         names = ("currency", "explained_by", "until", "hint")
         print_rows(
             rows,
-            ("id", "proof", "bank", "account", "difference", "", "explained by", "until", "hint"),
+            (
+                *("id", "proof", "bank", "account", "since", "difference", ""),
+                *("explained by", "until", "hint"),
+            ),
             (
                 (
                     *(shortened(row[name] or "") for name in ("id", "proof", "bank", "account")),
+                    row["first_seen"],
                     _amounts(row, run.result),
                     *(row[name] or "" for name in names),
                 )
@@ -114,7 +118,7 @@ def explain(
             "--until",
             parser=date_of,
             metavar="DATE",
-            help="The last business date on which it counts; the date itself if left out.",
+            help="The last business date on which it counts.",
         ),
     ] = None,
     day: Day = None,
@@ -127,9 +131,7 @@ def explain(
 ) -> None:
     """Explain differences of proofs, from the next run until their amounts change.
 
-    Those of account-table, clearing, double-entry and readable-rows last until a person corrects
-    them: --until is the last date on which they are explained. All others are explained on their
-    own date only.
+    With --until they count again after that date, if they are not corrected.
     """
     with report_failures():
         from txmq.reconcile.differences import ABOUT_PROOFS, differences_in
@@ -144,15 +146,16 @@ def explain(
         first, now_ms = run.result.business_date, SystemClock().wall_ms()
         lines = (f"{row['id']} {row['proof']}: {_amounts(row, run.result)}" for row in rows)
         confirm_rows(len(rows), "differences", first, lines, yes=yes)
-        last = until.isoformat() if until else first
+        last = until.isoformat() if until else None
         chosen = msgspec.convert(rows, list[Difference])
         said = by, reason, now_ms, first, last
         made = [ProofExplanation.of(difference, *said) for difference in chosen]
         Explanations(rules.directory).add(made)
+        dates = f"for the dates {first} to {last}" if last else f"for all dates from {first} on"
         for done in made:
             say(
-                f"{done.difference.id} counts as explained from the next run on, for the dates "
-                f"{done.first} to {done.last}, as long as its amount does not change"
+                f"{done.difference.id} counts as explained from the next run on, "
+                f"{dates}, as long as its amount does not change"
             )
 
 

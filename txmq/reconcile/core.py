@@ -93,7 +93,9 @@ def reconcile(
     workers, window = workers or Workers(), rules.day.window(day)
     sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
     ids = _known_ids(given.get(Role.BALANCES, ()))
-    of_day = DayTask(window, sieve, ids, places, drafts or {})
+    # Proofs are returned: the differences of earlier days are added to them.
+    drafts = {name: draft for name, draft in (drafts or {}).items() if name != "proofs"}
+    of_day = DayTask(window, sieve, ids, places, drafts)
     offsets = _offsets(given.get(Role.OFFSETS, ()))
     second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 

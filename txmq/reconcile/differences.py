@@ -1,18 +1,18 @@
-"""The differences of balance proofs, and what explains each of them; without Spark.
+"""The differences of balance proofs, from date to date, and what explains each; without Spark.
 
-Only three proofs can fail because of an item. A row of ``clearing`` or ``double-entry`` names the
-transfer whose rows it adds up. ``clearing-total`` is the sum of all rows of the day, so an item
-whose ``clearing`` fails contributes exactly the sum of its own. No item contributes to
-``conservation``, which counts both sides of every transfer; and that an account's table or an
-earlier balance differs by the amount of an item does not prove that the item is the reason. A
-person explains these.
+Most proofs compare the bookings of one date, or a date with the one before. Their differences do
+not show on the next date, so each is carried on until a later difference corrects it.
+
+Only a row of ``clearing`` or ``double-entry`` can fail because of an item: it names the transfer
+whose rows it adds up. That an account's table or an earlier balance differs by the amount of an
+item does not prove that the item is the reason. A person explains these.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,10 +23,12 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import FILE, Manifest
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run, digest_of
-from txmq.reconcile.tables import ENTRIES
+from txmq.reconcile.tables import ENTRIES, PROOFS
 from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
 __all__ = [
@@ -35,12 +37,19 @@ __all__ = [
     "OF_TRANSFERS",
     "Place",
     "ProofDay",
+    "carry_on",
     "differences_in",
     "old_entries_like",
 ]
 
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
+Dated: TypeAlias = tuple[str, str | None, str | None, str | None, str | None]
+"""A place, and the date that its difference comes from; ``None`` for a proof as a whole."""
+_Row: TypeAlias = dict[str, Any]
+"""A row of ``PROOFS``."""
+_RowsOf: Final = defaultdict[Place, list[_Row]]
+_DATED: Final = ("proof", "bank", "account", "currency", "first_seen")
 
 ABOUT_PROOFS: Final = {
     "roll-forward": "the opening balance equals the closing balance of the day before, so no "
@@ -50,8 +59,8 @@ ABOUT_PROOFS: Final = {
     "conservation": "the gain of all banks' customers equals the money from outside and the "
     "transfers that arrived",
     "clearing": "the clearing accounts hold the money in transit of each transfer",
-    "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
-    "the differences of earlier days that transfers have settled",
+    "clearing-total": "the gain of all clearing accounts equals the money newly in transit and "
+    "the bookings of transfers that do not add up",
     "double-entry": "the rows of each booking add up to zero",
     "readable-rows": "every row of the banks' tables can be read",
     "gapless": "the ids of the entries have no gaps, within the day and since the day before",
@@ -66,16 +75,18 @@ OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ENTRY: Final = ("id", "key", "account", "currency", "amount")
 _HINTS: Final = 3
 """The maximum of entries that a hint names."""
+OTHER: Final = "other"
+"""In place of a transfer: all bookings without one."""
+_OF_SUMS: Final = ("conservation", "clearing-total", "gapless")
+"""Proofs of sums alone: if one fails, its row is the difference."""
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 
 
 class Cover(NamedTuple):
-    """A difference, and what explains it."""
+    """A difference, and what explains it: its own item, a person, or nothing."""
 
     difference: Difference
-    """Without the part of a whole proof that items explain."""
-    by_items: int | None
-    """The part that items explain; ``None`` if they explain nothing of a single row."""
+    is_by_item: bool = False
     person: ProofExplanation | None = None
 
 
@@ -85,21 +96,21 @@ class ProofDay(NamedTuple):
     source: Manifest | Result
     """It names the rules and the date, with its window."""
     tables: Mapping[str, WrittenTable]
-    """The run's ``proofs``, ``items`` and ``entries``."""
+    """The run's ``proofs`` and ``items``."""
     people: Explanations | None
 
     @staticmethod
-    def place_of(row: Mapping[str, Any]) -> Place:
-        """The place of a row of ``PROOFS``."""
-        return row["proof"], row["bank"], row["account"], row["currency"]
+    def place_of(row: Mapping[str, Any]) -> Dated:
+        """The place of a row of ``PROOFS``, with the date of its difference."""
+        return (*_place_of(row), row["first_seen"])
 
-    def covers(self, *, is_complete: bool = False) -> dict[Place, Cover]:
+    def covers(self, *, is_complete: bool = False) -> dict[Dated, Cover]:
         """What explains the differences of a day; without those that nothing explains, or all."""
-        items, found = self._explaining_items(), dict[Place, Cover]()
+        items, found = self._explaining_items(), dict[Dated, Cover]()
         people = {
             (note.difference.id, note.difference.amounts): note
             for note in (self.people.proofs_in_force() if self.people else ())
-            if note.first <= self.source.business_date <= note.last
+            if note.holds_on(self.source.business_date)
         }
         named = {note.difference.account or "" for note in people.values()} | items.keys()
         breaks = self.people.in_force() if self.people else ()
@@ -107,25 +118,18 @@ class ProofDay(NamedTuple):
         for place, one in self._singles(None if is_complete else named).items():
             item = items.get(one.account or "")
             if item is not None and _is_of_item(one, item, seen.get(item["break_id"], {})):
-                found[place] = Cover(one, sum(one.amounts))
+                found[place] = Cover(one, is_by_item=True)
             elif (person := people.get((one.id, one.amounts))) or is_complete:
-                found[place] = Cover(one, None, person)
-        of_items = self._of_items_today(found)
-        for place, off in self._wholes().items():
-            by_items = of_items.get(place[3] or "", 0) if place[0] == "clearing-total" else 0
-            one = self._difference(place, off - by_items)
-            person = people.get((one.id, one.amounts))
-            if by_items or person or is_complete:
-                found[place] = Cover(one, by_items, person)
+                found[place] = Cover(one, person=person)
         return found
 
-    def covered_rows(self, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
-        """The rows of single accounts or transfers that differ, with what explains them."""
+    def covered_rows(self, covers: Mapping[Dated, Cover]) -> Iterator[pa.Table]:
+        """The rows of differences, with what explains them."""
         names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
         are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
-        for piece in self._single_rows():
+        for piece in self._differing_rows():
             places = pc.binary_join_element_wise(
-                *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
+                *(piece[name] for name in _DATED), "\0",
                 null_handling="replace", null_replacement="",
             )  # fmt: skip
             # NULL if nothing explains the row.
@@ -140,42 +144,36 @@ class ProofDay(NamedTuple):
             }
             yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
-    def _single_rows(self) -> Iterator[pa.Table]:
-        """The rows of accounts or transfers that differ, with ``off``: found less expected."""
-        differs = pc.field("account").is_valid() & ~pc.field("holds")
-        for rows in self.tables["proofs"].pieces(where=differs):
+    def _differing_rows(self) -> Iterator[pa.Table]:
+        """The rows of differences, with ``off``: found less expected."""
+        for rows in self.tables["proofs"].pieces(where=pc.field("first_seen").is_valid()):
             # These decimals have room for the difference of any two numbers.
             wide = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
             yield rows.append_column("off", pc.subtract(*wide))
 
-    def _difference(self, place: Place, *amounts: int) -> Difference:
-        id_ = digest_of([self.source.name, *place])[:16]
-        return Difference(id_, *place, tuple(sorted(amounts)))
-
-    def _singles(self, accounts: set[str] | None) -> dict[Place, Difference]:
-        """The differences of single accounts or transfers: all, or those of some names."""
-        found: defaultdict[Place, list[int]] = defaultdict(list)
-        is_named = pc.field("account").isin(pa.array(sorted(accounts or ()), pa.string()))
-        for piece in self._single_rows():
+    def _singles(self, accounts: set[str] | None) -> dict[Dated, Difference]:
+        """The differences: all, or those of some accounts and of sums."""
+        found: defaultdict[Dated, list[int]] = defaultdict(list)
+        account = pc.field("account")
+        is_named = account.is_null() | account.isin(pa.array(sorted(accounts or ()), pa.string()))
+        for piece in self._differing_rows():
             for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
                 found[self.place_of(row)].append(int(row["off"]))
-        return {place: self._difference(place, *amounts) for place, amounts in found.items()}
-
-    def _wholes(self) -> dict[Place, int]:
-        """The differences of proofs that have no single rows, also those of zero."""
-        pieces = (piece["proof"].unique().to_pylist() for piece in self._single_rows())
-        single = {*chain.from_iterable(pieces)}
         return {
-            self.place_of(row): row["found"] - row["expected"]
-            for row in self.tables["proofs"].rows(where=pc.field("account").is_null())
-            if row["proof"] not in single
+            dated: Difference(
+                digest_of([self.source.name, *dated])[:16],
+                *dated[:4],
+                tuple(sorted(amounts)),
+                dated[4] or "",
+            )
+            for dated, amounts in found.items()
         }
 
     def _explaining_items(self) -> dict[str, dict[str, Any]]:
         """The explained items and those in flight for which a proof fails, by transfer."""
         # After a mishap most transfers may fail: Arrow has room for all of their keys.
         of_transfers = pc.field("proof").isin(OF_TRANSFERS)
-        pieces = (piece.filter(of_transfers)["account"].chunks for piece in self._single_rows())
+        pieces = (piece.filter(of_transfers)["account"].chunks for piece in self._differing_rows())
         failed = pa.chunked_array([*chain.from_iterable(pieces)], pa.string())
         has_failed = pc.field("key").isin(failed.combine_chunks())
         return {
@@ -184,26 +182,96 @@ class ProofDay(NamedTuple):
             if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
         }
 
-    def _of_items_today(self, covers: Mapping[Place, Cover]) -> dict[str, int]:
-        """What the day's rows of items contribute to ``clearing-total``, by currency.
 
-        Only rows of items whose own ``clearing`` fails and is explained do; all others add up to
-        nothing there.
-        """
-        found: defaultdict[str, int] = defaultdict(int)
-        explained = {
-            place[2:]
-            for place, (_, by_items, person) in covers.items()
-            if place[0] == "clearing" and (by_items is not None or person)
-        }
-        keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
-        is_today = (at >= self.source.start_ms) & (at < self.source.end_ms)
-        where = is_today & pc.field("key").isin(pa.array(sorted(keys), pa.string()))
-        columns = "key", "currency", "amount", "recorded_ms"
-        for row in self.tables["entries"].rows(*columns, where=where):
-            if (row["key"], row["currency"]) in explained:
-                found[row["currency"]] += row["amount"]
-        return found
+def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: date) -> pa.Table:
+    """The proofs of a day, with the differences that earlier days left; as ``PROOFS``.
+
+    ``before`` has the proofs of the day before. A proof that compares everything replaces what it
+    found then. One that compares the bookings of a day adds to it: a difference stays until a
+    later one in the same place corrects it.
+    """
+    wholes, new, old = dict[Place, _Row](), _RowsOf(list), _RowsOf(list)
+    for row in proofs.to_pylist():
+        if row["account"] is not None or (row["proof"] in _OF_SUMS and not row["holds"]):
+            new[_place_of(row)].append(row)
+        else:
+            wholes[_place_of(row)] = row
+    # An older txmq carried nothing on.
+    for piece in (one for one in before if "first_seen" in one.column_names):
+        for row in piece.filter(pc.field("first_seen").is_valid()).to_pylist():
+            old[_place_of(row)].append(row)
+    found, counts = list[_Row](), defaultdict[Place, int](int)
+    for place in new.keys() | old.keys():
+        left = _differences_left(place, old[place], new[place], rules, day)
+        found += left
+        if place[2] is None:
+            if not left:  # The day has corrected what earlier ones left.
+                row = new[place][0]
+                wholes[place] = row | {"found": row["expected"], "holds": True}
+            continue
+        whole = place[0], place[1], None, place[3]
+        empty = dict(zip(PROOFS.names, (*whole, 0, 0, True, "", None), strict=True))
+        row = wholes.setdefault(whole, empty)
+        row["found"] += sum(map(_off, left)) - sum(map(_off, new[place]))
+        counts[whole] += len(left)
+        row["about"] = "" if old[place] else row["about"]
+    for place, count in counts.items():
+        row = wholes[place]
+        row |= {"holds": not count, "about": row["about"] or _about(place[0], count)}
+    rows = [tuple(row[name] for name in PROOFS.names) for row in (*wholes.values(), *found)]
+    rows.sort(key=lambda row: [name or "" for name in (*row[:4], row[-1])])  # Place and date.
+    return arrow_table(PROOFS, rows)
+
+
+def _differences_left(
+    place: Place, old: list[_Row], new: list[_Row], rules: Rules, day: date
+) -> list[_Row]:
+    """The differences of a place after a day: those that it found, and what is left of the old."""
+    today = day.isoformat()
+    failed = [row for row in new if not row["holds"]]
+    if _is_whole(place, new, rules, day):
+        first_seen = min((row["first_seen"] for row in old), default=today)
+        return [row | {"first_seen": row["first_seen"] or first_seen} for row in failed]
+    left, added = sorted(old, key=lambda row: row["first_seen"]), list[_Row]()
+    for row in failed:
+        opposite = next((one for one in left if _off(one) == -_off(row)), None)
+        if opposite is None:
+            added.append(row | {"first_seen": today})
+        else:
+            left.remove(opposite)
+    # A correction in several parts, or of several differences.
+    is_corrected = sum(map(_off, left)) == -sum(map(_off, added)) != 0
+    return [] if is_corrected else [*left, *added]
+
+
+def _is_whole(place: Place, new: list[_Row], rules: Rules, day: date) -> bool:
+    """True if a proof has compared everything, and not only the bookings of a day."""
+    proof, name, account, _ = place
+    if proof in OF_TRANSFERS:
+        # The rows of a transfer on earlier days are known if it is open, or has moved again.
+        return account != OTHER and any(row["first_seen"] is None for row in new)
+    if proof not in {"account-table", "readable-rows"}:
+        return False
+    bank = next((bank for bank in rules.bank if bank.name == name), None)
+    files, accounts = (bank.files, bank.accounts) if bank else (None, None)
+    if files is None or not files.is_dated:
+        return True
+    if proof == "readable-rows" or files.is_statement or (accounts and accounts.opening):
+        return False  # The file of a date has only its own rows, or both of its balances.
+    return bool(new) or rules.day.is_business(day)  # On other dates there may be no file.
+
+
+def _about(proof: str, count: int) -> str:
+    about = ABOUT_PROOFS[proof]
+    return f"{count} do not: {about}" if count else about
+
+
+def _place_of(row: Mapping[str, Any]) -> Place:
+    return row["proof"], row["bank"], row["account"], row["currency"]
+
+
+def _off(row: _Row) -> int:
+    return int(row["found"] - row["expected"])
 
 
 def differences_in(
@@ -225,7 +293,7 @@ def differences_in(
         ReconcileRefused: A table is missing, or an explanation cannot be read.
         UsageError: No difference matches an id, or several do.
     """
-    names = ("proofs", "items", "entries")
+    names = ("proofs", "items")
     tables = {name: WrittenTable.of_run(directory, run.day, run.run_id, name) for name in names}
     day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
@@ -234,12 +302,10 @@ def differences_in(
         for side in ("payer", "payee")
     }
     rows = []
-    for one, by_items, person in day.covers(is_complete=True).values():
-        # What items explain of a whole proof is not in its difference any more.
-        of_items = "items" if by_items is not None and one.account is not None else None
-        explained_by = person.by if person else of_items
+    for one, is_by_item, person in day.covers(is_complete=True).values():
+        explained_by = person.by if person else "items" if is_by_item else None
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
-        is_wanted = any(one.amounts) and (is_complete or ids or explained_by is None)
+        is_wanted = is_complete or ids or explained_by is None
         if is_wanted and all(only in {None, has} for only, has in pairs):
             hint = hints.get((one.proof, one.account, one.currency, abs(one.amounts[0])))
             row = {**msgspec.to_builtins(one), "explained_by": explained_by}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,14 +14,12 @@ from txmq.reconcile.summary import FIGURES, digest_of
 
 __all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
-_LASTING: Final = ("account-table", "clearing", "double-entry", "readable-rows")
-
 
 class Difference(Struct, frozen=True):
     """What is left to explain of two values of a proof that should be equal."""
 
     id: str
-    """The same on every day and in every run."""
+    """The same on every day and in every run, as long as it lasts."""
     proof: str
     bank: str | None
     account: str | None
@@ -29,12 +27,8 @@ class Difference(Struct, frozen=True):
     currency: str | None
     amounts: tuple[int, ...]
     """Found less expected; ``double-entry`` has one for each kind of booking."""
-
-    @property
-    def is_lasting(self) -> bool:
-        """True if it lasts until a person corrects it; others are in one day's bookings."""
-        # Bookings without a transfer have the kind `other` in place of a key, on each day anew.
-        return self.proof in _LASTING and self.account not in {None, "other"}
+    first_seen: str
+    """The business date that it comes from."""
 
 
 class Explanation(Struct, frozen=True):
@@ -87,26 +81,33 @@ class ProofExplanation(Struct, frozen=True):
     reason: str
     at_ms: int
     first: str
-    last: str
-    """The business dates between which it counts, as long as the amounts are the same."""
+    last: str | None
+    """The business dates between which it counts, as long as the amounts are the same; ``None``
+    without a last one."""
     is_withdrawn: bool = False
 
     @classmethod
     def of(
-        cls, difference: Difference, by: str, reason: str, now_ms: int, first: str, last: str
+        cls,
+        difference: Difference,
+        by: str,
+        reason: str,
+        now_ms: int,
+        first: str,
+        last: str | None = None,
     ) -> ProofExplanation:
-        """Explain a difference from a business date to a last one.
-
-        A difference that does not last is explained on the first of them only: the same amount
-        on another day is another difference.
+        """Explain a difference from a business date on, to a last one if it is given.
 
         Raises:
             UsageError: The name or the reason is missing, or the last date is before the first.
         """
-        if last < first:
+        if last is not None and last < first:
             raise UsageError(f"--until {last} is before {first}, the date of the difference")
-        last = last if difference.is_lasting else first
         return cls(difference, *_words(by, reason), now_ms, first, last)
+
+    def holds_on(self, date: str) -> bool:
+        """True if it counts on a business date."""
+        return self.first <= date and (self.last is None or date <= self.last)
 
 
 class BreakNote(Struct, frozen=True):

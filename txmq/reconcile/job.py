@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
+from txmq.reconcile.differences import carry_on
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import files_in, load
@@ -99,7 +100,9 @@ def run(
             for table, rows in outcome.tables.items()
         }
         balances = results.table("balances", day, name)
-        proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
+        found_today = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
+        left = results.table("proofs", past.day, past.run_id).pieces() if past else ()
+        proofs = carry_on(found_today, left, rules, day)
         contents["proofs"] = results.write_table("proofs", proofs, day, name)
     with progress.stage("judge"):
         written = {table: results.table(table, day, name) for table in contents}
@@ -132,14 +135,14 @@ def run(
 
 
 def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
-    """The run of the day before, whose open items this run continues."""
+    """The run of the day before, whose open items and differences this run continues."""
     past = results.previous(day)
     if past is None:
         return None
     if past.result.end_ms >= rules.day.window(day).start_ms:
         if (why := results.why_outdated(past, day)) is not None:
             raise ReconcileRefused(why)
-        results.verify(past, CARRIED_ON)
+        results.verify(past, (*CARRIED_ON, "proofs"))
         return past
     missing = past.day + timedelta(days=1)
     raise ReconcileRefused(

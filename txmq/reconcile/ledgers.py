@@ -112,7 +112,8 @@ class ReconciledDay(NamedTuple):
     the day; and ``matches``, ``balances`` and ``totals``. Rows that workers have written into the
     draft of a table are not here."""
     broken: pa.Table
-    """The proofs of single transfers that do not hold; as ``PROOFS``, and likewise."""
+    """The proofs of single transfers that do not hold, or hold again; as ``PROOFS``, and
+    likewise."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.balances import KINDS
-from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
+from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, OTHER, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import ReconciledDay
@@ -30,7 +30,7 @@ from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
 
-_Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
+_Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str, None]
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
@@ -42,7 +42,8 @@ def proofs_of(
     rules: Rules,
     sources: Iterable[ExtractedSource] = (),
 ) -> pa.Table:
-    """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
+    """The proofs of a day, without what earlier days left: the accounts and transfers that differ,
+    and each proof as a whole; as ``PROOFS``.
 
     ``balances`` has all accounts in pieces, as ``BALANCES``; ``sources`` the rows in quarantine.
     """
@@ -121,7 +122,7 @@ class _Books:
             for currency, other in others.items():
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
-                    self._add_wrong(("double-entry", bank, "other", currency), 0, other)
+                    self._add_wrong(("double-entry", bank, OTHER, currency), 0, other)
 
     def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
         """Add the rows that cannot be read: the rows read are those taken and these."""
@@ -140,7 +141,8 @@ class _Books:
             row = _row(place, of["expected"], of["found"])
             if wrong := of["wrong"]:
                 # The differences of its accounts may add up to zero.
-                row = (*row[:-2], False, f"{wrong} of {of['rows']} do not: {row[-1]}")
+                about = f"{wrong} of {of['rows']} do not: {ABOUT_PROOFS[place[0]]}"
+                row = (*place, of["expected"], of["found"], False, about, None)
             yield row
 
     def of_all_banks(self, sums: Sums) -> Iterator[_Row]:
@@ -154,14 +156,15 @@ class _Books:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row((f"classes-{kind}", *where), booked, of[name])
             if self._rules.proves_clearing:
-                yield _row(("clearing-total", *where), transit + of["settled"], of["cleared"])
+                # The proof of a transfer itself has the rows that do not add up.
+                yield _row(("clearing-total", *where), transit + of["unbalanced"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks and classes, and the money that was in flight before."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
             # Without money there is no currency.
-            is_money = name in {"earlier", "debited", "returned", "credited", "settled"}
+            is_money = name in {"earlier", "debited", "returned", "credited", "unbalanced"}
             if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
         named = self._rules.banks(lambda bank: bank.entries.capital)
@@ -204,4 +207,4 @@ def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
 
 
 def _row(place: Place, expected: int, found: int) -> _Row:
-    return (*place, expected, found, expected == found, ABOUT_PROOFS[place[0]])
+    return (*place, expected, found, expected == found, ABOUT_PROOFS[place[0]], None)

@@ -70,7 +70,7 @@ def run_id(
 ) -> str:
     """A run's id: the same for the same date, rules and inputs.
 
-    ``previous`` is the digest of the result whose items this run continues, and ``explained`` that
+    ``previous`` is the digest of the result that this run continues, and ``explained`` that
     of the explanations that hold.
     """
     return digest_of([day.isoformat(), rules_digest, extract_id, previous or "", explained])[:16]

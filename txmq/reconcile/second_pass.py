@@ -63,14 +63,22 @@ class Decisions(NamedTuple):
             name, sign = _SUMMED.get(leg.kind, ("credited", 1))
             self.sums[name, class_, leg.currency] += sign * leg.amount
 
-    def prove(self, place: Place, expected: int, now: int) -> None:
-        """Add two values that must be equal to the sums of a proof; list them if they differ."""
+    def prove(self, place: Place, expected: int, now: int, off_today: int, day: str) -> None:
+        """Add two values that must be equal to the sums of a proof.
+
+        They are listed if they differ, or if they are equal again: ``off_today`` is the difference
+        of the day's own rows. Only a difference that these rows made alone has the day as its date.
+        """
         proof, bank, _, currency = place
         for name, value in (("rows", 1), ("expected", expected), ("found", now)):
             self.sums[f"{proof} {name}", bank or "", currency or ""] += value
-        if expected != now:
+        off = now - expected
+        if off:
             self.sums[f"{proof} wrong", bank or "", currency or ""] += 1
-            self.rows["proofs"].append((*place, expected, now, False, ABOUT_PROOFS[proof]))
+        if off or off_today:
+            first_seen = day if off == off_today else None
+            row = (*place, expected, now, not off, ABOUT_PROOFS[proof], first_seen)
+            self.rows["proofs"].append(row)
 
     def tables(self) -> dict[str, pa.Table]:
         """The rows as Arrow tables."""
@@ -95,6 +103,7 @@ class SecondPass:
         self._rules = rules
         self._as_of_ms = as_of_ms
         self._start_ms = rules.day.window(day).start_ms
+        self._day = day.isoformat()
         groups = {flow.topic: flow.group for flow in rules.log.flow}
         self._consumers = Consumers(groups, offsets)
         self._life = BreakLife(rules, day, explanations)
@@ -144,29 +153,31 @@ class SecondPass:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
         sides: Counter[tuple[str, str, str]] = Counter()
         cleared: dict[str, list[int]] = {}
-        today = Counter[str]()
+        sides_today, today = Counter[tuple[str, str, str]](), Counter[str]()
         kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
+            is_today = entry.recorded_ms >= self._start_ms
             if entry.bank in self._both_sides:
                 # A fee is a part of the booking that was written at the same moment.
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
-                sides[entry.bank, entry.currency, kind or "fee"] += entry.amount
-            if entry.recorded_ms >= self._start_ms:
-                today[entry.currency] += entry.amount
+                side = entry.bank, entry.currency, kind or "fee"
+                sides[side] += entry.amount
+                sides_today[side] += entry.amount if is_today else 0
+            today[entry.currency] += entry.amount if is_today else 0
             of_currency = cleared.setdefault(entry.currency, [0, 0])
             if entry.role == "clearing":
                 of_currency[1] += entry.amount
             else:
                 of_currency[0] -= entry.amount
-        for (bank, currency, _), amount in sides.items():
-            found.prove(("double-entry", bank, rows.key, currency), 0, amount)
+        for side, amount in sides.items():
+            of_bank = "double-entry", side[0], rows.key, side[1]
+            found.prove(of_bank, 0, amount, sides_today[side], self._day)
         if self._proves_clearing:
             for currency, (expected, cleared_) in cleared.items():
-                found.prove(("clearing", None, rows.key, currency), expected, cleared_)
-                if expected == cleared_:
-                    # Rows of the day that do not add up settle a difference of an earlier day.
-                    found.sums["settled", "", currency] += today[currency]
+                of_all = "clearing", None, rows.key, currency
+                found.prove(of_all, expected, cleared_, today[currency], self._day)
+                found.sums["unbalanced", "", currency] += today[currency]
 
 
 def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:

@@ -106,6 +106,8 @@ class Proof(Struct, frozen=True):
     found: int
     holds: bool
     about: str
+    first_seen: str | None = None
+    """The business date that a difference comes from; ``None`` for a proof as a whole."""
     is_open: bool = False
     """True if a part of the difference is neither explained by items nor by a person."""
     by_items: int = 0
@@ -115,7 +117,7 @@ class Proof(Struct, frozen=True):
     explained_by: str | None = None
     explanation: str | None = None
     until: str | None = None
-    """The last business date on which this explanation counts."""
+    """The last business date on which this explanation counts, if it has one."""
 
     @property
     def place(self) -> str:
@@ -172,8 +174,8 @@ class Result(Struct, frozen=True):
     totals: tuple[Total, ...]
     aging: tuple[Aged, ...]
     proofs: tuple[Proof, ...]
-    """One row for each bank and currency for the proofs that hold, and a row for each one that does
-    not, up to a number that the rules give."""
+    """One row for each proof, bank and currency, and a row for each difference, up to a number that
+    the rules give. The difference of sums is a row of the second kind alone."""
     broken_proofs: int
     """The number of proofs that do not hold and are not explained, shown or not."""
     items: tuple[dict[str, Any], ...]

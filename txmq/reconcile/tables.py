@@ -259,8 +259,10 @@ PROOFS: Final = _table("proofs", """
     expected, found  long
     holds         boolean
     about         string   the proof in words
+    first_seen    string?  a difference: the date that it comes from; NULL for a proof as a whole
 """)  # fmt: skip
-"""The balance proofs: two values that must be equal."""
+"""The balance proofs: two values that must be equal. A difference has a row, on its own date and on
+each later one until it is corrected."""
 
 TOTALS: Final = _table("totals", """
     class, group, currency  string

@@ -24,7 +24,7 @@ from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
 __all__ = ["judge"]
 
 _CLASSES: Final[list[str]] = list(Class)
-_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency")
+_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency", "first_seen")
 _BY_AGE: Final = ("-age_days", "-amount", "key")
 _BY_TIME: Final = ("-decided_ms", "position")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
@@ -112,35 +112,29 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
 def _proofs(
     day: ProofDay, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """The proofs, with rows that differ; how many are open; the rest by proof and currency."""
+    """The proofs and their differences; how many are open; the rest by proof and currency."""
     covers, most = day.covers(), rules.limits.evidence
     shown = top_rows(day.covered_rows(covers), most, _BY_DIFFERENCE, by="proof")
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(day.covered_rows(covers), ("proof", "bank", "currency"), numbers)
-    single = {proof for proof, _, _ in sums}
-    for row in day.tables["proofs"].rows(where=pc.field("account").is_null()):
+    for row in day.tables["proofs"].rows(where=pc.field("first_seen").is_null()):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
                 f"the classes do not add up: {row['about']}, but {row['expected']} is not "
                 f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
             )
-        # If single accounts or transfers have rows, the whole proof is only their sum.
-        if row["proof"] not in single:
-            cover = covers.get(day.place_of(row))
-            by_items = (cover and cover.by_items) or 0
-            by_person = off - by_items if cover and cover.person else 0
-            rest = off - by_items - by_person
-            sums[group] = [1, int(rest != 0), abs(rest), by_items, by_person]
-        shown.append(row | dict(zip(numbers, sums.get(group, [0] * 5)[1:], strict=True)))
+        # A proof that does not hold as a whole is the sum of its differences.
+        _, *parts = [0] * 5 if row["holds"] else sums[group]
+        shown.append(row | dict(zip(numbers, parts, strict=True)))
     left = Counter[tuple[str, str]]()
     for (proof, _, currency), (_, _, size, *_) in sums.items():
         left[proof, currency or ""] += size
     people = {place: cover.person for place, cover in covers.items()}
     found = [_proof(row, people.get(day.place_of(row))) for row in shown]
     found.sort(key=lambda proof: (
-        proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
-        not proof.is_open, -abs(proof.difference), proof.account or "",
+        proof.proof, proof.first_seen is not None, proof.bank or "", proof.currency or "",
+        not proof.is_open, -abs(proof.difference), proof.account or "", proof.first_seen or "",
     ))  # fmt: skip
     return tuple(found), sum(are_open for _, are_open, *_ in sums.values()), left
 

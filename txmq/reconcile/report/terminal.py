@@ -140,6 +140,8 @@ def _proofs(run: Run, console: Console) -> None:
         off = f"{signed(proof.difference, places)}{unit}"
         if proof.rest != proof.difference:
             off += f", {signed(proof.rest, places)}{unit} unexplained"
+        if proof.first_seen not in {None, result.business_date}:
+            off += f", since {proof.first_seen}"
         _say(console, f"  - {name}: {expected} expected, {found} found, {off}")
     if result.broken_proofs > len(shown):
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")

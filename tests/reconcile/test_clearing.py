@@ -8,6 +8,7 @@ from msgspec.structs import astuple
 
 from tests.reconcile.days import Plan
 from tests.reconcile.test_classification import order
+from txmq.reconcile.differences import carry_on
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
 from txmq.reconcile.ledgers import ReconciledDay, Role
 from txmq.reconcile.proofs import proofs_of
@@ -47,10 +48,8 @@ def balances(rows):
     return pa.Table.from_pylist(found, arrow_schema(BALANCES))
 
 
-def broken(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
-    """The proofs of clearing that do not hold on a day, and by how much. ``others`` are bookings
-    without a transfer.
-    """
+def proved(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
+    """The proofs of a day. ``others`` are bookings without a transfer."""
     evidence = {
         Role.ENTRIES: arrow_table(BOOKED, today),
         role: arrow_table(BOOKED, before),
@@ -58,10 +57,14 @@ def broken(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
     }
     found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
     result = ReconciledDay({}, found.tables()["proofs"], found.sums, was_closed=False)
-    proofs = proofs_of(result, [balances([*today, *others])], RULES).to_pylist()
+    return proofs_of(result, [balances([*today, *others])], RULES)
+
+
+def broken(*rows, **more):
+    """The proofs of clearing that do not hold on a day, and by how much."""
     return {
         (one["proof"], one["account"]): one["found"] - one["expected"]
-        for one in proofs
+        for one in proved(*rows, **more).to_pylist()
         if one["proof"].startswith("clearing") and not one["holds"]
     }
 
@@ -80,6 +83,19 @@ def test_a_side_that_comes_a_day_later_corrects_the_difference_of_an_agreed_tran
     }  # fmt: skip
 
     assert broken(1, [(*late[:7], *[WINDOWS[1].start_ms] * 2, late[9])], first, role) == {}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_difference_is_corrected_whether_or_not_the_earlier_rows_are_known(is_known):
+    """Those of an agreed transfer are known for day.history dates."""
+    first, second = [DEBIT, DEBIT_SIDE, CREDIT], row("credit", -100, "clearing", 1)
+    left = carry_on(proved(0, first), (), RULES, DAYS[0])
+    assert {one["account"] for one in left.to_pylist() if one["first_seen"]} == {"icbc/1"}
+
+    proofs = proved(1, [second], first if is_known else ())
+
+    found = carry_on(proofs, [left], RULES, DAYS[1]).to_pylist()
+    assert [one for one in found if not one["holds"]] == []
 
 
 def test_what_corrects_a_part_of_a_difference_leaves_the_rest():

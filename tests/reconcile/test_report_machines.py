@@ -17,6 +17,7 @@ from txmq.cli.reconcile import _show_run as show_run
 from txmq.cli.reconcile_options import report_failures
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.metrics import METRICS, exposition
+from txmq.reconcile.report.page import page
 from txmq.reconcile.report.terminal import show
 from txmq.reconcile.summary import Run
 
@@ -242,3 +243,16 @@ def test_a_closed_pipe_does_not_end_the_command_with_the_code_of_a_verdict(monke
             show_run(runs.run(runs.clean()), tmp_path, json=False)
 
     assert ended.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("first_seen", "told"),
+    [("2026-11-18", "+50,000.00 CNY, since 2026-11-18\n"), ("2026-11-20", "+50,000.00 CNY\n")],
+)
+def test_a_difference_of_an_earlier_date_says_since_when(busy, first_seen, told):
+    proof = msgspec.structs.replace(runs.proofs()[0], first_seen=first_seen)
+    result = msgspec.structs.replace(busy.result, proofs=(proof,))
+    run = msgspec.structs.replace(busy, result=result)
+
+    assert f"174,500.00 found, {told}" in shown(run, width=200)
+    assert (f"since {first_seen}" in page(run).decode()) is ("since" in told)

@@ -200,9 +200,10 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
     for piece in (one for one in before if "first_seen" in one.column_names):
         for row in piece.filter(pc.field("first_seen").is_valid()).to_pylist():
             old[_place_of(row)].append(row)
-    found, counts = list[_Row](), defaultdict[Place, int](int)
+    found, counts, today = list[_Row](), defaultdict[Place, int](int), day.isoformat()
     for place in new.keys() | old.keys():
-        left = _differences_left(place, old[place], new[place], rules, day)
+        is_whole = _is_whole(place, new[place], rules, day)
+        left = _differences_left(old[place], new[place], today, is_whole=is_whole)
         found += left
         if place[2] is None:
             if not left:  # The day has corrected what earlier ones left.
@@ -210,26 +211,26 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
                 wholes[place] = row | {"found": row["expected"], "holds": True}
             continue
         whole = place[0], place[1], None, place[3]
-        empty = dict(zip(PROOFS.names, (*whole, 0, 0, True, "", None), strict=True))
-        row = wholes.setdefault(whole, empty)
+        if whole not in wholes:
+            wholes[whole] = dict(zip(PROOFS.names, (*whole, 0, 0, True, "", None), strict=True))
+        row = wholes[whole]
         row["found"] += sum(map(_off, left)) - sum(map(_off, new[place]))
         counts[whole] += len(left)
         row["about"] = "" if old[place] else row["about"]
     for place, count in counts.items():
         row = wholes[place]
         row |= {"holds": not count, "about": row["about"] or _about(place[0], count)}
-    rows = [tuple(row[name] for name in PROOFS.names) for row in (*wholes.values(), *found)]
+    rows = [tuple(row.values()) for row in (*wholes.values(), *found)]
     rows.sort(key=lambda row: [name or "" for name in (*row[:4], row[-1])])  # Place and date.
     return arrow_table(PROOFS, rows)
 
 
 def _differences_left(
-    place: Place, old: list[_Row], new: list[_Row], rules: Rules, day: date
+    old: list[_Row], new: list[_Row], today: str, *, is_whole: bool
 ) -> list[_Row]:
     """The differences of a place after a day: those that it found, and what is left of the old."""
-    today = day.isoformat()
     failed = [row for row in new if not row["holds"]]
-    if _is_whole(place, new, rules, day):
+    if is_whole:
         first_seen = min((row["first_seen"] for row in old), default=today)
         return [row | {"first_seen": row["first_seen"] or first_seen} for row in failed]
     left, added = sorted(old, key=lambda row: row["first_seen"]), list[_Row]()

@@ -34,6 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tests.reconcile.days import BANKS, Plan, schema_of, write_day
 from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
 from txmq.reconcile.core import reconcile
+from txmq.reconcile.differences import carry_on
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.extract.table_writer import ControlSums
 from txmq.reconcile.job import FEW_ROWS
@@ -127,7 +128,8 @@ def whole(spark, folder, plan, yesterday=()):
             for table, rows in outcome.tables.items()
         }
         balances = results.table("balances", plan.day, RUN)
-        proofs = proofs_of(outcome, balances.pieces(), plan.rules)
+        found = proofs_of(outcome, balances.pieces(), plan.rules)
+        proofs = carry_on(found, (), plan.rules, plan.day)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
         tables = {table: results.table(table, plan.day, RUN) for table in contents}
         result = judge(tables, plan.rules, manifest, contents)

@@ -79,7 +79,11 @@ def reconcile_by_hand(ledgers, rules, day, out):
     write("balances", balances)
     totals = sum_classes(facts.where(is_agreed), items, of_items).cache()
     write("totals", totals)
-    write("proofs", prove_accounts(balances).unionByName(prove_banks(balances, totals)))
+    proofs = prove_accounts(balances).unionByName(prove_banks(balances, totals))
+    is_difference = f.col("account").isNotNull() | (
+        (f.col("proof") == "conservation") & ~f.col("holds")
+    )
+    write("proofs", proofs.withColumn("first_seen", f.when(is_difference, day.isoformat())))
     return items.count()
 
 

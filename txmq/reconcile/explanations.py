@@ -27,8 +27,8 @@ class Difference(Struct, frozen=True):
     currency: str | None
     amounts: tuple[int, ...]
     """Found less expected; ``double-entry`` has one for each kind of booking."""
-    first_seen: str
-    """The business date that it comes from."""
+    first_seen: str = ""
+    """The business date that it comes from; empty in files of txmq 0.1.0."""
 
 
 class Explanation(Struct, frozen=True):

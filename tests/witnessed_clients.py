@@ -36,6 +36,7 @@ from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.errors import BrokerRefused, NotFound, TransportError, TxmqError
+from txmq.limits import RECALLED_TRANSACTIONS
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DecideTransaction, NamedTransaction, OffsetAnswer, QueueHeader
 from txmq.protocol.transaction_history import TransactionHistory
@@ -251,7 +252,7 @@ class WitnessedClients:
 
     async def _is_decided(self, session, xid):
         found = [await self._show(session, address, xid) for address in self.addresses]
-        return bool({COMMITTED, ROLLED_BACK, ABSENT} & set(found))
+        return any(states is not None and OPEN not in states for states in found)
 
     # Reads
 
@@ -276,20 +277,23 @@ class WitnessedClients:
                 await asyncio.sleep(2 * PAUSE_S)
 
     async def _show(self, session, address, xid):
-        """What a member says of a transaction; None if it does not."""
+        """The states that a transaction may have, as a member says; None if it does not answer."""
         begun, header = time.monotonic(), NamedTransaction(xid)
         code = RequestCode.SHOW_TRANSACTION_HISTORY
         try:
             answer = await session.request(address, code, header, timeout_s=ANSWER_S)
         except NotFound:
-            state = ABSENT
+            known = list(self.listener.xids.values())
+            # A member that has started again has forgotten the ids of what was decided long ago.
+            is_recent = xid in known[-RECALLED_TRANSACTIONS // 2 :]
+            states = (ABSENT,) if is_recent else (ABSENT, COMMITTED, ROLLED_BACK)
         except (TransportError, BrokerRefused):
             return None
         else:
             shown = TransactionHistory.read(answer.field_map()["history"].encode())
-            state = STATES[shown.transaction.state]
-        self.records.add(xid, begun, address, Show((state,)), ended=time.monotonic())
-        return state
+            states = (STATES[shown.transaction.state],)
+        self.records.add(xid, begun, address, Show(states), ended=time.monotonic())
+        return states
 
     async def _find_end(self, session, address, number):
         begun, header = time.monotonic(), QueueHeader(self.topic, number)

@@ -264,7 +264,8 @@ class TransactionCalls(ClusterCalls):
         """What a broker knows about a transaction, open or decided, and its half message.
 
         Brokers know a decided transaction by the id of its half message or of its visible message
-        while the log has them. They remember the ids of the latest 131,072 transactions.
+        while the log has them. They remember the ids of the latest 131,072 transactions, and after
+        a restart those of the latest 4,096.
 
         Args:
             name: The id of the transaction, of its half message, or of its visible message.

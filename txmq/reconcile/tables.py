@@ -35,8 +35,13 @@ class Column(NamedTuple):
 
     name: str
     type: str
-    """``string``, ``long``, ``int`` or ``boolean``, as Spark names them."""
+    """``string``, ``long``, ``int``, ``boolean`` or ``decimal(38,0)``, as Spark names them."""
     is_optional: bool
+
+    @property
+    def spark(self) -> str:
+        """Its type as SQL names it."""
+        return "bigint" if self.type == "long" else self.type
 
 
 class TableSchema(NamedTuple):
@@ -49,6 +54,11 @@ class TableSchema(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The names of its columns."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def ddl(self) -> str:
+        """Its columns as SQL names them, each with its type."""
+        return ", ".join(f"`{column.name}` {column.spark}" for column in self.columns)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -226,6 +236,15 @@ ITEMS: Final = _table("items", """
     suggestion     string?  the item that may be the other part of this transfer
 """)  # fmt: skip
 """The transfers that are not agreed at the end of the day, and those that were closed on it."""
+
+FOLDED_ITEMS: Final = TableSchema("items", (*ITEMS.columns, Column("fold", "string", False)))
+"""Items with what is equal in all of them whose ids may be one, changed on the way."""
+
+SUMS: Final = _table("sums", """
+    name, of, currency  string
+    value         decimal(38,0)
+""")  # fmt: skip
+"""Sums of money and counts of rows, as in :data:`Sums`."""
 
 BALANCES: Final = _table("balances", """
     bank, account  string

@@ -53,6 +53,7 @@ _TYPES: Final = {
     "long": pa.int64(),
     "int": pa.int32(),
     "boolean": pa.bool_(),
+    "decimal(38,0)": pa.decimal128(38, 0),
 }
 
 

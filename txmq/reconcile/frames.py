@@ -1,0 +1,82 @@
+"""The ledgers of a day and of earlier ones as DataFrames, and their rows that belong to the day.
+
+The role of a table says which of its rows take part: those inside the window of the day, with a
+key, and as decided at its end. A ledger that is read after the day ended has later facts too. They
+are masked here, so that a day has the same result whenever it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from txmq.reconcile.ledgers import Role
+from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
+from txmq.reconcile.tables import LONE
+
+__all__ = ["Frames", "rows_of", "with_keys"]
+
+
+Frames: TypeAlias = Mapping[Role, DataFrame]
+"""The tables of a day and of earlier ones. Those of banks have a column ``bank``. Without a result
+of the day before, there are no ``BALANCES``."""
+_LATER_KNOWN: Final = ("queue_offset", "decided_ms", "decided_by", "reason")
+"""What a message has only when it is decided."""
+
+
+def rows_of(role: Role, rows: DataFrame, window: DayWindow) -> DataFrame:
+    """The rows of a table that take part."""
+    recorded, stored = F.col("recorded_ms"), F.col("stored_ms")
+    match role:
+        case Role.ENTRIES:
+            return rows.where(_is_within(recorded, window))
+        case Role.MESSAGES:
+            return _messages_of_day(rows, window)
+        case Role.FAILURES | Role.OPEN_FAILURES:
+            return rows.where(stored < window.end_ms)
+        case Role.OLD_ENTRIES:
+            return rows.where(recorded < window.start_ms)
+        case Role.OLD_MESSAGES:
+            return _messages_at(rows.where(stored < window.start_ms), window.end_ms)
+        case _:
+            return rows
+
+
+def with_keys(role: Role, rows: DataFrame) -> DataFrame:
+    """The rows that belong to transfers, each with the key of its transfer.
+
+    All entries without a key that a bank wrote at one moment have one key
+    (:mod:`txmq.reconcile.transfer`).
+    """
+    if role not in {Role.ENTRIES, Role.OLD_ENTRIES}:
+        return rows
+    alone = F.concat("bank", F.lit(LONE), F.col("recorded_ms").cast("string"))
+    found = rows.where(F.col("kind").isin(*TRANSFER_KINDS))
+    return found.withColumn("key", F.coalesce("key", alone))
+
+
+def _messages_of_day(messages: DataFrame, window: DayWindow) -> DataFrame:
+    """The messages that were stored or decided on a day, as known at its end."""
+    known = _messages_at(messages.where(F.col("stored_ms") < window.end_ms), window.end_ms)
+    is_undecided = F.col("state").isin("prepared", "sent")
+    decided = F.coalesce("decided_ms", "stored_ms")
+    moment = F.when(is_undecided, F.col("stored_ms")).otherwise(decided)
+    return known.where(_is_within(moment, window))
+
+
+def _messages_at(messages: DataFrame, end_ms: int) -> DataFrame:
+    """The messages as known at a moment: later decisions are masked."""
+    decided = F.coalesce("decided_ms", "stored_ms")
+    is_known = (F.col("state") == "sent") | (decided < end_ms)
+    masked = {name: F.when(is_known, F.col(name)) for name in _LATER_KNOWN}
+    state = F.when(is_known, F.col("state")).otherwise("prepared")
+    alone = F.concat(F.lit("log/#"), F.col("position").cast("string"))
+    return messages.withColumns({**masked, "state": state, "key": F.coalesce("key", alone)})
+
+
+def _is_within(moment: Column, window: DayWindow) -> Column:
+    """True for each moment of a day."""
+    return (moment >= window.start_ms) & (moment < window.end_ms)

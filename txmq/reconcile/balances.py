@@ -42,7 +42,8 @@ _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 def balances(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
     """The balances of each account, as ``BALANCES``; a number that does not fit into 64 bits is
-    NULL."""
+    NULL.
+    """
     entries = rows_of(Role.ENTRIES, frames[Role.ENTRIES], window)
     facts = [_of_entries(entries, rules.banks(lambda bank: bank.entries.gapless))]
     facts += [
@@ -97,8 +98,10 @@ def _of_entries(rows: DataFrame, gapless: list[str]) -> DataFrame:
 
 
 def _role() -> Column:
-    return (F.array_position(F.array(*map(F.lit, _ROLES)), F.col("role")) - 1).cast("int").alias(
-        "role"
+    return (
+        (F.array_position(F.array(*map(F.lit, _ROLES)), F.col("role")) - 1)
+        .cast("int")
+        .alias("role")
     )
 
 

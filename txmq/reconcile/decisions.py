@@ -34,9 +34,9 @@ from txmq.reconcile.tables import (
     MATCHES,
     MESSAGES,
     RESULTS,
+    SUMS,
     EntryRow,
     FailureRow,
-    SUMS,
     MessageRow,
     Sums,
 )

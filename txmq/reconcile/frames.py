@@ -7,24 +7,46 @@ are masked here, so that a day has the same result whenever it is run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Final, TypeAlias
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from txmq.reconcile.ledgers import Role
+from txmq.reconcile.ledgers import COLUMNS, Files, Role, TableFile
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
-from txmq.reconcile.tables import LONE
+from txmq.reconcile.tables import LONE, TableSchema
 
-__all__ = ["Frames", "rows_of", "with_keys"]
+__all__ = ["Frames", "read", "rows_of", "with_keys"]
 
 
 Frames: TypeAlias = Mapping[Role, DataFrame]
 """The tables of a day and of earlier ones. Those of banks have a column ``bank``. Without a result
 of the day before, there are no ``BALANCES``."""
+_WILD: Final = re.compile(r"([][{}*?\\])")
+"""Characters that Spark takes for patterns."""
 _LATER_KNOWN: Final = ("queue_offset", "decided_ms", "decided_by", "reason")
 """What a message has only when it is decided."""
+
+
+def read(spark: SparkSession, files: Files) -> Frames:
+    """The tables in some files."""
+    return {role: _read(spark, COLUMNS[role], some) for role, some in files.items() if some}
+
+
+def _read(spark: SparkSession, table: TableSchema, files: Sequence[TableFile]) -> DataFrame:
+    uris: defaultdict[str | None, list[str]] = defaultdict(list)
+    for file in files:
+        uris[file.bank].append(_WILD.sub(r"\\\1", file.uri))
+    frames = []
+    for bank, of_bank in uris.items():
+        # Files of an older txmq may have fewer columns, which are NULL then.
+        rows = spark.read.schema(table.ddl).parquet(*of_bank).select(*table.names)
+        frames.append(rows if bank is None else rows.withColumn("bank", F.lit(bank)))
+    return reduce(DataFrame.unionByName, frames)
 
 
 def rows_of(role: Role, rows: DataFrame, window: DayWindow) -> DataFrame:

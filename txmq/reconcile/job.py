@@ -22,7 +22,8 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.ledgers import CARRIED_ON, Role, Tables
+from txmq.reconcile.frames import read
+from txmq.reconcile.ledgers import CARRIED_ON, Files, Role
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
@@ -33,13 +34,15 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
-from txmq.reconcile.workers import Workers
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["earlier_days", "run"]
 
-FEW_ROWS: Final = 300_000
-"""Up to so many rows, this process is done before Spark's workers have begun."""
+_PARQUET: Final = {
+    "compression": "zstd",
+    # Its file says that a job has ended; here that is said by the run's own.
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
 TREND: Final = 30
 """The number of earlier days that the report shows."""
 
@@ -88,22 +91,18 @@ def run(
     tables |= earlier_days(rules, day, results, past)
     notes = {note.break_id: note for note in people.in_force()}
     with progress.stage("match") as stage:
-        stage.rows = rows = manifest.rows
-        workers = Workers(None if rows <= FEW_ROWS else spark)
-        drafts, as_of_ms = results.drafts(name), manifest.as_of_ms
-        outcome = reconcile(
-            tables, notes, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts
-        )
+        stage.rows = manifest.rows
+        outcome = reconcile(read(spark, tables), notes, rules, day, manifest.as_of_ms)
     with progress.stage("prove and write"):
-        contents = {
-            table: results.write_table(table, rows, day, name)
-            for table, rows in outcome.tables.items()
-        }
-        balances = results.table("balances", day, name)
-        found_today = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
+        found_today = proofs_of(outcome, rules, manifest.sources).toArrow()
         left = results.table("proofs", past.day, past.run_id).pieces() if past else ()
-        proofs = carry_on(found_today, left, rules, day)
-        contents["proofs"] = results.write_table("proofs", proofs, day, name)
+        proofs = spark.createDataFrame(carry_on(found_today, left, rules, day))
+        contents = {}
+        for table, frame in (outcome.tables | {"proofs": proofs}).items():
+            draft = results.draft(table, name)
+            frame.write.options(**_PARQUET).parquet(draft.uri_of(""))
+            contents[table] = results.take(draft, table, day, name)
+        outcome.release()
     with progress.stage("judge"):
         written = {table: results.table(table, day, name) for table in contents}
         found = judge(written, rules, manifest, contents, people)
@@ -151,13 +150,13 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     )
 
 
-def earlier_days(rules: Rules, day: date, results: Results, past: Run | None) -> Tables:
+def earlier_days(rules: Rules, day: date, results: Results, past: Run | None) -> Files:
     """The tables that earlier days left.
 
     Those of ``day.history`` have the last dates, as far as their extracts still exist.
     """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    found: Tables = {
+    found: Files = {
         Role.AGREED: results.files("matches", *runs),
         Role.CLOSED: results.files("closed", *runs),
         Role.OLD_ENTRIES: [],

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
-from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MESSAGES, TableSchema
+from txmq.reconcile.tables import (
+    ACCOUNTS,
+    BALANCES,
+    BOOKED,
+    ENTRIES,
+    FAILURES,
+    ITEMS,
+    LATER,
+    MATCHES,
+    MESSAGES,
+    OFFSETS,
+    OPENING,
+    TableSchema,
+)
 
-__all__ = ["CARRIED_ON", "EVIDENCE", "OLD", "Role"]
+__all__ = ["CARRIED_ON", "COLUMNS", "EVIDENCE", "OLD", "Files", "Role", "TableFile"]
 
 
 class Role(Enum):
@@ -31,6 +44,27 @@ class Role(Enum):
     OLD_MESSAGES = "messages in the extracts of day.history"
 
 
+COLUMNS: Final = {
+    Role.ENTRIES: ENTRIES, Role.OLD_ENTRIES: ENTRIES, Role.OPEN_ENTRIES: BOOKED,
+    Role.MESSAGES: MESSAGES, Role.OLD_MESSAGES: MESSAGES, Role.OPEN_MESSAGES: MESSAGES,
+    Role.FAILURES: FAILURES, Role.OPEN_FAILURES: FAILURES, Role.OFFSETS: OFFSETS,
+    Role.ITEMS: ITEMS, Role.CLOSED: ITEMS, Role.AGREED: MATCHES, Role.BALANCES: BALANCES,
+    Role.OPENING: OPENING, Role.LATER: LATER, Role.ACCOUNTS: ACCOUNTS,
+}  # fmt: skip
+"""The columns of each table in its files; the files of a bank have no column for its name."""
+
+
+class TableFile(NamedTuple):
+    """A Parquet file of a table."""
+
+    uri: str
+    """Its place, as Spark finds it."""
+    bank: str | None = None
+    """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
+
+
+Files: TypeAlias = dict[Role, list[TableFile]]
+"""The files of the tables of a day and of earlier ones."""
 CARRIED_ON: Final = {
     "items": Role.ITEMS, "entries": Role.OPEN_ENTRIES, "messages": Role.OPEN_MESSAGES,
     "failures": Role.OPEN_FAILURES, "balances": Role.BALANCES,

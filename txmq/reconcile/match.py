@@ -80,7 +80,8 @@ def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
 
 def _class(sums: int) -> Column:
     """The class of a transfer that plainly agrees, from counts of its rows and what is equal in
-    them; else NULL."""
+    them; else NULL.
+    """
     n = {tag: F.col(tag) for tag in _TAGS}
     was_agreed = n["agreed"] > 0
     is_equal = [F.col(f"most_{name}").eqNullSafe(F.col(f"least_{name}")) for name in _SAME]
@@ -90,9 +91,7 @@ def _class(sums: int) -> Column:
     # The money of a transfer that was agreed before must not move again.
     is_moved = ~was_agreed & (n["debit"] == 1) & (n["other"] == 0)
     was_credited = (n["credit"] == 1) & (n["return"] == 0) & (n["ordered"] > 0) & (n["void"] == 0)
-    was_returned = (
-        (n["credit"] == 0) & (n["return"] == 1) & ((n["ordered"] > 0) != (n["void"] > 0))
-    )
+    was_returned = (n["credit"] == 0) & (n["return"] == 1) & ((n["ordered"] > 0) != (n["void"] > 0))
     # A new order that was rolled back changes nothing about a transfer that is agreed.
     moved = n["debit"] + n["credit"] + n["return"] + n["other"] + n["ordered"]
     is_void = (moved == 0) & (n["void"] > 0)
@@ -170,7 +169,8 @@ def _money(rules: Rules) -> Column:
 
 def _mark(name: str) -> Column:
     """A text as a number of 64 bits. Two texts that have one number have two in another transfer,
-    so that names cannot be chosen to be alike."""
+    so that names cannot be chosen to be alike.
+    """
     return F.xxhash64(F.col("key"), F.col(name))
 
 
@@ -202,15 +202,10 @@ def decide(frames: Frames, suspects: DataFrame, window: DayWindow, decider: Deci
 
 def _shaped(role: Role, rows: DataFrame) -> DataFrame:
     """Rows of a table in the column of its shape; the columns of the other shapes are NULL."""
-    shape, there = EVIDENCE[role], set(rows.columns)
-    # Files of an older txmq may have fewer columns.
-    fields = [
-        (F.col(one.name) if one.name in there else F.lit(None)).cast(one.spark).alias(one.name)
-        for one in shape.columns
-    ]
+    shape = EVIDENCE[role]
     others = {table.name: table for table in EVIDENCE.values()}
     del others[shape.name]
     return rows.select(
-        F.lit(role.name).alias("role"), "key", F.struct(*fields).alias(shape.name),
+        F.lit(role.name).alias("role"), "key", F.struct(*shape.names).alias(shape.name),
         *(F.lit(None).cast(f"struct<{table.ddl}>").alias(name) for name, table in others.items()),
     )  # fmt: skip

@@ -9,7 +9,7 @@ accounts; only sums over them are added up here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -28,6 +28,8 @@ from txmq.reconcile.tables import PROOFS, Sums
 __all__ = ["proofs_of"]
 
 _Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
+_OF_COUNTS: Final = {"roll-forward-rows"}
+"""A count has no currency, so materiality does not apply."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
 
 
@@ -113,12 +115,15 @@ def _sums_of(accounts: DataFrame, comparisons: Iterable[_Comparison]) -> list[di
 
 def _differing(accounts: DataFrame, one: _Comparison) -> DataFrame:
     """The accounts that differ, as ``PROOFS``."""
-    # A count has no currency, so materiality does not apply.
-    is_count = one.proof == "roll-forward-rows"
-    return accounts.where(one.is_wrong).select(
-        F.lit(one.proof).alias("proof"), "bank", "account",
-        (F.lit(None).cast("string") if is_count else F.col("currency")).alias("currency"),
-        one.expected.cast("bigint").alias("expected"), one.found.cast("bigint").alias("found"),
+    wrong = accounts.where(one.is_wrong)
+    sums = {"expected": one.expected.cast(WIDE), "found": one.found.cast(WIDE)}
+    if one.proof in _OF_COUNTS:
+        wrong = wrong.withColumn("currency", F.lit(None).cast("string"))
+    by_account = wrong.groupBy("bank", "account", "currency").agg(
+        *(F.sum(column).cast("bigint").alias(name) for name, column in sums.items())
+    )
+    return by_account.select(
+        F.lit(one.proof).alias("proof"), "bank", "account", "currency", "expected", "found",
         F.lit(False).alias("holds"), F.lit(ABOUT_PROOFS[one.proof]).alias("about"),
     )  # fmt: skip
 
@@ -146,7 +151,7 @@ class _Books:
         self._rows = sums
         for one in comparisons:
             for row in sums:
-                currency = None if one.proof == "roll-forward-rows" else row["currency"]
+                currency = None if one.proof in _OF_COUNTS else row["currency"]
                 if row[f"{one.proof} rows"]:
                     names = ("rows", "expected", "found", "wrong")
                     self._sums[one.proof, row["bank"], None, currency].update(

@@ -80,6 +80,10 @@ class Folder:
         uri = f"{self.uri}/{tail}"
         return Folder(self._system, self._at(tail), uri, has_objects=self._has_objects)
 
+    def uri_of(self, name: str) -> str:
+        """The place of a file or a folder below, as Spark finds it."""
+        return f"{self.uri}/{name}"
+
     def files(self, pattern: str | None = None) -> list[str]:
         """The paths of the files below, sorted: all of them, or those that fit a pattern.
 
@@ -309,6 +313,11 @@ class LocalFolder(Folder):
         """See :meth:`Folder.at`."""
         return LocalFolder(self.local.joinpath(*names), "/".join((self.uri, *names)))
 
+    def uri_of(self, name: str) -> str:
+        """See :meth:`Folder.uri_of`."""
+        # Spark takes a URI's path as it is, with blanks and percent signs.
+        return f"file://{self.local.absolute() / name}"
+
     def replace(self, name: str, data: bytes) -> None:
         """See :meth:`Folder.replace`."""
         LocalDisk(self.local).replace(name, data)
@@ -320,6 +329,8 @@ class LocalFolder(Folder):
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; all is synced."""
         assert draft.local is not None
+        for path in draft.local.glob("[._]*"):
+            path.unlink()  # Checksums of Hadoop, under the names of the parts before.
         for number, part in enumerate(sorted(draft.local.iterdir())):
             sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync_path(draft.local)

@@ -2,7 +2,7 @@
 
 First the files are checked: each exists once and unchanged, and no other file exists. Then their
 control totals are computed again. At the end of a run the accounts' sums are compared with the same
-totals, which proves that the workers have read everything (:mod:`txmq.reconcile.verdict`).
+totals, which proves that Spark has read everything (:mod:`txmq.reconcile.verdict`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import Role, TableFile, Tables
+from txmq.reconcile.ledgers import Files, Role, TableFile
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
@@ -27,7 +27,7 @@ __all__ = ["check_totals", "files_in", "load"]
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
 
 
-def load(manifest: Manifest, folder: Folder) -> Tables:
+def load(manifest: Manifest, folder: Folder) -> Files:
     """The ledgers of a day, after the extract was checked.
 
     Raises:
@@ -42,12 +42,14 @@ def load(manifest: Manifest, folder: Folder) -> Tables:
     return files_in(manifest, folder)
 
 
-def files_in(manifest: Manifest, folder: Folder) -> Tables:
+def files_in(manifest: Manifest, folder: Folder) -> Files:
     """The ledgers of an extract that was checked before."""
-    found: Tables = {Role(name): [] for name in _TABLES}
+    found: Files = {Role(name): [] for name in _TABLES}
     for table in manifest.tables:
         bank = table.written.source if table.table in BANK_TABLES else None
-        found[Role(table.table)] += [TableFile(folder, part.path, bank) for part in table.parts]
+        found[Role(table.table)] += [
+            TableFile(folder.uri_of(part.path), bank) for part in table.parts
+        ]
     return found
 
 

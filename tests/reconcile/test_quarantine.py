@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.extracts import JOURNAL, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from tests.reconcile.frames import session
 from tests.reconcile.test_extract_files import (
     MT,
     MT940,
@@ -23,8 +23,9 @@ from tests.reconcile.test_extract_files import (
     statement_xml,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.ledgers import ReconciledDay
+from txmq.reconcile.core import ReconciledDay
 from txmq.reconcile.proofs import proofs_of
+from txmq.reconcile.tables import BALANCES, PROOFS
 
 TEXTS = JOURNAL | {"amount": "TEXT", "id": "TEXT"}
 
@@ -250,13 +251,16 @@ def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path
 
 
 def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
-    day = ReconciledDay({}, pa.table({}), Counter(), was_closed=False)
+    frame = session().createDataFrame
+    accounts = {"balances": frame([], BALANCES.ddl)}
+    day = ReconciledDay(accounts, frame([], PROOFS.ddl), Counter(), was_closed=False, kept=())
     with book("sqlite", None, tmp_path) as bank:
         bank.journal([{}, {"amount": "x"}, {"booked": START_MS - 1}, {"amount": None}], TEXTS)
         rules = limited(rules_of(tmp_path, bank_of(bank)), 2)
     manifest, _ = taken(rules)
 
-    rows = proofs_of(day, [], rules, manifest.sources).to_pylist()
+    found = proofs_of(day, rules, manifest.sources)
+    rows = found.orderBy("account").toArrow().to_pylist()
 
     found = [(row["bank"], row["account"], row["expected"], row["found"]) for row in rows]
     assert found == [

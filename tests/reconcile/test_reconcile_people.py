@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+from tests.reconcile.dying_run import write_table
 from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
@@ -105,7 +106,7 @@ def home(tmp_path):
     results = tmp_path / "results"
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
     items = pa.Table.from_pylist(rows, arrow_schema(ITEMS))
-    contents = {"items": Results(results).write_table("items", items, DAY, "one")}
+    contents = {"items": write_table(Results(results), "items", items, DAY, "one")}
     for name, schema, content in (
         ("closed", ITEMS, []), ("proofs", PROOFS, PROVED),
     ):  # fmt: skip

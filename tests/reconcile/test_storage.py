@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.reconcile import breaks
+from tests.reconcile.dying_run import write_table
 from tests.reconcile.object_store import Killed, Store
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.explanations import BreakNote, Explanations
@@ -36,7 +37,7 @@ def work(folder, letter, count):
     with open_results(folder) as results:
         tables = {"items": items(count), "closed": items(1)}
         contents = {
-            name: results.write_table(name, table, DAY, run.run_id)
+            name: write_table(results, name, table, DAY, run.run_id)
             for name, table in tables.items()
         }
         result = msgspec.structs.replace(run.result, contents=contents)

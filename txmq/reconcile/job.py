@@ -100,7 +100,8 @@ def run(
         contents = {}
         for table, frame in (outcome.tables | {"proofs": proofs}).items():
             draft = results.draft(table, name)
-            frame.write.options(**_PARQUET).parquet(draft.uri_of(""))
+            # Spark makes files of a good size, a single one of a small table.
+            frame.hint("rebalance").write.options(**_PARQUET).parquet(draft.uri_of(""))
             contents[table] = results.take(draft, table, day, name)
         outcome.release()
     with progress.stage("judge"):

@@ -31,6 +31,7 @@ _PLAIN_ROWS_MAX: Final = 15
 _AMOUNT_MAX: Final = 1 << 58
 """A row with a greater amount is never plain, so that no sum of plain rows overflows."""
 _TAGS: Final = ("debit", "credit", "return", "ordered", "void", "clearing", "other", "agreed")
+_MOVES: Final = ("debit", "credit", "return")
 _SAME: Final = ("payer", "payee", "id", "amount", "money")
 """What must be equal in all rows of a plain transfer that have it."""
 _KEYS_AT_A_PLACE: Final = 20_000
@@ -105,7 +106,7 @@ def _class(sums: int) -> Column:
 def _zero_sums(rules: Rules) -> Iterator[Column]:
     """For each sum that must be zero in a transfer: 1 for an entry that is in it, else 0."""
     for bank in rules.both_sides:
-        for kind in ("debit", "credit", "return"):
+        for kind in _MOVES:
             yield ((F.col("bank") == bank) & (F.col("kind") == kind)).cast("int")
     if rules.proves_clearing:
         yield (F.col("tag") == "clearing").cast("int")
@@ -120,7 +121,7 @@ def _entries(rows: DataFrame, rules: Rules, window: DayWindow) -> DataFrame:
     is_theirs = (F.col("role") == "customer") & (F.col("booked_ms") >= window.start_ms)
     # A debit must be negative and a credit positive, else the row is not plain.
     has_sign = F.when(kind == "debit", amount < 0).otherwise(amount > 0)
-    is_plain = is_theirs & has_sign & kind.isin("debit", "credit", "return")
+    is_plain = is_theirs & has_sign & kind.isin(*_MOVES) & _is_at_its_bank(rules)
     tag = F.when(F.col("role") == "clearing", "clearing").when(is_plain, kind).otherwise("other")
     is_known = _is_known(amount, F.col("currency"), rules)
     payer = F.when(tag.isin("debit", "return"), _mark("account"))
@@ -134,6 +135,16 @@ def _entries(rows: DataFrame, rules: Rules, window: DayWindow) -> DataFrame:
     more = {"bank": F.col("bank"), "kind": kind, "signed": F.when(is_known, amount)}
     found |= more if has_sums else {}
     return rows.select("key", *(column.alias(name) for name, column in found.items()))
+
+
+def _is_at_its_bank(rules: Rules) -> Column:
+    """True for an entry that its bank may book, whichever flow ordered the transfer."""
+    found = F.lit(True)
+    for namespace, banks in rules.sure_banks.items():
+        for kind in _MOVES:
+            is_its = F.col("key").startswith(f"{namespace}/") & (F.col("kind") == kind)
+            found &= ~is_its | F.col("bank").isin(*banks.for_kind(kind))
+    return found
 
 
 def _messages(rows: DataFrame, rules: Rules) -> DataFrame:

@@ -1,13 +1,11 @@
 """Rows and Parquet as the frames that the core takes, and results as rows again."""
 
-import os
-import sys
 from functools import cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 
+from tests import spark_session
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
 from txmq.reconcile import core
@@ -30,17 +28,8 @@ OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
 
 @cache
 def session():
-    """A session of this process, of which all tests make use."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "2g",
-    }
-    return SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    """The Spark session of this process."""
+    return spark_session.start()
 
 
 def read(folder, banks=BANKS):

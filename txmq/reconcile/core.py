@@ -19,10 +19,12 @@ from txmq.reconcile.balances import WIDE, balances
 from txmq.reconcile.classes import Class
 from txmq.reconcile.decisions import Decider
 from txmq.reconcile.explanations import Explanation
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.frames import Frames, rows_of
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.match import decide, verdicts
+from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import ITEMS, MATCHES, MESSAGES, RESULTS, TOTALS, Sums
 
@@ -40,7 +42,7 @@ class ReconciledDay(NamedTuple):
     items, from which the next day continues; ``by_hand``, the messages that operators decided on
     the day; and ``matches``, ``balances`` and ``totals``."""
     broken: DataFrame
-    """The proofs of single transfers that do not hold; as ``PROOFS``."""
+    """The proofs of single transfers that do not hold, or hold again; as ``PROOFS``."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool
@@ -65,6 +67,9 @@ def reconcile(
 
     ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
     time of reading if that was earlier.
+
+    Raises:
+        ReconcileRefused: A sum does not fit into 64 bits; the message names its row.
     """
     window = rules.day.window(day)
     offsets = {
@@ -89,8 +94,9 @@ def reconcile(
     tables["balances"] = of_accounts
 
     sums: Sums = Counter()
-    _add(sums, _table(decided, "sums").groupBy("name", "of", "currency")
-         .agg(F.sum("value").alias("value")).collect())  # fmt: skip
+    of_decided = _table(decided, "sums").groupBy("name", "of", "currency")
+    with raised_here():
+        _add(sums, of_decided.agg(F.sum("value").alias("value")).collect())
     _add_plain(sums, plain)
     _add(sums, _new_ids(frames, rules, window))
     tables["totals"] = _totals(of_accounts, sums)
@@ -147,4 +153,4 @@ def _totals(any_frame: DataFrame, sums: Sums) -> DataFrame:
         (class_, Class(class_).group, currency, *(sums[name, class_, currency] for name in names))
         for class_, currency in groups
     ]
-    return any_frame.sparkSession.createDataFrame(rows, TOTALS.ddl)
+    return any_frame.sparkSession.createDataFrame(arrow_table(TOTALS, rows))

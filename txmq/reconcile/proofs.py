@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.balances import KINDS, WIDE
 from txmq.reconcile.core import ReconciledDay
-from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
+from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, OTHER, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Rules
@@ -27,7 +27,7 @@ from txmq.reconcile.tables import PROOFS, Sums
 
 __all__ = ["proofs_of"]
 
-_Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
+_Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str, None]
 _OF_COUNTS: Final = {"roll-forward-rows"}
 """A count has no currency, so materiality does not apply."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
@@ -51,7 +51,8 @@ class _Comparison(NamedTuple):
 def proofs_of(
     day: ReconciledDay, rules: Rules, sources: Iterable[ExtractedSource] = ()
 ) -> DataFrame:
-    """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
+    """The proofs of a day, without what earlier days left: the accounts and transfers that differ,
+    and each proof as a whole; as ``PROOFS``.
 
     ``sources`` has the rows in quarantine.
 
@@ -125,6 +126,7 @@ def _differing(accounts: DataFrame, one: _Comparison) -> DataFrame:
     return by_account.select(
         F.lit(one.proof).alias("proof"), "bank", "account", "currency", "expected", "found",
         F.lit(False).alias("holds"), F.lit(ABOUT_PROOFS[one.proof]).alias("about"),
+        F.lit(None).cast("string").alias("first_seen"),
     )  # fmt: skip
 
 
@@ -176,7 +178,7 @@ class _Books:
             for currency, other in others.items():
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
-                    self._add_wrong(("double-entry", bank, "other", currency), 0, other)
+                    self._add_wrong(("double-entry", bank, OTHER, currency), 0, other)
 
     def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
         """Add the rows that cannot be read: the rows read are those taken and these."""
@@ -195,7 +197,8 @@ class _Books:
             row = _row(place, of["expected"], of["found"])
             if wrong := of["wrong"]:
                 # The differences of its accounts may add up to zero.
-                row = (*row[:-2], False, f"{wrong} of {of['rows']} do not: {row[-1]}")
+                about = f"{wrong} of {of['rows']} do not: {ABOUT_PROOFS[place[0]]}"
+                row = (*place, of["expected"], of["found"], False, about, None)
             yield row
 
     def of_all_banks(self, sums: Sums) -> Iterator[_Row]:
@@ -209,14 +212,15 @@ class _Books:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row((f"classes-{kind}", *where), booked, of[name])
             if self._rules.proves_clearing:
-                yield _row(("clearing-total", *where), transit + of["settled"], of["cleared"])
+                # The proof of a transfer itself has the rows that do not add up.
+                yield _row(("clearing-total", *where), transit + of["unbalanced"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks and classes, and the money that was in flight before."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
             # Without money there is no currency.
-            is_money = name in {"earlier", "debited", "returned", "credited", "settled"}
+            is_money = name in {"earlier", "debited", "returned", "credited", "unbalanced"}
             if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
         named = self._rules.banks(lambda bank: bank.entries.capital)
@@ -255,4 +259,4 @@ class _Books:
 
 
 def _row(place: Place, expected: int, found: int) -> _Row:
-    return (*place, expected, found, expected == found, ABOUT_PROOFS[place[0]])
+    return (*place, expected, found, expected == found, ABOUT_PROOFS[place[0]], None)

@@ -117,7 +117,7 @@ def test_an_address_where_nothing_runs_is_refused_at_once(scheme, name):
     place = f"{scheme}://127.0.0.1:{free_port()}"
 
     with (
-        pytest.raises(ReconcileRefused, match=f"nobody answers at {place}"),
+        pytest.raises(ReconcileRefused, match=f"{place} does not answer"),
         open_spark(**{name: place}),
     ):
         pass
@@ -128,6 +128,7 @@ def test_an_address_where_nothing_runs_is_refused_at_once(scheme, name):
     [
         ({"master": "spark://nowhere"}, "write spark://host:7077"),
         ({"remote": "local"}, "write sc://host:15002"),
+        ({"jars": [Path("driver.jar")]}, "jar driver.jar does not exist"),
         ({"remote": "sc://spark", "cores": 2}, "leave out --master, --cores"),
     ],
 )

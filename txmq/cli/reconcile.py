@@ -46,12 +46,7 @@ app.command()(signoff)
 
 Jars = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--jar",
-        exists=True,
-        dir_okay=False,
-        help="The library of a JDBC driver; may be repeated.",
-    ),
+    typer.Option("--jar", help="The library of a JDBC driver; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 

@@ -116,11 +116,12 @@ def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[No
             found = list(stages)
             show(sum(one.num_completed_tasks for one in found), sum(one.num_tasks for one in found))
 
-        spark.registerProgressHandler(handle)
+        handler: Any = handle  # Spark declares a class, and documents functions.
+        spark.registerProgressHandler(handler)
         try:
             yield
         finally:
-            spark.removeProgressHandler(handle)
+            spark.removeProgressHandler(handler)
         return
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(spark, show, ended), daemon=True)

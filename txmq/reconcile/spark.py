@@ -93,11 +93,12 @@ def open_spark(
     remote = remote or os.environ.get("SPARK_REMOTE")
     if remote and (master or cores or jars or ui):
         raise ConfigError(
-            f"the Spark Connect server {remote} has its own master, cores, jars and pages: "
+            f"the Spark Connect server has its own master, cores, jars and pages: "
             "leave out --master, --cores, --jar and --ui, or --remote and SPARK_REMOTE"
         )
     place = remote or master or f"local[{cores or '*'}]"
-    _check_address(place, is_server=bool(remote))
+    name = place.partition(";")[0]  # A server's address may hold a token.
+    _check_address(name, is_server=bool(remote))
     if SparkSession.getActiveSession() is not None:
         raise UsageError("this process has an open Spark session; close it first")
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder, _quiet():
@@ -107,12 +108,12 @@ def open_spark(
         log = log or home.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         session, is_gone, is_log_named = None, False, False
-        failed = f"Spark does not start with {place}"
+        failed = f"Spark does not start with {name}"
         try:
             with _signals_later(), _output_to(log):
                 session = _session(place, wanted, is_server=bool(remote))
             if "://" in place:
-                _wait_for_a_worker(session, place)
+                _wait_for_a_worker(session, name)
             failed = "Spark failed"
             yield session
         except SPARK_ERRORS as error:
@@ -142,8 +143,8 @@ def _check_address(place: str, *, is_server: bool) -> None:
     addresses = []
     for text in rest.partition("/")[0].split(","):
         with suppress(ValueError):
-            address = urlsplit(f"//{text}")
-            addresses.append((address.hostname, address.port or default))
+            parts = urlsplit(f"//{text}")
+            addresses.append((parts.hostname, parts.port or default))
     if not addresses or not all(host and port for host, port in addresses):
         raise ConfigError(f"{place!r} is not an address of Spark: write {scheme}://host:7077")
     for address in addresses:  # One of several masters is enough.
@@ -151,8 +152,8 @@ def _check_address(place: str, *, is_server: bool) -> None:
             socket.create_connection(address, REACH_S).close()
             return
     raise ReconcileRefused(
-        f"nobody answers at {place}: check that it runs there, "
-        "or leave --master and --remote out to work on this machine"
+        f"{place} does not answer: check that Spark runs there, or leave out --master and --remote "
+        "to work on this machine"
     )
 
 
@@ -183,6 +184,9 @@ def _settings(
         found["spark.executor.memory"] = memory
         if cores is not None:
             found["spark.cores.max"] = str(cores)
+    for jar in jars:
+        if not jar.is_file():
+            raise ConfigError(f"jar {jar} does not exist")
     if jars:
         found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in jars)
     return found
@@ -242,8 +246,8 @@ def _signals_later() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _session(place: str, wanted: Mapping[str, str], *, is_server: bool) -> SparkSession:

@@ -113,7 +113,7 @@ def run(
             result=found,
             result_digest=found.digest,
             trend=results.trend(day, TREND),
-            stages=progress.take(),
+            stages=progress.stages,
             began_ms=began_ms,
             ended_ms=clock.wall_ms(),
             txmq_version=version("txmq"),
@@ -130,6 +130,7 @@ def run(
         if rules.recon is not None:
             with closing(ReconSchema(rules.recon)) as schema:
                 schema.write(done, written["items"].rows())
+    progress.stages = ()  # The next date has its own.
     return done
 
 

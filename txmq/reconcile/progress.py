@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.request import ProxyHandler, build_opener
 
@@ -40,7 +41,7 @@ class Progress:
         clock: Clock | None = None,
     ) -> None:
         self.stages: tuple[Stage, ...] = ()
-        """The finished stages that were not taken yet, in order."""
+        """The finished stages of the current run, in order."""
         self._spark: SparkSession | None = None
         self._show = show
         self._bar = bar or bars.Progress(disable=True)
@@ -62,11 +63,6 @@ class Progress:
         if self._show is not None:
             rows = f", {stage.rows:,} row{'' if stage.rows == 1 else 's'}" if stage.rows else ""
             self._show(f"{name}: {stage.seconds:.1f} s{rows}")
-
-    def take(self) -> tuple[Stage, ...]:
-        """The finished stages, which from now on belong to a run."""
-        taken, self.stages = self.stages, ()
-        return taken
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
@@ -123,28 +119,27 @@ def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[No
         finally:
             spark.removeProgressHandler(handler)
         return
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(spark, show, ended), daemon=True)
+    if (pages := pages_of(spark)) is None:
+        yield  # Without Connect, nothing but Spark's pages knows its tasks.
+        return
+    address = f"{pages}/api/v1/applications/{spark.conf.get('spark.app.id')}/stages?status=active"
+    direct, ended = build_opener(ProxyHandler({})), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_POLL_S):
+            with suppress(OSError, HTTPException, ValueError):
+                with direct.open(address, timeout=_JOIN_S) as answer:
+                    found = json.load(answer)
+                completed = sum(one["numCompleteTasks"] for one in found)
+                show(completed, sum(one["numTasks"] for one in found))
+
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
     finally:
         ended.set()
         watcher.join(_JOIN_S)
-
-
-def _watch(spark: SparkSession, show: Callable[[int, int], None], ended: threading.Event) -> None:
-    """Ask Spark's pages, if it serves them: without Connect nothing else knows its tasks."""
-    if (pages := pages_of(spark)) is None:
-        return
-    address = f"{pages}/api/v1/applications/{spark.conf.get('spark.app.id')}/stages?status=active"
-    direct = build_opener(ProxyHandler({}))
-    while not ended.wait(_POLL_S):
-        with suppress(OSError, ValueError), direct.open(address, timeout=_JOIN_S) as answer:
-            found = json.load(answer)
-            show(
-                sum(one["numCompleteTasks"] for one in found), sum(one["numTasks"] for one in found)
-            )
 
 
 def pages_of(spark: SparkSession) -> str | None:

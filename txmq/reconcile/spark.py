@@ -93,7 +93,7 @@ def open_spark(
     remote = remote or os.environ.get("SPARK_REMOTE")
     if remote and (master or cores or jars or ui):
         raise ConfigError(
-            f"the Spark Connect server has its own master, cores, jars and pages: "
+            "the Spark Connect server has its own master, cores, jars and pages: "
             "leave out --master, --cores, --jar and --ui, or --remote and SPARK_REMOTE"
         )
     place = remote or master or f"local[{cores or '*'}]"

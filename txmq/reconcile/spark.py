@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -254,6 +255,8 @@ def _session(place: str, wanted: Mapping[str, str], *, is_server: bool) -> Spark
     if is_server:
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
+        # It comes as an exception, too, and once more when this process ends.
+        warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
         session = SparkSession.builder.remote(place).getOrCreate()
         policy = DefaultPolicy(max_retries=RETRIES, max_backoff=RETRY_MS_MAX)
         session.client.set_retry_policies([policy])

@@ -31,10 +31,11 @@ from tests.serving import CHECKOUT
 from tests.soak import only_in_soak
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
-from txmq.reconcile import frames, job
+from txmq.reconcile import frames, job, summary
 from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.ledgers import Role
+from txmq.reconcile.progress import Progress
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
@@ -116,6 +117,19 @@ def test_it_stands_in_the_database_as_well(first):
     assert stage.recon(items) == [(done.run_id, "icbc/night", "in-flight", 88_00)]
     totals = 'SELECT "class", transfers FROM recon_totals ORDER BY number'
     assert dict(stage.recon(totals)) == counted(done)
+
+
+def test_the_start_of_spark_counts_in_the_time_that_the_first_date_took(spark, first, tmp_path):
+    stage = first[0].copy(tmp_path / "again")
+    progress = Progress()
+    progress.stages = (summary.Stage("start Spark", 100.0),)
+
+    done = stage.run(spark, WEDNESDAY, progress=progress)
+    again = stage.run(spark, WEDNESDAY, progress=progress)
+
+    assert done.stages[0].name == "start Spark"
+    assert done.ended_ms - done.began_ms > 100_000
+    assert again.stages[0].name == "extract"
 
 
 @pytest.mark.fault("R7")

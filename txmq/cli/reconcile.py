@@ -1,5 +1,6 @@
 """``txmq reconcile``: a day's reconciliation, and what people do with it in the morning."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date
@@ -77,6 +78,14 @@ def reconcile(
             "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
         ),
     ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            envvar="SPARK_REMOTE",
+            help="A Spark Connect server that runs already, such as sc://host:15002.",
+        ),
+    ] = None,
     memory: Annotated[
         str,
         typer.Option(
@@ -92,8 +101,13 @@ def reconcile(
         typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
     ] = None,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Serve Spark's web pages during the run.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--ui/--no-ui",
+            help="Serve Spark's web pages during the run; only on a terminal if left out.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
@@ -113,7 +127,14 @@ def reconcile(
         from txmq.reconcile.spark import open_spark
 
         start = partial(
-            open_spark, master, memory=memory, cores=cores, jars=jar or [], settings=settings, ui=ui
+            open_spark,
+            master,
+            remote=remote,
+            memory=memory,
+            cores=cores,
+            jars=jar or [],
+            settings=settings,
+            ui=sys.stderr.isatty() and not (quiet or remote) if ui is None else ui,
         )
         verdicts = _run_all(rules, days, start, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
@@ -185,7 +206,7 @@ def _run_all(
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
     from txmq.reconcile.job import run
-    from txmq.reconcile.progress import show_progress
+    from txmq.reconcile.progress import pages_of, show_progress
     from txmq.reconcile.results import open_results
 
     verdicts = []
@@ -194,7 +215,7 @@ def _run_all(
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
             session = stack.enter_context(start(log=_log(rules, days[0])))
-        if not quiet and (pages := session.sparkContext.uiWebUrl):
+        if not quiet and (pages := pages_of(session)):
             note(f"txmq: Spark's pages: {pages}")
         stack.enter_context(progress.tracking(session))
         for day in days:

@@ -65,7 +65,9 @@ def run(
         ReconcileRefused: The run failed; nothing was published.
     """
     clock = clock or SystemClock()
-    began_ms, before = clock.wall_ms(), len(progress.stages)
+    # Spark's start before the first of several days counts, too.
+    before_s = sum(stage.seconds for stage in progress.stages)
+    began_ms = clock.wall_ms() - round(before_s * 1000)
     past = _day_before(rules, day, results)
     with progress.stage("extract") as stage:
         if extract_id is None:
@@ -114,7 +116,7 @@ def run(
             result=found,
             result_digest=found.digest,
             trend=results.trend(day, TREND),
-            stages=progress.stages[before:],
+            stages=progress.stages,
             began_ms=began_ms,
             ended_ms=clock.wall_ms(),
             txmq_version=version("txmq"),
@@ -131,6 +133,7 @@ def run(
         if rules.recon is not None:
             with closing(ReconSchema(rules.recon)) as schema:
                 schema.write(done, written["items"].rows())
+    progress.stages = ()  # The next date has its own.
     return done
 
 

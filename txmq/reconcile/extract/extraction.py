@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,9 +77,6 @@ def _reader_of(bank: Bank, spark: SparkSession | None) -> Callable[[BookRequest]
 
         return read_sqlite
     if kind == "jdbc" and spark is not None:
-        if find_spec("pandas") is None:
-            need = "PySpark reads JDBC URLs only with pandas: pip install 'txmq[jdbc]'"
-            raise ReconcileRefused(f"{bank.name}: {need}")
         from txmq.reconcile.extract.jdbc import read_jdbc
 
         return partial(read_jdbc, spark=spark)

@@ -81,8 +81,7 @@ class ReconSchema:
         """Write a run with its items, and make it the day's current one.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer, and is unchanged; or a table
-                of an older txmq has fewer columns.
+            DatabaseFailed: The database refuses, or does not answer, and is unchanged.
         """
         result, of_run = run.result, {"run_id": run.run_id}
         why = {"is_current": True, "why": "\n".join(result.why)}
@@ -149,12 +148,10 @@ class ReconSchema:
         for table in self._metadata.sorted_tables:
             names = {column["name"] for column in there.get_columns(table.name, schema)}
             for column in table.columns:
-                if column.name not in names:
+                if column.name not in names:  # An older txmq has created the table.
                     type_ = column.type.compile(connection.dialect)
-                    why = f"was created by an older txmq and has no column {column.name}"
-                    remedy = f"add it with ALTER TABLE {table} ADD COLUMN {column.name} {type_}"
-                    raise DatabaseFailed(
-                        f"the table {table} {why}: {remedy}, and run the date again"
+                    connection.exec_driver_sql(
+                        f"ALTER TABLE {table} ADD COLUMN {column.name} {type_}"
                     )
 
 

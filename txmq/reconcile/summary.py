@@ -154,6 +154,9 @@ FIGURES: Final = (
 of them; each further row or decision changes at least the last one."""
 
 
+_ADDED: Final = {"why_at", "carried", "first_seen"}
+
+
 class Result(Struct, frozen=True):
     """The result of a day."""
 
@@ -202,8 +205,17 @@ class Result(Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The result's hash, which people sign."""
-        return digest_of(self)
+        """The result's hash, which people sign.
+
+        Fields that txmq 0.1.0 did not have count only if they say something, so that what it wrote
+        keeps its hash.
+        """
+        plain = msgspec.to_builtins(self)
+        for part in (plain, *plain["proofs"]):
+            for name in _ADDED & part.keys():
+                if not part[name]:
+                    del part[name]
+        return digest_of(plain)
 
     @property
     def transfers(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import date, timedelta
-from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -22,7 +21,6 @@ from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.ledgers import CARRIED_ON, Role, Tables
-from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.report.metrics import exposition
@@ -65,10 +63,7 @@ def run(
     past = _day_before(rules, day, results)
     with progress.stage("extract") as stage:
         if extract_id is None:
-            # Workers that read a cluster write into the draft, which may be only here.
-            is_shared = results.folder.local is not None or not rules.log.cluster
-            take_log = partial(extract_log, spark=spark if is_shared else None)
-            manifest = extract_day(rules, day, take_log=take_log, spark=spark)
+            manifest = extract_day(spark, rules, day, results.folder)
             stage.rows = manifest.rows
         else:
             manifest = Manifest.read(results.folder.at("extracts", day.isoformat(), extract_id))
@@ -78,9 +73,11 @@ def run(
                     "take a new one, without --extract"
                 )
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
-    with progress.stage("check the extract") as stage:
-        stage.rows = manifest.rows
-        tables = load(manifest, extract)
+    if extract_id is not None:
+        with progress.stage("check the extract") as stage:
+            stage.rows = manifest.rows
+            load(spark, manifest, extract)
+    tables = files_in(manifest, extract)
     people = Explanations(results.folder)
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, people.digest)

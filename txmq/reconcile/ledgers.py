@@ -47,10 +47,12 @@ class TableFile(NamedTuple):
     name: str
     bank: str | None = None
     """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
+    columns: Sequence[str] = ()
+    """The columns of the table, if the file has those of other tables, too."""
 
     def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
         """The rows in pieces: all columns, or those of some that the file has."""
-        for batch in self.folder.batches(self.name, names):
+        for batch in self.folder.batches(self.name, names or self.columns):
             rows = pa.Table.from_batches([batch])
             if self.bank is not None:
                 rows = rows.append_column("bank", pa.repeat(self.bank, len(rows)))

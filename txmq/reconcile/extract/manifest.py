@@ -6,7 +6,6 @@ It is written last, so a directory with a manifest holds a complete extract.
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -17,11 +16,22 @@ from txmq.quantity import quantity
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
-from txmq.runtime.disk import sync_path
 
-__all__ = ["FILE", "ExtractedSource", "ExtractedTable", "Manifest", "Part", "QuarantinedRow"]
+__all__ = [
+    "BOOKS",
+    "FILE",
+    "LOG",
+    "ExtractedSource",
+    "ExtractedTable",
+    "Manifest",
+    "Part",
+    "QuarantinedRow",
+]
 
 FILE: Final = "manifest.json"
+BOOKS: Final = "books"
+LOG: Final = "log"
+"""The folders of an extract; the second is the name of the log's source, too."""
 _FORMAT: Final = 1
 
 
@@ -168,12 +178,10 @@ class Manifest(Struct, frozen=True):
             raise ReconcileRefused(f"{path} was changed: {why}")
         return manifest
 
-    def write(self, directory: Path) -> None:
-        """Write the manifest into the extract's directory.
+    def write(self, folder: Folder) -> None:
+        """Write the manifest into the extract's folder.
 
         Raises:
             OSError: It cannot be written.
         """
-        path = directory / FILE
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        sync_path(path)
+        folder.replace(FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")

@@ -52,7 +52,9 @@ class TableFile(NamedTuple):
 
     def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
         """The rows in pieces: all columns, or those of some that the file has."""
-        for batch in self.folder.batches(self.name, names or self.columns):
+        known = self.columns or names
+        own = [name for name in names or known if name in known]
+        for batch in self.folder.batches(self.name, own):
             rows = pa.Table.from_batches([batch])
             if self.bank is not None:
                 rows = rows.append_column("bank", pa.repeat(self.bank, len(rows)))

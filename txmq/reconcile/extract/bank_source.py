@@ -8,7 +8,7 @@ them in one frame, each row with the name of its table: so they come from one st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -19,12 +19,16 @@ from pyspark.sql.types import StructType
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BOOKS, BookPart, BookReader, BookRequest
+from txmq.reconcile.extract.manifest import SourceKind
 from txmq.reconcile.extract.sheets import Sheets
 from txmq.reconcile.rules import Bank
 
 __all__ = ["SHEETS", "BankSource", "kind_of"]
 
 SHEETS: Final = Sheets(BOOKS)
+_KINDS: Final[Mapping[str, SourceKind]] = {
+    "postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sqlite", "jdbc": "jdbc",
+}  # fmt: skip
 
 
 class BankSource(DataSource, DataSourceReader):
@@ -81,7 +85,7 @@ class BankSource(DataSource, DataSourceReader):
                     yield SHEETS.rows(where, table, rows, is_alone=bool(wanted))
 
 
-def kind_of(bank: Bank) -> str:
+def kind_of(bank: Bank) -> SourceKind:
     """The kind of a bank's source.
 
     Raises:
@@ -90,8 +94,7 @@ def kind_of(bank: Bank) -> str:
     if bank.files is not None:
         return "files"
     scheme = bank.database.partition(":")[0].partition("+")[0]
-    kinds = {"postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sqlite"}
-    if (kind := (kinds | {"jdbc": "jdbc"}).get(scheme)) is None:
+    if (kind := _KINDS.get(scheme)) is None:
         why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
         raise ReconcileRefused(f"{bank.name}: {why}")
     return kind

@@ -6,10 +6,10 @@ for one connection only, such as a file of SQLite, has it for all of them.
 
 from __future__ import annotations
 
+import datetime
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
@@ -89,7 +89,7 @@ class BookRequest(Struct, frozen=True):
     """The bank to read, and the date."""
 
     bank: Bank
-    date: date
+    date: datetime.date
     day: Day = Day()
     """When business dates begin and end."""
     money: dict[str, Money] = {}
@@ -99,7 +99,7 @@ class BookRequest(Struct, frozen=True):
     """The most rows of a table that may be unreadable."""
 
     @classmethod
-    def of(cls, rules: Rules, bank: Bank, day: date) -> BookRequest:
+    def of(cls, rules: Rules, bank: Bank, day: datetime.date) -> BookRequest:
         """The request for a bank of the rules."""
         most = rules.limits.quarantine_max
         return cls(bank, day, rules.day, rules.money, rules.directory, most)
@@ -138,7 +138,7 @@ class BookRequest(Struct, frozen=True):
         if options.get("url"):
             given["bank"] = replace(given["bank"], database=options["url"])
         try:
-            day = date.fromisoformat(options["date"])
+            day = datetime.date.fromisoformat(options["date"])
         except ValueError as error:
             raise ReconcileRefused(f"option date: {error}") from error
         return cls(date=day, directory=options.get("directory", ""), **given)

@@ -32,6 +32,7 @@ from txmq.reconcile.extract.manifest import (
     Manifest,
     Part,
     QuarantinedRow,
+    SourceKind,
 )
 from txmq.reconcile.extract.sheets import TABLE
 from txmq.reconcile.extract.written_sheets import (
@@ -112,7 +113,7 @@ def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock:
 
 @contextmanager
 def open_books(
-    spark: SparkSession, books: BookRequest, kind: str, clock: Clock
+    spark: SparkSession, books: BookRequest, kind: SourceKind, clock: Clock
 ) -> Iterator[OpenBooks]:
     """Read a bank's books during the block: all of its tables in one state, if it has one.
 

@@ -13,6 +13,7 @@ from functools import partial, reduce
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -97,7 +98,7 @@ def jdbc_sheets(books: BookRequest, spark: SparkSession) -> DataFrame:
     """
     try:
         return _JdbcBooks(books, spark).sheets()
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         why = _error_sentence(error, books.bank.database)
         raise ReconcileRefused(f"{books.bank.name}: {why}") from error
 
@@ -162,11 +163,11 @@ def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers:
     return given.options(**bounds).load()
 
 
-def _error_sentence(error: PySparkException, url: str) -> str:
+def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         remedy = "name its jar in spark.jars, and its class as driver in the bank's properties"
         return f"Spark has no driver for {':'.join(url.split(':')[:2])}; {remedy}"
     # The last cause is the driver's; Spark's own words may be "Exception thrown in awaitResult:".
     said = text.replace("\n: ", "\nCaused by: ").rpartition("\nCaused by: ")[2].partition(": ")[2]
-    return error_text(Exception(said or text) if "\nCaused by: " in text else error, url)
+    return error_text(Exception(said or text) if hasattr(error, "java_exception") else error, url)

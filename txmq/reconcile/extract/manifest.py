@@ -6,7 +6,7 @@ It is written last, so a directory with a manifest holds a complete extract.
 from __future__ import annotations
 
 from datetime import date
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +26,7 @@ __all__ = [
     "Manifest",
     "Part",
     "QuarantinedRow",
+    "SourceKind",
 ]
 
 FILE: Final = "manifest.json"
@@ -71,11 +72,14 @@ class ExtractedTable(Struct, frozen=True):
         return f"{self.written.source}/{self.table}"
 
 
+SourceKind: TypeAlias = Literal["postgresql", "sqlite", "jdbc", "files", "log"]
+
+
 class ExtractedSource(Struct, frozen=True):
     """A bank, or the log."""
 
     name: str
-    kind: Literal["postgresql", "sqlite", "jdbc", "files", "log"]
+    kind: SourceKind
     snapshot: str
     """The database's name of the snapshot, a hash of the files, or the brokers of a cluster; empty
     without one."""

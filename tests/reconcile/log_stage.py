@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.reconcile.extract.extraction import log_of
 from txmq.reconcile.log import directory_log
 from txmq.reconcile.log.collapse import LogRequest
-from txmq.reconcile.log.day_source import DayLogSource, options_of
+from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, in_sheets, options_of
+from txmq.reconcile.log.directory_log import join_rests
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.source import COLUMNS, raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
@@ -69,14 +72,17 @@ class Taken:
 
     def __init__(self, data, window=ALWAYS, flows=(), stretch_bytes=STRETCH_BYTES):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        source = DayLogSource(options_of(LogRequest(rules.log, rules.money, window)))
-        with patch.object(directory_log, "STRETCH_BYTES", stretch_bytes):
-            sheets = [
-                row
-                for part in source.partitions()
-                for batch in source.read(part)
-                for row in batch.to_pylist()
-            ]
+        request = LogRequest(rules.log, rules.money, window, stretch_bytes)
+        source = DayLogSource(options_of(request))
+        batches = [batch for part in source.partitions() for batch in source.read(part)]
+        sheets = pa.Table.from_batches(batches, LOG_SHEETS.schema)
+        rests = sheets.filter(pc.field("table") == "rests")
+        self.stretches = len(rests)
+        joined = [
+            join_rests(request, rests.filter(pc.field("broker") == number))
+            for number in rests["broker"].unique()
+        ]
+        sheets = pa.concat_tables([sheets, *map(in_sheets, joined)]).to_pylist()
         self.messages, self.failures, self.offsets = (
             [{name: row[name] for name in table.names} for row in sheets if row["table"] == title]
             for title, table in LOG_TABLES.items()

@@ -153,9 +153,18 @@ def test_what_is_deleted_meanwhile_is_taken(data, open_shelf, monkeypatch):
     fill(open_shelf(Sizes(segment_size=2000)))
     delete_when_opened(monkeypatch, files(data)[0])
 
-    taken = Taken(data, stretch_bytes=900)
+    taken = Taken(data, stretch_bytes=2000)
 
     assert keys(taken) == list(range(COUNT))
+
+
+def test_a_file_that_is_deleted_before_its_task_begins_is_named(data, open_shelf, monkeypatch):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    oldest = files(data)[0]
+    delete_when_opened(monkeypatch, oldest)
+
+    with pytest.raises(ReconcileRefused, match=f"{oldest.name} was deleted by the broker before"):
+        Taken(data, stretch_bytes=900)
 
 
 def test_a_log_that_is_not_there(tmp_path):

@@ -6,11 +6,14 @@ import pytest
 from pyspark.sql import functions as f
 
 from tests.docs.pages import read as read_page
-from tests.reconcile.log_stage import order, read_log
+from tests.reconcile.log_stage import ALWAYS, Taken, order, read_log, rules_of
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
+from txmq.reconcile.log.collapse import LogRequest
+from txmq.reconcile.log.day_source import DayLogSource, options_of, with_rests_joined
 from txmq.reconcile.log.source import COLUMNS, register
+from txmq.reconcile.tables import MESSAGES
 from txmq.runtime.disk import LocalDisk
 
 PAGE = CHECKOUT / "docs/howto/read-the-log-from-spark.md"
@@ -113,6 +116,21 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data / "log").count()
     with pytest.raises(PySparkException, match="stretch must be a number of bytes, not 'much'"):
         read(session, data, stretch="much").count()
+
+
+def test_the_stretches_of_a_long_log_are_tasks_that_are_joined(spark, data):
+    rules = rules_of(data)
+    alone = Taken(data)
+    request = LogRequest(rules.log, rules.money, ALWAYS, stretch=1000)
+    spark.dataSource.register(DayLogSource)
+    found = spark.read.format("txmq.log").options(**options_of(request)).load()
+    rests = found.where("table = 'rests'")
+
+    whole = found.unionByName(with_rests_joined(request, rests)).where("table = 'messages'")
+    rows = [row.asDict() for row in whole.select(*MESSAGES.names).collect()]
+
+    assert rests.count() > 8
+    assert sorted(rows, key=str) == sorted(alone.messages, key=str) != []
 
 
 def test_its_columns_are_explained():

@@ -6,7 +6,7 @@ for one connection only, such as a file of SQLite, has it for all of them.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ class BookRequest(Struct, frozen=True):
     """The bank to read, and the date."""
 
     bank: Bank
-    date: datetime.date
+    date: dt.date
     day: Day = Day()
     """When business dates begin and end."""
     money: dict[str, Money] = {}
@@ -99,7 +99,7 @@ class BookRequest(Struct, frozen=True):
     """The most rows of a table that may be unreadable."""
 
     @classmethod
-    def of(cls, rules: Rules, bank: Bank, day: datetime.date) -> BookRequest:
+    def of(cls, rules: Rules, bank: Bank, day: dt.date) -> BookRequest:
         """The request for a bank of the rules."""
         most = rules.limits.quarantine_max
         return cls(bank, day, rules.day, rules.money, rules.directory, most)
@@ -138,7 +138,7 @@ class BookRequest(Struct, frozen=True):
         if options.get("url"):
             given["bank"] = replace(given["bank"], database=options["url"])
         try:
-            day = datetime.date.fromisoformat(options["date"])
+            day = dt.date.fromisoformat(options["date"])
         except ValueError as error:
             raise ReconcileRefused(f"option date: {error}") from error
         return cls(date=day, directory=options.get("directory", ""), **given)
@@ -147,8 +147,8 @@ class BookRequest(Struct, frozen=True):
 class BookPart(NamedTuple):
     """A part of a bank's books: what one task reads."""
 
-    slice: str | None = ""
-    """A condition for the entries that it has: empty for all, and ``None`` for none."""
+    slices: Sequence[str] = ("",)
+    """Conditions for the entries that it has; the empty one is for all."""
     has_others: bool = True
     """True if it has all other tables."""
 
@@ -224,8 +224,8 @@ class BookReader(BookTables):
         Raises:
             ReconcileRefused: A table cannot be read, or too many of its rows cannot.
         """
-        if part.slice is not None:
-            for batch in self.batches(self.entries.rows(*filter(None, [part.slice]))):
+        for slice_ in part.slices:
+            for batch in self.batches(self.entries.rows(*filter(None, [slice_]))):
                 yield ENTRIES, batch
         if part.has_others:
             yield from self._others()

@@ -46,7 +46,8 @@ from txmq.reconcile.extract.written_sheets import (
     write_sheets,
 )
 from txmq.reconcile.log.collapse import LogRequest
-from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of
+from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, with_rests_joined
+from txmq.reconcile.log.directory_log import RESTS
 from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
@@ -107,6 +108,12 @@ def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock:
         request = LogRequest(rules.log, rules.money, rules.day.window(day))
         log = spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
         write_sheets(log.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
+        rests = draft.at(LOG, f"{SOURCE}={LOG}", f"{TABLE}={RESTS.name}")
+        if rests.files():
+            found = read_sheets(spark, draft.at(LOG), LOG_SHEETS)
+            joined = with_rests_joined(request, found.where(f.col(TABLE) == RESTS.name))
+            write_sheets(joined.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
+            rests.remove_all()
         sources = [one.source for one in banks]
         return describe(spark, rules, day, sources, draft, clock.wall_ms())
 

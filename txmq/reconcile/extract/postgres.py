@@ -111,10 +111,13 @@ def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
 
 
 def book_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
-    """The parts of a bank's books that may be read at once, under an exported snapshot."""
+    """The parts of a bank's books that may be read at once, under an exported snapshot: one for
+    each reader, and one of all but the entries.
+    """
     with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
         slices = _slices(connection, books.bank)
-    return [BookPart(None), *(BookPart(slice_, has_others=False) for slice_ in slices)]
+    parts = (slices[place :: books.bank.readers] for place in range(books.bank.readers))
+    return [BookPart(()), *(BookPart(some, has_others=False) for some in parts if some)]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ _TYPES: Final = {
     "long": pa.int64(),
     "int": pa.int32(),
     "boolean": pa.bool_(),
+    "binary": pa.binary(),
 }
 
 

@@ -67,7 +67,7 @@ def write_sheets(frame: DataFrame, folder: Folder) -> None:
         "maxRecordsPerFile": str(_ROWS_A_FILE),
         "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
-    frame.write.partitionBy(*_PLACE).options(**options).parquet(folder.spark_path)
+    frame.write.mode("append").partitionBy(*_PLACE).options(**options).parquet(folder.spark_path)
     if folder.local is not None:
         for path in folder.local.rglob(".*.crc"):
             path.unlink()  # Hadoop's own check would hide which file was changed.

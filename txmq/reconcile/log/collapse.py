@@ -20,6 +20,7 @@ from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.log.flows import facts_of, printable_text
 from txmq.reconcile.rules import DayWindow, Flow, LogRules, Money
 from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
@@ -49,6 +50,8 @@ class LogRequest(NamedTuple):
     log: LogRules
     money: Mapping[str, Money]
     window: DayWindow
+    stretch: int = STRETCH_BYTES
+    """The size of a stretch of a log in a directory."""
 
 
 class BrokerDay(NamedTuple):

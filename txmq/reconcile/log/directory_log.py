@@ -1,26 +1,43 @@
 """The logs of brokers in their directories, or in copies of them.
 
 A log is cut into stretches of one size. Each is collapsed by itself, and then they are joined in
-order, so memory does not grow with the log.
+order, so memory does not grow with the log. The stretches of a long log are tasks of their own:
+what each of them leaves for the others is a row of ``rests``, and :func:`join_rests` joins these.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+import pyarrow as pa
+
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.checked_body import unpack
+from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.collapse import BrokerDay, Collapse, LogNotes, LogRequest, LogRows
-from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, OpenFile, open_log
+from txmq.reconcile.log.files import LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.tables import GroupOffset
+from txmq.reconcile.tables import Column, GroupOffset, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
-__all__ = ["DirectoryPart", "plan_directories"]
+__all__ = ["RESTS", "DirectoryPart", "StretchPart", "join_rests", "plan_directories"]
 
+RESTS: Final = TableSchema(
+    "rests",
+    (
+        Column("broker", "int", is_optional=False),
+        Column("start", "long", is_optional=False),
+        Column("end", "long", is_optional=False),
+        Column("rest", "binary", is_optional=False),
+    ),
+)
+"""What the stretches of long logs leave for one another, pickled."""
+_STRETCHES_OF_A_TASK: Final = 8
+"""A log of up to so many stretches is one task."""
 _CLOCK: Final[Clock] = SystemClock()
 _Body = TypeVar("_Body", bound=Body)
 
@@ -35,14 +52,13 @@ class DirectoryPart(NamedTuple):
 
         The offsets of groups are read first, so that only messages in the log count as delivered.
         """
-        path = Path(request.log.places[self.number])
-        day = BrokerDay(self.number, request.log.flow, request.money, request.window)
+        path, day = _broker(request, self.number)
         yield day.rows(offsets=_read_offsets(path))
         with open_log(path, request.window.start_ms) as log:
             yield [("taken_ms", path.name, str(_CLOCK.wall_ms()))]
             whole, end = Collapse(day, log.half_of), 0
             opened = {file.file: file for file in log.opened}
-            for stretch in log.stretches(STRETCH_BYTES):
+            for stretch in log.stretches(request.stretch):
                 part, end = _collapse(day, opened[stretch.file], stretch)
                 yield part.take_rows()
                 whole.join(part)
@@ -52,7 +68,46 @@ class DirectoryPart(NamedTuple):
             yield [("watermark", path.name, str(end))]
 
 
-def plan_directories(request: LogRequest) -> list[DirectoryPart]:
+class StretchPart(NamedTuple):
+    """A stretch of the log of the broker with this number."""
+
+    number: int
+    stretch: LogStretch
+    offsets: list[GroupOffset]
+    """Those of the broker, in its first stretch."""
+    notes: LogNotes
+
+    def read(self, request: LogRequest) -> Iterator[LogRows | LogNotes]:
+        """The rows of the stretch, and what it leaves for the others."""
+        _, day = _broker(request, self.number)
+        yield self.notes
+        yield day.rows(offsets=self.offsets)
+        try:
+            with self.stretch.file.open() as opened:
+                part, end = _collapse(day, opened, self.stretch)
+        except FileNotFoundError:
+            why = "was deleted by the broker before it was read; run the day again"
+            raise ReconcileRefused(f"{self.stretch.file.path} {why}") from None
+        yield part.take_rows()
+        rest = {"broker": self.number, "start": self.stretch.start, "end": end}
+        rest["rest"] = pickle.dumps(part)
+        yield {RESTS.name: pa.RecordBatch.from_pylist([rest], arrow_schema(RESTS))}
+
+
+def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[LogRows | LogNotes]:
+    """The rows of a log that its stretches have together, and the end of it."""
+    found = rests.sort_by("start").to_pylist()
+    path, day = _broker(request, found[0]["broker"])
+    with open_log(path, request.window.start_ms) as log:
+        whole = Collapse(day, log.half_of)
+        for rest in found:
+            whole.join(pickle.loads(rest["rest"]))  # noqa: S301 - a task of this run wrote it
+        whole.finish()
+    yield whole.take_rows()
+    yield [("watermark", path.name, str(found[-1]["end"]))]
+
+
+def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
     """The parts of the logs.
 
     Raises:
@@ -67,7 +122,29 @@ def plan_directories(request: LogRequest) -> list[DirectoryPart]:
         known |= {offset.group for path in paths for offset in _read_offsets(path)}
         remedy = "correct it in log.flow, or create it"
         check_names(request.log.flow, "log", created, known, remedy)
-    return [DirectoryPart(number) for number in range(len(paths))]
+    return [part for number in range(len(paths)) for part in _parts(request, number)]
+
+
+def _parts(request: LogRequest, number: int) -> Iterator[DirectoryPart | StretchPart]:
+    path, _ = _broker(request, number)
+    offsets = _read_offsets(path)
+    with open_log(path, request.window.start_ms) as log:
+        if _size(log) <= _STRETCHES_OF_A_TASK * request.stretch:
+            yield DirectoryPart(number)
+            return
+        notes = [("taken_ms", path.name, str(_CLOCK.wall_ms()))]
+        for stretch in log.stretches(request.stretch):
+            yield StretchPart(number, stretch, offsets, notes)
+            offsets, notes = [], []
+
+
+def _size(log: LogFiles) -> int:
+    return sum(opened.file.end - opened.file.start for opened in log.opened)
+
+
+def _broker(request: LogRequest, number: int) -> tuple[Path, BrokerDay]:
+    day = BrokerDay(number, request.log.flow, request.money, request.window)
+    return Path(request.log.places[number]), day
 
 
 def _read_offsets(broker: Path) -> list[GroupOffset]:

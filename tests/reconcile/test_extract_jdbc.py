@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -184,7 +185,7 @@ def test_without_pandas_a_bank_over_jdbc_names_the_extra_before_anything_is_read
     monkeypatch.setitem(sys.modules, "pandas", None)
 
     with pytest.raises(ReconcileRefused, match=r"icbc: .*pip install 'txmq\[jdbc\]'"):
-        extracted(object(), rules_of(tmp_path, bank_of(Nowhere)))
+        extracted(Mock(), rules_of(tmp_path, bank_of(Nowhere)))
 
 
 def test_a_url_of_nothing_known_is_told(tmp_path):
@@ -192,7 +193,7 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
         url = "mongodb://bank"
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
-        extracted(object(), rules_of(tmp_path, bank_of(Other)))
+        extracted(Mock(), rules_of(tmp_path, bank_of(Other)))
 
 
 def test_the_benchmark_of_extracts_reads_the_same_rows_in_both_ways(

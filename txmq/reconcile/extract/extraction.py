@@ -48,6 +48,7 @@ from txmq.reconcile.extract.written_sheets import (
 from txmq.reconcile.log.collapse import LogRequest
 from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, with_rests_joined
 from txmq.reconcile.log.directory_log import RESTS
+from txmq.reconcile.log.source import register
 from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
@@ -95,6 +96,7 @@ def extract_day(
 def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock: Clock) -> Manifest:
     with raised_here():
         kinds = [kind_of(bank) for bank in rules.bank]
+        register(spark)
         with ExitStack() as stack:
             banks = [
                 stack.enter_context(
@@ -104,7 +106,6 @@ def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock:
             ]
             frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
             write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
-        spark.dataSource.register(DayLogSource)
         request = LogRequest(rules.log, rules.money, rules.day.window(day))
         log = spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
         write_sheets(log.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
@@ -144,7 +145,6 @@ def open_books(
 
                 snapshot, source_ms = stack.enter_context(export_snapshot(books))
             options = books.options() | {"snapshot": snapshot}
-            spark.dataSource.register(BankSource)
             frame = spark.read.format(BankSource.name()).options(**options).load()
         yield OpenBooks(frame, ExtractedSource(name, kind, snapshot, taken_ms, source_ms, ()))
 

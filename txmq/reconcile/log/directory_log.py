@@ -89,9 +89,10 @@ class StretchPart(NamedTuple):
             why = "was deleted by the broker before it was read; run the day again"
             raise ReconcileRefused(f"{self.stretch.file.path} {why}") from None
         yield part.take_rows()
-        rest = {"broker": self.number, "start": self.stretch.start, "end": end}
-        rest["rest"] = pickle.dumps(part)
-        yield {RESTS.name: pa.RecordBatch.from_pylist([rest], arrow_schema(RESTS))}
+        rest = [[self.number], [self.stretch.start], [end], [pickle.dumps(part)]]
+        schema = arrow_schema(RESTS)
+        arrays = map(pa.array, rest, schema.types)
+        yield {RESTS.name: pa.RecordBatch.from_arrays(list(arrays), schema=schema)}
 
 
 def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[LogRows | LogNotes]:

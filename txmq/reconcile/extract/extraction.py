@@ -175,7 +175,7 @@ def describe(
     written = {
         of: one
         for name, sheets in ((BOOKS, SHEETS), (LOG, LOG_SHEETS))
-        for of, one in add_up(read_sheets(spark, extract.at(name), sheets), sheets, extract).items()
+        for of, one in add_up(spark, extract, name, sheets).items()
     }
     for source, table in written:
         if table == NOTES.name:

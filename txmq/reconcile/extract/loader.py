@@ -18,7 +18,7 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.bank_source import SHEETS
 from txmq.reconcile.extract.manifest import BOOKS, LOG, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.sheets import Sheets
-from txmq.reconcile.extract.written_sheets import NO_CONTENT, add_up, hashes_in, read_sheets
+from txmq.reconcile.extract.written_sheets import NO_CONTENT, add_up, hashes_in
 from txmq.reconcile.ledgers import Role, TableFile, Tables
 from txmq.reconcile.log.day_source import LOG_SHEETS
 from txmq.reconcile.storage import Folder
@@ -77,9 +77,7 @@ def check_totals(spark: SparkSession, manifest: Manifest, folder: Folder) -> Non
     now = {
         of: written
         for name, sheets in _SHEETS.items()
-        for of, written in add_up(
-            read_sheets(spark, folder.at(name), sheets), sheets, folder
-        ).items()
+        for of, written in add_up(spark, folder, name, sheets).items()
     }
     for table in manifest.tables:
         of = table.written.source, table.table

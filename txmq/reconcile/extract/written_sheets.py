@@ -76,12 +76,18 @@ def write_sheets(frame: DataFrame, folder: Folder) -> None:
 def read_sheets(spark: SparkSession, folder: Folder, sheets: Sheets) -> DataFrame:
     """The sheets in a folder, with their source and table."""
     own = from_arrow_schema(pa.schema(one for one in sheets.schema if one.name != TABLE))
-    places = [StructField(name, StringType()) for name in _PLACE]
-    return spark.read.schema(StructType([*own, *places])).parquet(folder.spark_path)
+    schema = StructType([*own, *(StructField(name, StringType()) for name in _PLACE)])
+    if not folder.files():
+        return spark.createDataFrame([], schema)  # No row was written, and so no folder.
+    return spark.read.schema(schema).parquet(folder.spark_path)
 
 
-def add_up(frame: DataFrame, sheets: Sheets, folder: Folder) -> dict[tuple[str, str], Written]:
-    """What a frame of written sheets in a folder holds, by source and table."""
+def add_up(
+    spark: SparkSession, extract: Folder, name: str, sheets: Sheets
+) -> dict[tuple[str, str], Written]:
+    """What the sheets in a folder of an extract hold, by source and table."""
+    if not extract.at(name).files():
+        return {}
     schema = sheets.schema
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
     halves = {name: f.col(name).cast("long") for name in numbers}
@@ -92,12 +98,13 @@ def add_up(frame: DataFrame, sheets: Sheets, folder: Folder) -> dict[tuple[str, 
     if "id" in numbers:
         wanted += [f.min("id").alias("least"), f.max("id").alias("most")]
     file = f.col("_metadata.file_path").alias("file")
+    frame = read_sheets(spark, extract.at(name), sheets)
     groups = frame.groupBy(file, *_PLACE, "currency", *_NOTE).agg(*wanted).collect()
     found = defaultdict[tuple[str, str], list[Row]](list)
     for row in groups:
         found[row[SOURCE], row[TABLE]].append(row)
     tables = sheets.tables
-    return {of: _written(of[0], tables[of[1]], rows, folder) for of, rows in found.items()}
+    return {of: _written(of[0], tables[of[1]], rows, extract) for of, rows in found.items()}
 
 
 def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]:

@@ -54,6 +54,8 @@ WITH_SPARK = (
     "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",
     "reconcile/test_extract_jdbc.py",
+    "reconcile/test_extract_whole.py",
+    "reconcile/test_extract_loading.py",
     "reconcile/test_progress.py",
     "docs/test_tutorial_reconciled.py",
 )

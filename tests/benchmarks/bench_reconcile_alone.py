@@ -26,6 +26,8 @@ from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from bench_reconcile_by_hand import reconcile_by_hand
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -36,13 +38,13 @@ from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.differences import carry_on
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
-from txmq.reconcile.extract.table_writer import ControlSums
 from txmq.reconcile.job import FEW_ROWS
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
+from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.workers import Workers
@@ -175,9 +177,13 @@ def sources(folder, at_ms):
         for source in (*BANKS, "log"):
             place = LocalFolder(folder / source / table.name)
             if names := place.files():
-                sums = ControlSums(table)
-                place.read_rows(names, sums.add, sums.columns)
-                control = sums.control(source)
+                rows = pa.concat_tables(pq.ParquetFile(place.local / one).read() for one in names)
+                amounts = {}
+                if table.money:
+                    wide = rows.set_column(0, "wide", rows[table.money].cast(pa.decimal128(38, 0)))
+                    sums = wide.group_by("currency").aggregate([("wide", "sum")]).to_pylist()
+                    amounts = {row["currency"] or "": int(row["wide_sum"]) for row in sums}
+                control = Control(source, table.name, len(rows), amounts)
                 extracted = ExtractedTable(table.name, control, content="", parts=())
                 yield ExtractedSource(source, "log", "", at_ms, at_ms, (extracted,))
 

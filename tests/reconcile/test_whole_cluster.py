@@ -27,7 +27,7 @@ def files(directory):
 def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    extract_id = extracted(here, tmp_path / "day")
+    extract_id = extracted(spark, here, tmp_path / "day")
     shutil.copytree(here, there)
 
     alone = reconciled(spark, here, extract_id)

@@ -439,10 +439,16 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
 # What cannot be run
 
 
+def part_of(extract, source, table):
+    (found,) = extract.glob(f"*/source={source}/table={table}/*.parquet")
+    return found
+
+
 def lost_row(extract):
     """A part has a row less, and the manifest knows how the file looks now."""
-    name = "icbc/entries/part-00000.parquet"
-    rows = pq.read_table(extract / name)
+    path = part_of(extract, "icbc", "entries")
+    name = str(path.relative_to(extract))
+    rows = pq.ParquetFile(path).read()
     pq.write_table(rows.slice(1), extract / name)
     data = (extract / name).read_bytes()
     manifest = msgspec.json.decode((extract / FILE).read_bytes(), type=Manifest)
@@ -459,31 +465,34 @@ def lost_row(extract):
 
 
 def truncated(extract):
-    path = extract / "ccb" / "entries" / "part-00000.parquet"
+    path = part_of(extract, "ccb", "entries")
     os.truncate(path, path.stat().st_size - 100)
 
 
 def removed(extract):
-    (extract / "log" / "messages" / "part-00000.parquet").unlink()
+    part_of(extract, "log", "messages").unlink()
 
 
 def doubled(extract):
-    path = extract / "ccb" / "entries" / "part-00000.parquet"
-    shutil.copy(path, path.with_name("part-00001.parquet"))
+    path = part_of(extract, "ccb", "entries")
+    shutil.copy(path, path.with_name("another.parquet"))
 
 
 @pytest.mark.fault("R5", "R6")
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (truncated, r"ccb/entries/part-00000.parquet: \d+ bytes were extracted and \d+ are there"),
+        (
+            truncated,
+            r"ccb/table=entries/part-.*parquet: \d+ bytes were extracted and \d+ are there",
+        ),
         (
             removed,
-            r"log/messages: 10 rows were extracted and 0 are there; .*00000.parquet is missing",
+            r"log/messages: 10 rows were extracted and 0 are there; .*parquet is missing",
         ),
         (
             doubled,
-            r"ccb/entries: 16 rows were extracted and 32 are there; .*00001.parquet was not extr",
+            r"ccb/entries: 16 rows were extracted and 32 are there; .*another.parquet was not extr",
         ),
         (lost_row, "icbc/entries: 18 rows were extracted and 17 are there"),
     ],

@@ -168,20 +168,19 @@ def extract_(
 
 
 def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manifest":
-    """Take the extract of a day; Spark is started only where a bank is read by it."""
+    """Take the extract of a day."""
     from txmq.reconcile.extract.extraction import extract_day
-    from txmq.reconcile.log.log_extract import extract_log
     from txmq.reconcile.progress import show_progress
+    from txmq.reconcile.spark import open_spark
+    from txmq.reconcile.storage import open_folder
 
-    session = None
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
-        if any(bank.database.startswith("jdbc:") for bank in rules.bank):
-            from txmq.reconcile.spark import open_spark
-
-            session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
+        with progress.stage("start Spark"):
+            opened = open_spark(memory="1g", jars=jars, log=_log(rules, day))
+            session = stack.enter_context(opened)
         with progress.stage("extract") as stage:
-            manifest = extract_day(rules, day, take_log=extract_log, spark=session)
+            manifest = extract_day(session, rules, day, open_folder(rules.directory))
             stage.rows = manifest.rows
     return manifest
 

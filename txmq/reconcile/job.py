@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import date, timedelta
-from functools import partial
 from importlib.metadata import version
 from typing import Final
 
@@ -24,7 +23,6 @@ from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.frames import read
 from txmq.reconcile.ledgers import CARRIED_ON, Files, Role
-from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.report.metrics import exposition
@@ -71,10 +69,7 @@ def run(
     past = _day_before(rules, day, results)
     with progress.stage("extract") as stage:
         if extract_id is None:
-            # Workers that read a cluster write into the draft, which may be only here.
-            is_shared = results.folder.local is not None or not rules.log.cluster
-            take_log = partial(extract_log, spark=spark if is_shared else None)
-            manifest = extract_day(rules, day, take_log=take_log, spark=spark)
+            manifest = extract_day(spark, rules, day, results.folder)
             stage.rows = manifest.rows
         else:
             manifest = Manifest.read(results.folder.at("extracts", day.isoformat(), extract_id))
@@ -84,9 +79,11 @@ def run(
                     "take a new one, without --extract"
                 )
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
-    with progress.stage("check the extract") as stage:
-        stage.rows = manifest.rows
-        tables = load(manifest, extract)
+    if extract_id is not None:
+        with progress.stage("check the extract") as stage:
+            stage.rows = manifest.rows
+            load(spark, manifest, extract)
+    tables = files_in(manifest, extract)
     people = Explanations(results.folder)
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, people.digest)
@@ -103,7 +100,7 @@ def run(
         for table, frame in (outcome.tables | {"proofs": proofs}).items():
             draft = results.draft(table, name)
             # Spark makes files of a good size, a single one of a small table.
-            frame.hint("rebalance").write.options(**_PARQUET).parquet(draft.uri_of(""))
+            frame.hint("rebalance").write.options(**_PARQUET).parquet(draft.spark_path)
             contents[table] = results.take(draft, table, day, name)
         outcome.release()
     with progress.stage("judge"):

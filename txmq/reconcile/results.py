@@ -286,7 +286,11 @@ class Results:
     def files(self, name: str, *runs: Run) -> list[TableFile]:
         """The files of a table of some runs, as far as they still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
-        return [TableFile(table.folder.uri_of(part)) for table in tables for part in table.parts]
+        return [
+            TableFile(f"{table.folder.spark_path}/{part}")
+            for table in tables
+            for part in table.parts
+        ]
 
     def draft(self, name: str, run: str) -> Folder:
         """The empty folder into which Spark writes a table of a run."""

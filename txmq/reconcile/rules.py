@@ -396,8 +396,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """Raise it with each change, so that a result names the rules that made it."""
     day: Day = Day()
     money: dict[str, Money] = {}
-    """If no currency is named, any is accepted, and all transfers are decided one by one. If some are
-    named, another currency in a bank's book ends the run."""
+    """If no currency is named, any is accepted, and all transfers are decided one by one. If some
+    are named, another currency in a bank's book ends the run."""
     outcomes: Outcomes = Outcomes()
     limits: Limits = Limits()
     recon: Recon | None = None

@@ -10,11 +10,10 @@ states, and otherwise the closing balances of the day before.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -25,10 +24,10 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
-from txmq.reconcile.extract.books import BookRequest, error_text
+from txmq.reconcile.extract.books import BookReader, BookRequest, Piece, error_text, notes
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
+from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect, TableColumns
@@ -36,33 +35,32 @@ from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, join_halves
+from txmq.reconcile.tables import ACCOUNTS, OPENING, join_halves
 
-__all__ = ["read_files"]
+__all__ = ["open_files"]
 
 _CHUNK: Final = 1 << 16
 _ENDED: Final = ("account", "currency", "closing", "closing_rows")
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 
-def read_files(books: BookRequest) -> ExtractedSource:
-    """Extract a bank's book; the rules know where the result of the day before is.
+@contextmanager
+def open_files(books: BookRequest) -> Iterator[BookReader]:
+    """Read a bank's files, whose book can then be read like a database; the request knows where
+    the result of the day before is.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
     """
-    name, taken_ms = books.bank.name, books.clock.wall_ms()
+    name = books.bank.name
     try:
         # The empty name is a database on the disk that SQLite removes by itself.
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("BEGIN")
-            reader = _FileReader(books, connection)
-            tables = reader.tables()
+            yield _FileReader(books, connection)
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
-    snapshot = hashlib.sha256("\n".join(reader.hashes).encode()).hexdigest()
-    return ExtractedSource(name, "files", snapshot, taken_ms, taken_ms, tables)
 
 
 class _FileDialect(SqliteDialect):
@@ -77,8 +75,8 @@ class _FileReader(SqliteReader):
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         assert books.bank.files is not None
         self._files = files = books.bank.files
-        self._day = books.day
-        self.hashes: list[str] = []
+        self._day = books.date
+        self._hashes: list[tuple[str, str]] = []
         """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
         decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
@@ -101,18 +99,22 @@ class _FileReader(SqliteReader):
                 is_zoned = self._files.is_statement and found.tzinfo is not None
                 return milliseconds(found, "" if is_zoned else zone)
             # Nobody knows the time of a date, so grace counts from its end.
-            return None if found is None else self._books.rules.day.window(found).end_ms - 1
+            return None if found is None else self._books.day.window(found).end_ms - 1
         return None
 
-    def tables(self) -> tuple[ExtractedTable, ...]:
-        """Read the files, and write the tables of the extract."""
-        entries = self.entries  # This reads the files.
-        if not self._files.is_dated:
-            return super().tables()
+    def _others(self) -> Iterator[Piece]:
+        if self._files.is_dated:
+            yield from self._of_date()
+        else:
+            yield from super()._others()
+        yield notes([("files", *found) for found in self._hashes])
+
+    def _of_date(self) -> Iterator[Piece]:
         self._check_end()
-        count = len(self.hashes)
-        are_all_stated = self.accounts is not None and len(self.hashes) > count
-        return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
+        yield self.quarantine(self.entries)
+        count = len(self._hashes)
+        are_all_stated = self.accounts is not None and len(self._hashes) > count
+        yield from self._balances(are_all_stated=are_all_stated)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         table, names = where.rpartition("/")[2], sorted(columns.names)
@@ -124,7 +126,8 @@ class _FileReader(SqliteReader):
             with open_unchanged(path) as file:
                 rows = self._rows(path.name, file, names)
                 self._connection.executemany(insert, self._stored(table, path.name, rows))
-                self.hashes.append(f"{path.name} {LocalFolder(path.parent).sha256(path.name)}")
+                digest = LocalFolder(path.parent).sha256(path.name)
+                self._hashes.append((path.name, digest))
         for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
             rows = iter([(page.line, [balance[name] for name in names])])
             self._connection.executemany(insert, self._stored(table, page.file, rows))
@@ -151,7 +154,7 @@ class _FileReader(SqliteReader):
             return []
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
-        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
+        if not found and (not self._files.is_dated or self._books.day.is_business(self._day)):
             why = f"{self._books.bank.name}: the file {path} does not exist"
             remedy = f"or add {self._day} to day.holidays if the bank sends none"
             raise ReconcileRefused(f"{why}; get it from the bank, {remedy}")
@@ -186,8 +189,8 @@ class _FileReader(SqliteReader):
             remedy = "compare day.cut_off and day.zone with the bank's"
             raise ReconcileRefused(f"{file} line {line}: {why}: {remedy}")
 
-    def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
-        """Write how the accounts began the date, as stated or as the day before ended, and how
+    def _balances(self, *, are_all_stated: bool) -> Iterator[Piece]:
+        """How the accounts began the date, as stated or as the day before ended, and how
         they ended it. On the first date, the end tells the beginning if only the end is stated.
         """
         roles, opening, ended = self._books.bank.entries.roles, [], []
@@ -207,11 +210,12 @@ class _FileReader(SqliteReader):
                 opening.append((account, roles.get(account, "customer"), currency, begun, rows))
             if end is not None:
                 ended.append((account, currency, end))
-        yield self.write(OPENING, arrow_table(OPENING, opening).to_batches())
-        yield self.write(LATER, [])
+        for batch in arrow_table(OPENING, opening).to_batches():
+            yield OPENING, batch
         if self.accounts is not None:
-            aside = self.quarantine(self.accounts)
-            yield self.write(ACCOUNTS, arrow_table(ACCOUNTS, ended).to_batches(), aside)
+            yield self.quarantine(self.accounts)
+            for batch in arrow_table(ACCOUNTS, ended).to_batches():
+                yield ACCOUNTS, batch
 
     def _moved(self) -> dict[tuple[str, str], int]:
         """The change of each account on the day, by its name and currency."""
@@ -230,7 +234,7 @@ class _FileReader(SqliteReader):
 
     def _closed(self) -> dict[tuple[str, str], tuple[int, int]] | None:
         """How the day before ended: balances and numbers of entries; ``None`` without a result."""
-        results = Results(self._books.rules.directory)
+        results = Results(self._books.directory)
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None

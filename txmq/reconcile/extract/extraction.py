@@ -1,86 +1,222 @@
 """The extract of a day: all banks at once, then the log.
 
+Spark's workers read the ledgers and write them; the totals in the manifest are those of the files.
 The log is read last, so that it contains every message behind a bank's entries. The extract has a
 temporary name until it is complete, so that a partial one is never used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import date
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest
-from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.storage import open_folder
-from txmq.runtime.clock import SystemClock
+from txmq.reconcile.extract.bank_source import SHEETS, BankSource, kind_of
+from txmq.reconcile.extract.books import NOTES, BookRequest
+from txmq.reconcile.extract.loader import load
+from txmq.reconcile.extract.manifest import (
+    BOOKS,
+    FILE,
+    LOG,
+    ExtractedSource,
+    ExtractedTable,
+    Manifest,
+    Part,
+    QuarantinedRow,
+    SourceKind,
+)
+from txmq.reconcile.extract.sheets import TABLE
+from txmq.reconcile.extract.written_sheets import (
+    NO_CONTENT,
+    SOURCE,
+    Note,
+    Written,
+    add_up,
+    hashes_in,
+    read_sheets,
+    write_sheets,
+)
+from txmq.reconcile.log.collapse import LogRequest
+from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, with_rests_joined
+from txmq.reconcile.log.directory_log import RESTS
+from txmq.reconcile.log.source import register
+from txmq.reconcile.refusals import raised_here
+from txmq.reconcile.rules import Rules
+from txmq.reconcile.storage import Folder
+from txmq.reconcile.summary import Control, digest_of
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
+from txmq.runtime.clock import Clock, SystemClock
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["describe", "extract_day", "extract_frames", "log_of", "open_books"]
 
-__all__ = ["extract_day"]
+
+class OpenBooks(NamedTuple):
+    """A bank that is being read."""
+
+    frame: DataFrame
+    """Its sheets."""
+    source: ExtractedSource
+    """The bank, without the tables."""
 
 
 def extract_day(
-    rules: Rules,
-    day: date,
-    *,
-    take_log: Callable[[Rules, DayWindow, Path], ExtractedSource],
-    spark: SparkSession | None = None,
+    spark: SparkSession, rules: Rules, day: date, folder: Folder, *, clock: Clock | None = None
 ) -> Manifest:
     """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    ``take_log`` writes the log's tables into the directory ``log`` of an extract. ``spark`` reads
-    banks with a JDBC URL.
+    The extract is a folder below ``extracts/<day>`` of this one.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
+        ConfigError: The package that decompresses a message is not installed.
     """
-    clock, window = SystemClock(), rules.day.window(day)
-    home = open_folder(rules.directory).at("extracts", day.isoformat())
-    readers = [_reader_of(bank, spark) for bank in rules.bank]
+    home = folder.at("extracts", day.isoformat())
     try:
         with home.staging() as draft:
-            with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-                requests = [
-                    BookRequest(bank, rules, day, window, draft / bank.name, clock)
-                    for bank in rules.bank
-                ]
-                banks = list(pool.map(lambda read, books: read(books), readers, requests))
-            log = take_log(rules, window, draft)
-            manifest = Manifest.of(rules, day, (*banks, log))
+            manifest = _extract(spark, rules, day, draft, clock or SystemClock())
             manifest.write(draft)
             final = home.at(manifest.extract_id)
-            return manifest if final.take(draft, last=FILE) else Manifest.read(final)
+            if not final.take(draft, last=FILE):
+                manifest = Manifest.read(final)
+                load(spark, manifest, final)
+            return manifest
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
-def _reader_of(bank: Bank, spark: SparkSession | None) -> Callable[[BookRequest], ExtractedSource]:
-    """The function that reads a bank; each kind needs packages of its own, imported here."""
-    if bank.files is not None:
-        from txmq.reconcile.extract.book_files import read_files
+def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock: Clock) -> Manifest:
+    with raised_here():
+        kinds = [kind_of(bank) for bank in rules.bank]
+        register(spark)
+        with ExitStack() as stack:
+            banks = [
+                stack.enter_context(
+                    open_books(spark, BookRequest.of(rules, bank, day), kind, clock)
+                )
+                for bank, kind in zip(rules.bank, kinds, strict=True)
+            ]
+            frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
+            write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+        request = LogRequest(rules.log, rules.money, rules.day.window(day))
+        log = spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
+        write_sheets(log.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
+        rests = draft.at(LOG, f"{SOURCE}={LOG}", f"{TABLE}={RESTS.name}")
+        if rests.files():
+            found = read_sheets(spark, draft.at(LOG), LOG_SHEETS)
+            joined = with_rests_joined(request, found.where(f.col(TABLE) == RESTS.name))
+            write_sheets(joined.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
+            rests.remove_all()
+        sources = [one.source for one in banks]
+        return describe(spark, rules, day, sources, draft, clock.wall_ms())
 
-        return read_files
-    kind = bank.database.partition(":")[0].partition("+")[0]
-    if kind in {"postgresql", "postgres"}:
-        from txmq.reconcile.extract.postgres import read_postgres
 
-        return read_postgres
-    if kind == "sqlite":
-        from txmq.reconcile.extract.sqlite import read_sqlite
+@contextmanager
+def open_books(
+    spark: SparkSession, books: BookRequest, kind: SourceKind, clock: Clock
+) -> Iterator[OpenBooks]:
+    """Read a bank's books during the block: all of its tables in one state, if it has one.
 
-        return read_sqlite
-    if kind == "jdbc" and spark is not None:
-        from txmq.reconcile.extract.jdbc import read_jdbc
+    Raises:
+        ReconcileRefused: The bank cannot be read.
+    """
+    name = books.bank.name
+    with ExitStack() as stack:
+        snapshot, taken_ms = "", clock.wall_ms()
+        source_ms = taken_ms
+        if kind == "jdbc":
+            from txmq.reconcile.extract.jdbc import jdbc_sheets
 
-        return partial(read_jdbc, spark=spark)
-    why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
-    if kind == "jdbc":
-        why = "Spark reads JDBC URLs, and no session was given"
-    raise ReconcileRefused(f"{bank.name}: {why}")
+            frame = jdbc_sheets(books, spark)
+        else:
+            if kind == "postgresql":
+                from txmq.reconcile.extract.postgres import export_snapshot
+
+                snapshot, source_ms = stack.enter_context(export_snapshot(books))
+            options = books.options() | {"snapshot": snapshot}
+            frame = spark.read.format(BankSource.name()).options(**options).load()
+        yield OpenBooks(frame, ExtractedSource(name, kind, snapshot, taken_ms, source_ms, ()))
+
+
+def extract_frames(spark: SparkSession, extract: Folder) -> dict[str, DataFrame]:
+    """The tables of an extract; those of banks have the name of the bank in ``source``."""
+    found = {}
+    for folder, sheets, tables in ((BOOKS, SHEETS, BANK_TABLES), (LOG, LOG_SHEETS, LOG_TABLES)):
+        frame = read_sheets(spark, extract.at(folder), sheets)
+        for name, table in tables.items():
+            found[name] = frame.where(f.col("table") == name).select(*table.names, SOURCE)
+    return found
+
+
+def describe(
+    spark: SparkSession,
+    rules: Rules,
+    day: date,
+    banks: Iterable[ExtractedSource],
+    extract: Folder,
+    now_ms: int,
+) -> Manifest:
+    """The manifest of the sheets that were written, whose notes become a part of it.
+
+    ``banks`` are in the order of the rules, without their tables. ``now_ms`` is the moment of the
+    log, unless its notes have an earlier one.
+    """
+    written = {
+        of: one
+        for name, sheets in ((BOOKS, SHEETS), (LOG, LOG_SHEETS))
+        for of, one in add_up(spark, extract, name, sheets).items()
+    }
+    for source, table in written:
+        if table == NOTES.name:
+            place = LOG if source == LOG else BOOKS
+            extract.at(place, f"{SOURCE}={source}", f"{TABLE}={table}").remove_all()
+    log = log_of(_notes_of(LOG, written), now_ms)
+    hashes = hashes_in(spark, extract)
+    sources = (_with_tables(source, rules, written, hashes) for source in (*banks, log))
+    return Manifest.of(rules, day, tuple(sources))
+
+
+def _notes_of(source: str, written: Mapping[tuple[str, str], Written]) -> list[Note]:
+    found = written.get((source, NOTES.name))
+    return found.notes if found else []
+
+
+def _with_tables(
+    source: ExtractedSource,
+    rules: Rules,
+    written: Mapping[tuple[str, str], Written],
+    hashes: Mapping[str, tuple[int, str]],
+) -> ExtractedSource:
+    notes = _notes_of(source.name, written)
+    names = [*LOG_TABLES] if source.name == LOG else [*BANK_TABLES]
+    if source.name in rules.banks(lambda bank: bank.accounts is None):
+        names.remove(ACCOUNTS.name)
+    tables = []
+    for name in names:
+        nothing = Written(Control(source.name, name, 0), NO_CONTENT, {}, [])
+        found = written.get((source.name, name), nothing)
+        parts = tuple(Part(path, rows, *hashes[path]) for path, rows in sorted(found.files.items()))
+        aside = [QuarantinedRow(place, note) for about, place, note in notes if about == name]
+        one = ExtractedTable(name, found.control, found.content, parts, tuple(sorted(aside)))
+        tables.append(one)
+    files = [note[1:] for note in notes if note[0] == "files"]
+    snapshot = digest_of(files) if files else source.snapshot
+    return replace(source, snapshot=snapshot, tables=tuple(tables))
+
+
+def log_of(notes: Iterable[Note], now_ms: int) -> ExtractedSource:
+    """The log by its notes, without tables."""
+    found = defaultdict[str, list[str]](list)
+    for about, place, note in notes:
+        found[about].append(place if about == "broker" else note)
+    moment_ms = min([now_ms, *map(int, found["taken_ms"])])
+    watermark = max(map(int, found["watermark"]), default=0)
+    snapshot, texts = ", ".join(found["broker"]), tuple(found["note"])
+    return ExtractedSource(LOG, "log", snapshot, moment_ms, moment_ms, (), watermark, texts)

@@ -9,6 +9,7 @@ with each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,15 +18,24 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DecimalType, IntegralType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.extract.bank_source import SHEETS
+from txmq.reconcile.extract.books import (
+    BookRequest,
+    BookTables,
+    check_columns,
+    error_text,
+    sums_of_accounts,
+)
+from txmq.reconcile.extract.sheets import TABLE
 from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.rules import Bank
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
-__all__ = ["SparkDialect", "options", "read_jdbc"]
+__all__ = ["SparkDialect", "jdbc_sheets", "options"]
 
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 
@@ -80,34 +90,42 @@ def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
     }
 
 
-def read_jdbc(books: BookRequest, spark: SparkSession) -> ExtractedSource:
-    """Extract a bank's books with a Spark that has the driver's jar; the database's clock is not
-    read.
+def jdbc_sheets(books: BookRequest, spark: SparkSession) -> DataFrame:
+    """A bank's books, read with a Spark that has the driver's jar, as a frame of sheets.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
-    name, taken_ms = books.bank.name, books.clock.wall_ms()
     try:
-        tables = _JdbcReader(books, spark).tables()
+        return _JdbcBooks(books, spark).sheets()
     except (PySparkException, Py4JError) as error:
-        raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
-    return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
+        why = _error_sentence(error, books.bank.database)
+        raise ReconcileRefused(f"{books.bank.name}: {why}") from error
 
 
-class _JdbcReader(BookReader):
+class _JdbcBooks(BookTables):
     def __init__(self, books: BookRequest, spark: SparkSession) -> None:
         super().__init__(books)
         self._spark = spark
 
+    def sheets(self) -> DataFrame:
+        """All tables in one frame."""
+        name, sql = self._books.bank.name, self._spark.sql
+        frames = [sql(self.entries.rows()).withColumn(TABLE, f.lit(ENTRIES.name))]
+        sums = sql(self.entries.sums())
+        whole = from_arrow_schema(SHEETS.schema)
+        frames.append(sums.mapInArrow(partial(_sums_in_sheets, name), whole))
+        notes = [self.quarantine(self.entries)]
+        if self.accounts is not None:
+            notes.append(self.quarantine(self.accounts))
+            frames.append(sql(self.accounts.rows()).withColumn(TABLE, f.lit(ACCOUNTS.name)))
+        sheets = [SHEETS.rows(name, *one) for one in notes if one[1].num_rows]
+        if sheets:
+            frames.append(self._spark.createDataFrame(pa.Table.from_batches(sheets)))
+        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._spark.sql(statement).collect()
-
-    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
-        # They may be more than fit into the memory of this process.
-        packed = self._spark.sql(statement).mapInArrow(_packed, "stream BINARY")
-        for row in packed.toLocalIterator():
-            yield from pa.ipc.open_stream(row.stream)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         """Keep the driver's rows of a table, and make a view of them."""
@@ -128,13 +146,11 @@ class _JdbcReader(BookReader):
         return {"table": view, "where": ""}, SparkDialect(types)
 
 
-def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch in a row, as a stream of Arrow."""
+def _sums_in_sheets(name: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The sums of accounts, as rows of sheets."""
     for batch in batches:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        yield pa.record_batch({"stream": [sink.getvalue().to_pybytes()]})
+        for table, rows in sums_of_accounts(name, pa.table(batch)):
+            yield SHEETS.rows(f"{name}/{table.name}", table, rows)
 
 
 def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers: int) -> DataFrame:

@@ -21,6 +21,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.results import Results
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES, Control, Result, Run
 from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
 
@@ -337,7 +338,7 @@ def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, 
     ))  # fmt: skip
     source = ExtractedSource("icbc", "sqlite", "", 1, 1, (table,))
     manifest = Manifest("e", "night", "1", "r", f"{yesterday}", 0, 1, 1, (source,))
-    msgspec.structs.replace(manifest, extract_id=manifest.own_id).write(extract)
+    msgspec.structs.replace(manifest, extract_id=manifest.own_id).write(LocalFolder(extract))
     extract.rename(extract.with_name(manifest.own_id))
     publish(results, "before", result(business_date=f"{yesterday}"), extract_id=manifest.own_id)
     publish(results, "one", result(), previous_run_id="before")

@@ -11,10 +11,11 @@ from datetime import date
 import pyarrow as pa
 
 from tests.reconcile import breaks
+from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.results import open_results
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import MATCHES, TOTALS
+from txmq.reconcile.tables import MATCHES, TABLES, TOTALS
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
 RUN = "b" * 16
@@ -46,7 +47,11 @@ def write_table(results, name, rows, day, run, parts=1):
         file = draft.create(f"part-{part:05}.parquet")
         with file as out, parquet_writer(out, rows.schema) as writer:
             writer.write_table(rows.take(pa.array(range(part, len(rows), parts), pa.int64())))
-    return results.take(draft, name, day, run)
+    whole = ContentHash(TABLES[name])
+    for batch in rows.to_batches():
+        whole.add(batch)
+    results.take(draft, name, day, run, whole.word)
+    return whole.word
 
 
 def main():

@@ -9,7 +9,7 @@ from tests import spark_session
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
 from txmq.reconcile import core
-from txmq.reconcile.columns import ContentHash
+from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.tables import (

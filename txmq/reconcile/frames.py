@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Final, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from txmq.reconcile.contents import ContentHash, word_of
 from txmq.reconcile.ledgers import COLUMNS, Files, Role, TableFile
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.tables import LONE, TableSchema
 
-__all__ = ["Frames", "read", "rows_of", "with_keys"]
+__all__ = ["Frames", "contents_of", "read", "rows_of", "with_keys"]
 
 
 Frames: TypeAlias = Mapping[Role, DataFrame]
@@ -102,3 +104,25 @@ def _messages_at(messages: DataFrame, end_ms: int) -> DataFrame:
 def _is_within(moment: Column, window: DayWindow) -> Column:
     """True for each moment of a day."""
     return (moment >= window.start_ms) & (moment < window.end_ms)
+
+
+def contents_of(tables: Mapping[str, tuple[TableSchema, DataFrame]]) -> dict[str, str]:
+    """The hashes of tables, computed by Spark's executors in one job."""
+    parts = [_sums_of(*of).withColumn("name", F.lit(name)) for name, of in tables.items()]
+    found = dict.fromkeys(tables, (0, 0))
+    for row in reduce(DataFrame.unionByName, parts).collect():
+        count, total = found[row["name"]]
+        found[row["name"]] = count + row["rows"], total + int(row["total"])
+    return {name: word_of(count, total) for name, (count, total) in found.items()}
+
+
+def _sums_of(table: TableSchema, frame: DataFrame) -> DataFrame:
+    def sums(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        whole = ContentHash(table)
+        for batch in batches:
+            whole.add(batch)
+        count, total = whole.sums
+        columns = [pa.array([count]), pa.array([str(total)])]
+        yield pa.RecordBatch.from_arrays(columns, ["rows", "total"])
+
+    return frame.mapInArrow(sums, "rows bigint, total string")

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Final
 
 import pyspark
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
@@ -21,7 +21,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.frames import read
+from txmq.reconcile.frames import contents_of, read
 from txmq.reconcile.ledgers import CARRIED_ON, Files, Role
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
@@ -31,6 +31,7 @@ from txmq.reconcile.results import Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.summary import Run
+from txmq.reconcile.tables import TABLES
 from txmq.reconcile.verdict import judge
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -96,12 +97,7 @@ def run(
         found_today = proofs_of(outcome, rules, manifest.sources).toArrow()
         left = results.table("proofs", past.day, past.run_id).pieces() if past else ()
         proofs = spark.createDataFrame(carry_on(found_today, left, rules, day))
-        contents = {}
-        for table, frame in (outcome.tables | {"proofs": proofs}).items():
-            draft = results.draft(table, name)
-            # Spark makes files of a good size, a single one of a small table.
-            frame.hint("rebalance").write.options(**_PARQUET).parquet(draft.spark_path)
-            contents[table] = results.take(draft, table, day, name)
+        contents = _write(spark, results, outcome.tables | {"proofs": proofs}, day, name)
         outcome.release()
     with progress.stage("judge"):
         written = {table: results.table(table, day, name) for table in contents}
@@ -132,6 +128,23 @@ def run(
                 schema.write(done, written["items"].rows())
     progress.stages = ()  # The next date has its own.
     return done
+
+
+def _write(
+    spark: SparkSession, results: Results, tables: dict[str, DataFrame], day: date, run: str
+) -> dict[str, str]:
+    """Write the tables of a run; the hash of each one's rows, as they are in its files."""
+    drafts = {table: results.draft(table, run) for table in tables}
+    for table, frame in tables.items():
+        # Spark makes files of a good size, a single one of a small table.
+        frame.hint("rebalance").write.options(**_PARQUET).parquet(drafts[table].spark_path)
+    contents = contents_of({
+        table: (TABLES[table], spark.read.schema(TABLES[table].ddl).parquet(draft.spark_path))
+        for table, draft in drafts.items()
+    })  # fmt: skip
+    for table, draft in drafts.items():
+        results.take(draft, table, day, run, contents[table])
+    return contents
 
 
 def _day_before(rules: Rules, day: date, results: Results) -> Run | None:

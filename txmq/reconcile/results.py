@@ -31,7 +31,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.columns import ContentHash
+from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.ledgers import TableFile
 from txmq.reconcile.storage import Directory, Folder, open_folder
@@ -298,20 +298,18 @@ class Results:
         draft.remove_all()
         return draft
 
-    def take(self, draft: Folder, name: str, day: date, run: str) -> str:
-        """Take what was written into the draft of a table; returns a hash of its rows, in any
-        order and any files.
+    def take(self, draft: Folder, name: str, day: date, run: str, content: str) -> None:
+        """Take what Spark wrote into the draft of a table; ``content`` is the hash of its rows.
 
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place, content = self.table(name, day, run).folder, _content_of(name, draft)
+        place = self.table(name, day, run).folder
         if _has_content(name, place, content):
             draft.remove_all()
         else:
             self._remove_table(name, day, run, content)
             place.publish(draft)
-        return content
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:
         """Check that the rows of a run's tables are those that it wrote: of all tables or some.

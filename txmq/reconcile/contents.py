@@ -1,4 +1,4 @@
-"""The hash of a table's rows, which is the same everywhere."""
+"""The hash of a table's rows, which is the same on Spark's executors and without Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.tables import TableSchema
 
-__all__ = ["ContentHash"]
+__all__ = ["ContentHash", "word_of"]
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
@@ -47,10 +47,20 @@ class ContentHash:
             self._sums.append((some.num_rows, int(rows.sum())))
 
     @property
+    def sums(self) -> tuple[int, int]:
+        """The number of rows so far, and the sum of their hashes modulo 2**64."""
+        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
+        return count, total % (1 << 64)
+
+    @property
     def word(self) -> str:
         """The hash of the rows so far."""
-        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
-        return f"{count}-{total % (1 << 64):016x}"
+        return word_of(*self.sums)
+
+
+def word_of(count: int, total: int) -> str:
+    """The hash of some rows, by their number and the sum of their hashes."""
+    return f"{count}-{total % (1 << 64):016x}"
 
 
 def _hash_array(column: pa.Array) -> Words:

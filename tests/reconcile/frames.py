@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from tests import spark_session
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
-from txmq.reconcile import core
 from txmq.reconcile.contents import ContentHash
+from txmq.reconcile.core import reconcile_frames
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.tables import (
@@ -80,7 +80,7 @@ def reconcile(tables, explanations, rules, day, as_of_ms):
     """A day's result, from and in tables of Arrow."""
     spark = session()
     frames = {role: spark.createDataFrame(rows) for role, rows in tables.items()}
-    return Outcome(core.reconcile(frames, explanations, rules, day, as_of_ms))
+    return Outcome(reconcile_frames(frames, explanations, rules, day, as_of_ms))
 
 
 def in_memory(table, rows, *, has_bank=False):

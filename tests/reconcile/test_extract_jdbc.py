@@ -1,7 +1,6 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
 import importlib
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -180,15 +179,6 @@ def test_a_missing_driver_is_told(spark, tmp_path):
 
     with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name its jar"):
         extracted(spark, rules)
-
-
-def test_without_pandas_a_bank_over_jdbc_names_the_extra_before_anything_is_read(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-
-    with pytest.raises(ReconcileRefused, match=r"icbc: .*pip install 'txmq\[jdbc\]'"):
-        extracted(Mock(), rules_of(tmp_path, bank_of(Nowhere)))
 
 
 def test_a_url_of_nothing_known_is_told(tmp_path):

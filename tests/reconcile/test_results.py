@@ -14,7 +14,7 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from tests.reconcile.dying_run import write_table
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.job import earlier_days
+from txmq.reconcile.day import earlier_days
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES

@@ -12,12 +12,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from tests.reconcile.days import Plan, write_day
+from txmq.reconcile import reconcile
 from txmq.reconcile.extract.books import NOTES
 from txmq.reconcile.extract.extraction import describe
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.written_sheets import write_sheets
-from txmq.reconcile.job import run
-from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
@@ -58,7 +57,8 @@ def extracted(spark, directory, folder):
 def reconciled(spark, directory, extract_id):
     with open_results(directory) as results:
         rules = rules_in(directory)
-        return run(rules, PLAN.day, spark, results, Progress(), extract_id=extract_id)
+        found = reconcile(spark, rules=rules, date=PLAN.day, extract_id=extract_id)
+        return found.publish(results)
 
 
 def main(master, directory):

@@ -204,7 +204,7 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    from txmq.reconcile.job import run
+    from txmq.reconcile.day import reconcile as reconcile_day
     from txmq.reconcile.progress import pages_of, show_progress
     from txmq.reconcile.results import open_results
 
@@ -219,7 +219,11 @@ def _run_all(
         stack.enter_context(progress.tracking(session))
         for day in days:
             extract_id = results.latest_extract(day) if reuse else extract
-            done = run(rules, day, session, results, progress, extract_id=extract_id)
+            reconciled = reconcile_day(
+                session, rules=rules, date=day, extract_id=extract_id, progress=progress
+            )
+            done = reconciled.publish(results)
+            reconciled.release()
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)
         warn_of_later_days(results)

@@ -28,7 +28,7 @@ from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import ITEMS, MATCHES, MESSAGES, RESULTS, TOTALS, Sums
 
-__all__ = ["ReconciledDay", "reconcile"]
+__all__ = ["ReconciledDay", "reconcile_frames"]
 
 _ITEMS_AT_A_PLACE: Final = 100_000
 
@@ -56,14 +56,14 @@ class ReconciledDay(NamedTuple):
             frame.unpersist()
 
 
-def reconcile(
+def reconcile_frames(
     frames: Frames,
     explanations: Mapping[str, Explanation],
     rules: Rules,
     day: date,
     as_of_ms: int,
 ) -> ReconciledDay:
-    """Reconcile a day.
+    """Reconcile the ledgers of a day.
 
     ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
     time of reading if that was earlier.

@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 from txmq.reconcile.contents import ContentHash, word_of
 from txmq.reconcile.ledgers import COLUMNS, Files, Role, TableFile
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
-from txmq.reconcile.tables import LONE, TableSchema
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, LONE, TableSchema
 
-__all__ = ["Frames", "contents_of", "read", "rows_of", "with_keys"]
+__all__ = ["Frames", "contents_of", "read", "read_table", "rows_of", "with_keys"]
 
 
 Frames: TypeAlias = Mapping[Role, DataFrame]
@@ -35,11 +35,17 @@ _LATER_KNOWN: Final = ("queue_offset", "decided_ms", "decided_by", "reason")
 
 
 def read(spark: SparkSession, files: Files) -> Frames:
-    """The tables in some files."""
-    return {role: _read(spark, COLUMNS[role], some) for role, some in files.items() if some}
+    """The tables in some files. A table of an extract may have no row, and so no file."""
+    found = {role: read_table(spark, COLUMNS[role], some) for role, some in files.items() if some}
+    for name, table in (BANK_TABLES | LOG_TABLES).items():
+        if Role(name) not in found:
+            bank = ", bank string" if name in BANK_TABLES else ""
+            found[Role(name)] = spark.createDataFrame([], table.ddl + bank)
+    return found
 
 
-def _read(spark: SparkSession, table: TableSchema, files: Sequence[TableFile]) -> DataFrame:
+def read_table(spark: SparkSession, table: TableSchema, files: Sequence[TableFile]) -> DataFrame:
+    """The rows of a table in some files, or folders of files."""
     uris: defaultdict[str | None, list[str]] = defaultdict(list)
     for file in files:
         uris[file.bank].append(_WILD.sub(r"\\\1", file.uri))

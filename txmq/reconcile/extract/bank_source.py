@@ -93,6 +93,9 @@ def kind_of(bank: Bank) -> SourceKind:
     """
     if bank.files is not None:
         return "files"
+    if not bank.database:
+        why = "it has neither a database nor [bank.files] in the rules, and no DataFrame was given"
+        raise ReconcileRefused(f"{bank.name}: {why}")
     scheme = bank.database.partition(":")[0].partition("+")[0]
     if (kind := _KINDS.get(scheme)) is None:
         why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"

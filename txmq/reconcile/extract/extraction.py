@@ -21,6 +21,7 @@ from pyspark.sql import functions as f
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_source import SHEETS, BankSource, kind_of
 from txmq.reconcile.extract.books import NOTES, BookRequest
+from txmq.reconcile.extract.frame_books import GivenFrames, frame_sheets
 from txmq.reconcile.extract.loader import load
 from txmq.reconcile.extract.manifest import (
     BOOKS,
@@ -49,13 +50,13 @@ from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, 
 from txmq.reconcile.log.directory_log import RESTS
 from txmq.reconcile.log.source import register
 from txmq.reconcile.refusals import raised_here
-from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
 from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
 from txmq.runtime.clock import Clock, SystemClock
 
-__all__ = ["describe", "extract_day", "extract_frames", "log_of", "open_books"]
+__all__ = ["describe", "extract_day", "log_of"]
 
 
 class OpenBooks(NamedTuple):
@@ -68,11 +69,18 @@ class OpenBooks(NamedTuple):
 
 
 def extract_day(
-    spark: SparkSession, rules: Rules, day: date, folder: Folder, *, clock: Clock | None = None
+    spark: SparkSession,
+    rules: Rules,
+    day: date,
+    folder: Folder,
+    *,
+    given: GivenFrames | None = None,
+    clock: Clock | None = None,
 ) -> Manifest:
     """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    The extract is a folder below ``extracts/<day>`` of this one.
+    The extract is a folder below ``extracts/<day>`` of this one. ``given`` has frames in place of
+    ledgers that the rules name.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
@@ -81,7 +89,8 @@ def extract_day(
     home = folder.at("extracts", day.isoformat())
     try:
         with home.staging() as draft:
-            manifest = _extract(spark, rules, day, draft, clock or SystemClock())
+            extraction = _Extraction(spark, rules, day, given or GivenFrames(), draft)
+            manifest = extraction.take(clock or SystemClock())
             manifest.write(draft)
             final = home.at(manifest.extract_id)
             if not final.take(draft, last=FILE):
@@ -92,67 +101,79 @@ def extract_day(
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
-def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock: Clock) -> Manifest:
-    with raised_here():
-        kinds = [kind_of(bank) for bank in rules.bank]
-        register(spark)
-        with ExitStack() as stack:
-            banks = [
-                stack.enter_context(
-                    open_books(spark, BookRequest.of(rules, bank, day), kind, clock)
+class _Extraction(NamedTuple):
+    """An extract that is being taken."""
+
+    spark: SparkSession
+    rules: Rules
+    day: date
+    given: GivenFrames
+    draft: Folder
+
+    def take(self, clock: Clock) -> Manifest:
+        """Read and write all ledgers."""
+        rules, draft = self.rules, self.draft
+        with raised_here():
+            if not (self.given.log or rules.log.places or rules.log.cluster):
+                raise ReconcileRefused(
+                    "log has no place: give exactly one of directory, directories and cluster in "
+                    "the rules, or a DataFrame"
                 )
-                for bank, kind in zip(rules.bank, kinds, strict=True)
-            ]
-            frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
-            write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
-        request = LogRequest(rules.log, rules.money, rules.day.window(day))
-        log = spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
-        write_sheets(log.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
-        rests = draft.at(LOG, f"{SOURCE}={LOG}", f"{TABLE}={RESTS.name}")
+            kinds: dict[str, SourceKind] = {
+                bank.name: "frames" if bank.name in self.given.banks else kind_of(bank)
+                for bank in rules.bank
+            }
+            register(self.spark)
+            with ExitStack() as stack:
+                banks = [
+                    stack.enter_context(self._open_books(bank, kinds[bank.name], clock))
+                    for bank in rules.bank
+                ]
+                frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
+                write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+            self._write_log()
+            sources = [one.source for one in banks]
+            return describe(self.spark, rules, self.day, sources, draft, clock.wall_ms())
+
+    @contextmanager
+    def _open_books(self, bank: Bank, kind: SourceKind, clock: Clock) -> Iterator[OpenBooks]:
+        """Read a bank's books during the block: all of its tables in one state, if it has one."""
+        books = BookRequest.of(self.rules, bank, self.day)
+        with ExitStack() as stack:
+            snapshot, taken_ms = "", clock.wall_ms()
+            source_ms = taken_ms
+            if kind == "frames":
+                frame = frame_sheets(books, self.spark, self.given.of_bank(bank))
+            elif kind == "jdbc":
+                from txmq.reconcile.extract.jdbc import jdbc_errors, jdbc_tables
+
+                with jdbc_errors(bank):
+                    frame = frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))
+            else:
+                if kind == "postgresql":
+                    from txmq.reconcile.extract.postgres import export_snapshot
+
+                    snapshot, source_ms = stack.enter_context(export_snapshot(books))
+                options = books.options() | {"snapshot": snapshot}
+                frame = self.spark.read.format(BankSource.name()).options(**options).load()
+            source = ExtractedSource(bank.name, kind, snapshot, taken_ms, source_ms, ())
+            yield OpenBooks(frame, source)
+
+    def _write_log(self) -> None:
+        window, place = self.rules.day.window(self.day), self.draft.at(LOG)
+        if self.given.log:
+            log = self.given.log_sheets(window)
+            write_sheets(log.withColumn(SOURCE, f.lit(LOG)), place)
+            return
+        request = LogRequest(self.rules.log, self.rules.money, window)
+        log = self.spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
+        write_sheets(log.withColumn(SOURCE, f.lit(LOG)), place)
+        rests = place.at(f"{SOURCE}={LOG}", f"{TABLE}={RESTS.name}")
         if rests.files():
-            found = read_sheets(spark, draft.at(LOG), LOG_SHEETS)
+            found = read_sheets(self.spark, place, LOG_SHEETS)
             joined = with_rests_joined(request, found.where(f.col(TABLE) == RESTS.name))
-            write_sheets(joined.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
+            write_sheets(joined.withColumn(SOURCE, f.lit(LOG)), place)
             rests.remove_all()
-        sources = [one.source for one in banks]
-        return describe(spark, rules, day, sources, draft, clock.wall_ms())
-
-
-@contextmanager
-def open_books(
-    spark: SparkSession, books: BookRequest, kind: SourceKind, clock: Clock
-) -> Iterator[OpenBooks]:
-    """Read a bank's books during the block: all of its tables in one state, if it has one.
-
-    Raises:
-        ReconcileRefused: The bank cannot be read.
-    """
-    name = books.bank.name
-    with ExitStack() as stack:
-        snapshot, taken_ms = "", clock.wall_ms()
-        source_ms = taken_ms
-        if kind == "jdbc":
-            from txmq.reconcile.extract.jdbc import jdbc_sheets
-
-            frame = jdbc_sheets(books, spark)
-        else:
-            if kind == "postgresql":
-                from txmq.reconcile.extract.postgres import export_snapshot
-
-                snapshot, source_ms = stack.enter_context(export_snapshot(books))
-            options = books.options() | {"snapshot": snapshot}
-            frame = spark.read.format(BankSource.name()).options(**options).load()
-        yield OpenBooks(frame, ExtractedSource(name, kind, snapshot, taken_ms, source_ms, ()))
-
-
-def extract_frames(spark: SparkSession, extract: Folder) -> dict[str, DataFrame]:
-    """The tables of an extract; those of banks have the name of the bank in ``source``."""
-    found = {}
-    for folder, sheets, tables in ((BOOKS, SHEETS, BANK_TABLES), (LOG, LOG_SHEETS, LOG_TABLES)):
-        frame = read_sheets(spark, extract.at(folder), sheets)
-        for name, table in tables.items():
-            found[name] = frame.where(f.col("table") == name).select(*table.names, SOURCE)
-    return found
 
 
 def describe(

@@ -72,7 +72,7 @@ class ExtractedTable(Struct, frozen=True):
         return f"{self.written.source}/{self.table}"
 
 
-SourceKind: TypeAlias = Literal["postgresql", "sqlite", "jdbc", "files", "log"]
+SourceKind: TypeAlias = Literal["postgresql", "sqlite", "jdbc", "files", "frames", "log"]
 
 
 class ExtractedSource(Struct, frozen=True):

@@ -302,6 +302,11 @@ def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
         (":25:", ":25X:", "line 12: account '' begins in 'EUR'"),
         (":60M:C241120EUR117,50", ":60M:C241120EUR116,50", "a page is missing"),
         (":62F:", ":62M:", "statement 7/2 of account .* is not the last page"),
+        (
+            MT[MT.index(":60M:") : MT.index(":62F:")],
+            "",
+            "line 17: statement 7/2 has no opening",
+        ),
         (":20:", "", "'STARTUMSE' belongs to no field"),
         (":60F:C241119EUR100,00", ":60F:C241119EUR100.00", "is not a balance such as"),
     ],

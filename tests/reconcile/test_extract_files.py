@@ -270,6 +270,11 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         ("<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "line 1: it has a document type"),
         (document(), "it has no statement"),
         (
+            document().replace("UTF-8", "klingon"),
+            "line 1: unknown encoding: klingon: get the file in",
+        ),
+        (document().replace("UTF-8", "gb18030"), "line 1: multi-byte encodings are not supported"),
+        (
             document(
                 statement_xml(
                     *ONE, page="<StmtPgntn><PgNb>1</PgNb><LastPgInd>false</LastPgInd></StmtPgntn>"

@@ -184,6 +184,8 @@ def _children(file: str, chunks: Iterable[bytes]) -> Iterator[Element]:
             done.clear()
     except expat.ExpatError as error:
         refuse(file, error.lineno, f"it is not complete XML: {expat.ErrorString(error.code)}")
+    except (LookupError, ValueError) as error:
+        refuse(file, 1, f"{error}: get the file in UTF-8")
 
 
 def _parser(file: str, done: list[Element]) -> expat.XMLParserType:

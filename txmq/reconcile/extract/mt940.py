@@ -124,17 +124,17 @@ def _entry(page: StatementPage, line: int, text: str) -> list[RowFields]:
     if "E" in mark:
         return []
     try:
-        valued, month_and_day = date.fromisoformat(f"20{value}"), booked or value[2:]
+        value_date, month_and_day = date.fromisoformat(f"20{value}"), booked or value[2:]
         # The entry date has no year, so take the nearest one.
-        year = valued.year + round((valued.month - int(month_and_day[:2])) / 12)
-        day = date.fromisoformat(f"{year}{month_and_day}")
+        year = value_date.year + round((value_date.month - int(month_and_day[:2])) / 12)
+        entry_date = date.fromisoformat(f"{year}{month_and_day}")
     except ValueError:
         raise ValueError("has an invalid date") from None
     (currency,), amount = page.opening, _amount(mark, number)
     page.moved[currency] += amount
     account = page.account.removesuffix(currency).strip()  # Some banks write it after the account.
     row: RowFields = {"line": line, "account": account, "currency": currency}
-    row |= {"booked": day.isoformat(), "value": valued.isoformat()}
+    row |= {"booked": entry_date.isoformat(), "value": value_date.isoformat()}
     charges = re.findall(rf"/CHGS/{currency}([0-9]+,[0-9]*)", more or "")
     included = sum((_amount("C", charge) for charge in charges), Decimal(0))
     charge = row | {"amount": -included, "kind": "charge"}

@@ -270,6 +270,11 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         ("<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "line 1: it has a document type"),
         (document(), "it has no statement"),
         (
+            document().replace("UTF-8", "klingon"),
+            "line 1: unknown encoding: klingon: get the file in",
+        ),
+        (document().replace("UTF-8", "gb18030"), "line 1: multi-byte encodings are not supported"),
+        (
             document(
                 statement_xml(
                     *ONE, page="<StmtPgntn><PgNb>1</PgNb><LastPgInd>false</LastPgInd></StmtPgntn>"
@@ -302,6 +307,11 @@ def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
         (":25:", ":25X:", "line 12: account '' begins in 'EUR'"),
         (":60M:C241120EUR117,50", ":60M:C241120EUR116,50", "a page is missing"),
         (":62F:", ":62M:", "statement 7/2 of account .* is not the last page"),
+        (
+            MT[MT.index(":60M:") : MT.index(":62F:")],
+            "",
+            "line 17: statement 7/2 has no opening",
+        ),
         (":20:", "", "'STARTUMSE' belongs to no field"),
         (":60F:C241119EUR100,00", ":60F:C241119EUR100.00", "is not a balance such as"),
     ],

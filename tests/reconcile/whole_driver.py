@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from tests.reconcile.days import Plan, write_day
+from tests.reconcile.days import Plan
 from txmq.reconcile import reconcile
 from txmq.reconcile.extract.books import NOTES
 from txmq.reconcile.extract.extraction import describe
@@ -25,15 +25,14 @@ from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 PLAN = Plan(transfers=2_000, planted=3, accounts=200, part=700, altered=2)
 
 
-def rules_in(directory):
-    return msgspec.structs.replace(PLAN.rules, directory=str(directory))
+def rules_in(directory, plan=PLAN):
+    return msgspec.structs.replace(plan.rules, directory=str(directory))
 
 
-def extracted(spark, directory, folder):
-    """The seeded day as an extract of these rules; returns its id."""
-    write_day(folder, PLAN)
-    early, rules = LocalFolder(directory / "early"), rules_in(directory)
-    end_ms, banks = rules.day.window(PLAN.day).end_ms, [bank.name for bank in rules.bank]
+def extracted(spark, directory, folder, plan=PLAN):
+    """A seeded day that was written into a folder, as an extract of its rules; returns its id."""
+    early, rules = LocalFolder(directory / "early"), rules_in(directory, plan)
+    end_ms, banks = rules.day.window(plan.day).end_ms, [bank.name for bank in rules.bank]
     for kind, names, tables in (("books", banks, BANK_TABLES), ("log", ["log"], LOG_TABLES)):
         frames = [
             spark.read.parquet(str(folder / name / table)).selectExpr(
@@ -46,7 +45,7 @@ def extracted(spark, directory, folder):
         notes = {name: f.lit(None).cast("string") for name in NOTES.names}
         write_sheets(whole.withColumns(notes), early.at(kind))
     sources = [ExtractedSource(name, "sqlite", "", end_ms, end_ms, ()) for name in banks]
-    manifest = describe(spark, rules, PLAN.day, sources, early, end_ms)
+    manifest = describe(spark, rules, plan.day, sources, early, end_ms)
     manifest.write(early)
     final = Path(rules.directory, "extracts", manifest.business_date, manifest.extract_id)
     final.parent.mkdir(parents=True)

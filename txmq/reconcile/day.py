@@ -36,7 +36,6 @@ from txmq.reconcile.report.page import page
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules
-from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.storage import Directory, Folder
 from txmq.reconcile.summary import Result, Run, Verdict
 from txmq.reconcile.tables import TABLES
@@ -258,6 +257,9 @@ class Day:
             results.publish(done, files)
             done = results.current(day) or done
             if rules.recon is not None:
+                # Only this needs SQLAlchemy.
+                from txmq.reconcile.schema import ReconSchema
+
                 with closing(ReconSchema(rules.recon)) as schema:
                     schema.write(done, results.table("items", day, name).rows())
         progress.stages = ()  # The next date has its own.

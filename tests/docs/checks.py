@@ -241,7 +241,8 @@ def run_command(words, output, scratch):
 @cache
 def programs():
     """The text of all programs, of which pages may show parts."""
-    sources = [path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))]
+    files = [*sorted((ROOT / "examples").rglob("*.py")), ROOT / "txmq/reconcile/match.py"]
+    sources = [file.read_text() for file in files]
     shown = [
         block.text for page in all_pages() for block in page.blocks() if block.language == "python"
     ]

@@ -218,7 +218,11 @@ class Day:
             return self.publish(results)
 
     def publish(self, results: Results) -> Run:
-        """Write the day into open results, as :meth:`write`."""
+        """Write the day into open results, as :meth:`write`.
+
+        Raises:
+            ReconcileRefused: See :meth:`write`.
+        """
         rules, manifest, past, people, began_ms = self._inputs
         day, progress = self.date, self._progress
         digest = past.result_digest if past else None

@@ -260,7 +260,10 @@ def read_session(page, block, scratch):
     lines = re.findall(r"^(?:>>>|\.\.\.) ?(.*\n)", block.text, re.MULTILINE)
     nodes = list(ast.walk(ast.parse("".join(lines))))
     bound = {
-        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
     }
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}

@@ -53,7 +53,9 @@ class Refusal(Exception):
 
 
 class ObjectFiles(MutableMapping):
-    """Objects as files below a folder, which others may write too; no folder in it is empty."""
+    """Objects as files below a folder, which Hadoop writes too, with checksums beside them; no
+    folder in it is empty.
+    """
 
     def __init__(self, folder):
         self.folder = folder
@@ -77,12 +79,14 @@ class ObjectFiles(MutableMapping):
         if path.endswith("/") or not place.is_file():
             raise KeyError(path)
         place.unlink()
+        place.with_name(f".{place.name}.crc").unlink(missing_ok=True)
         with suppress(OSError):
             for parent in place.relative_to(self.folder).parents:
                 (self.folder / parent).rmdir()
 
     def __iter__(self):
-        files = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
+        paths = sorted(self.folder.rglob("*"))
+        files = (path for path in paths if path.is_file() and path.suffix != ".crc")
         return (path.relative_to(self.folder).as_posix() for path in files)
 
     def __len__(self):

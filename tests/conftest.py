@@ -47,6 +47,7 @@ WITH_SPARK = (
     "reconcile/test_whole_storage.py",
     "reconcile/test_whole_object_store.py",
     "reconcile/test_whole_cluster.py",
+    "reconcile/test_as_library.py",
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",

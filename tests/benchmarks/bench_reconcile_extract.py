@@ -105,7 +105,8 @@ def _bank_of(rules, folder, spark):
 def _jdbc(rules, folder, spark):
     import pyarrow.parquet as pq
 
-    from txmq.reconcile.extract.jdbc import SparkDialect, options
+    from txmq.reconcile.extract.frame_books import SparkDialect
+    from txmq.reconcile.extract.jdbc import options
     from txmq.reconcile.extract.statements import EntryStatements
 
     (bank,) = rules.bank

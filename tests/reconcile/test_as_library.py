@@ -1,7 +1,12 @@
 """A day from Python: DataFrames of the user's own go in, and DataFrames come out."""
 
+import io
+from contextlib import redirect_stdout
+
 import pytest
 
+from tests.docs.checks import CHECKS, see_output
+from tests.docs.pages import ROOT, read
 from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY, Stage
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile import reconcile
@@ -116,3 +121,15 @@ def test_a_day_is_not_written_on_top_of_another_day_before(spark, stage, tmp_pat
     with pytest.raises(ReconcileRefused, match="another result than when this day was reconciled"):
         day.write()
     assert later.results().current(THURSDAY) is None
+
+
+def test_the_page_runs_from_top_to_bottom(spark):
+    page, names = read(ROOT / "docs/howto/reconcile-library.md"), {}
+    for block in page.blocks():
+        if block.language == "python":
+            with redirect_stdout(io.StringIO()) as printed:
+                exec(block.text, names)
+        elif block.is_output:
+            see_output(block.text, printed.getvalue())
+        else:
+            CHECKS[block.language](page, block, None)

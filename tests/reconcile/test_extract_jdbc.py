@@ -20,7 +20,8 @@ from tests.extracts import (
     rules_of,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.jdbc import SparkDialect, _error_sentence, options
+from txmq.reconcile.extract.frame_books import SparkDialect
+from txmq.reconcile.extract.jdbc import _error_sentence, options
 from txmq.reconcile.extract.statements import EntryStatements
 from txmq.reconcile.rules import Bank, Day, Money
 

@@ -127,10 +127,8 @@ def night(server, spark, stages, tmp_path, monkeypatch):
 def view_of(store):
     """Hadoop's settings for a view of the store's objects."""
     views = "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme"
-    files = "org.apache.hadoop.fs.RawLocalFileSystem"
     return {
         "fs.s3a.impl": views,
-        "fs.viewfs.overload.scheme.target.file.impl": files,
         "fs.viewfs.mounttable.vault.link./recon": f"file://{store.objects.folder}/vault/recon",
     }
 

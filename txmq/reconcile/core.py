@@ -26,11 +26,13 @@ from txmq.reconcile.ledgers import Role
 from txmq.reconcile.match import decide, verdicts
 from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.spark import setting
 from txmq.reconcile.tables import ITEMS, MATCHES, MESSAGES, RESULTS, TOTALS, Sums
 
 __all__ = ["ReconciledDay", "reconcile_frames"]
 
 _ITEMS_AT_A_PLACE: Final = 100_000
+_ADAPTS: Final = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
 
 class ReconciledDay(NamedTuple):
@@ -76,17 +78,20 @@ def reconcile_frames(
         (row["group"], row["topic"], row["queue"]): row["next_offset"]
         for row in (frames[Role.OFFSETS].collect() if Role.OFFSETS in frames else ())
     }
-    found = verdicts(frames, rules, window).persist()
-    suspects = found.where(F.col("class").isNull()).select("key", "was_agreed")
-    decider = Decider(rules, day, as_of_ms, offsets, explanations)
-    decided = decide(frames, suspects, window, decider).persist()
-    of_accounts = balances(frames, rules, window).persist()
+    # Otherwise what is kept has the partitions of a shuffle, 200 by default, however few its rows.
+    with setting(frames[Role.ENTRIES].sparkSession, _ADAPTS, "true"):
+        found = verdicts(frames, rules, window).persist()
+        suspects = found.where(F.col("class").isNull()).select("key", "was_agreed")
+        decider = Decider(rules, day, as_of_ms, offsets, explanations)
+        decided = decide(frames, suspects, window, decider).persist()
+        of_accounts = balances(frames, rules, window).persist()
 
     tables = {name: _table(decided, name) for name in RESULTS if name != "by_hand"}
     broken = tables.pop("proofs")
     plain = found.where(F.col("class").isNotNull())
     tables["matches"] = plain.select(*MATCHES.names).unionByName(tables["matches"])
-    place = F.pmod(F.xxhash64("fold"), F.lit(1))
+    places = 1 + tables["items"].count() // _ITEMS_AT_A_PLACE
+    place = F.pmod(F.xxhash64("fold"), F.lit(places))
     tables["items"] = tables["items"].groupBy(place).applyInArrow(with_doubts, ITEMS.ddl)
     messages = rows_of(Role.MESSAGES, frames[Role.MESSAGES], window)
     by_hand = messages.where(F.col("decided_by") == "operator")

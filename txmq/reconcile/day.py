@@ -36,7 +36,6 @@ from txmq.reconcile.report.page import page
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules
-from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.storage import Directory, Folder
 from txmq.reconcile.summary import Result, Run, Verdict
 from txmq.reconcile.tables import TABLES
@@ -219,7 +218,11 @@ class Day:
             return self.publish(results)
 
     def publish(self, results: Results) -> Run:
-        """Write the day into open results, as :meth:`write`."""
+        """Write the day into open results, as :meth:`write`.
+
+        Raises:
+            ReconcileRefused: See :meth:`write`.
+        """
         rules, manifest, past, people, began_ms = self._inputs
         day, progress = self.date, self._progress
         digest = past.result_digest if past else None
@@ -258,6 +261,9 @@ class Day:
             results.publish(done, files)
             done = results.current(day) or done
             if rules.recon is not None:
+                # Only this needs SQLAlchemy.
+                from txmq.reconcile.schema import ReconSchema
+
                 with closing(ReconSchema(rules.recon)) as schema:
                     schema.write(done, results.table("items", day, name).rows())
         progress.stages = ()  # The next date has its own.

@@ -87,18 +87,10 @@ def _described(spark: SparkSession | None, name: str) -> Iterator[None]:
     if spark is None:
         yield
         return
-    before = spark.conf.get(_DESCRIPTION, None)
-    spark.conf.set(_DESCRIPTION, name)
-    try:
-        yield
-    finally:
-        from txmq.reconcile.spark import SPARK_ERRORS
+    from txmq.reconcile.spark import setting
 
-        with suppress(*SPARK_ERRORS):  # It is gone, and the block has raised an error that says so.
-            if before is None:
-                spark.conf.unset(_DESCRIPTION)
-            else:
-                spark.conf.set(_DESCRIPTION, before)
+    with setting(spark, _DESCRIPTION, name):
+        yield
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 
-__all__ = ["SPARK_ERRORS", "open_spark"]
+__all__ = ["SPARK_ERRORS", "open_spark", "setting"]
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """The exceptions raised when Spark or the connection to it fails."""
@@ -100,6 +100,7 @@ def open_spark(
     place = remote or master or f"local[{cores or '*'}]"
     name = place.partition(";")[0]  # A server's address may hold a token.
     _check_address(name, is_server=bool(remote))
+    _check_jars(jars)
     if SparkSession.getActiveSession() is not None:
         raise UsageError("this process has an open Spark session; close it first")
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder, _quiet():
@@ -131,6 +132,27 @@ def open_spark(
                 session.stop()
             if not is_log_named:
                 log.unlink(missing_ok=True)
+
+
+@contextmanager
+def setting(session: SparkSession, name: str, value: str) -> Iterator[None]:
+    """In the block, a setting of the session has this value."""
+    before = session.conf.get(name, None)
+    session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        with suppress(*SPARK_ERRORS):  # It is gone, and the block has raised an error that says so.
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
+
+
+def _check_jars(jars: Sequence[Path]) -> None:
+    for jar in jars:
+        if not jar.is_file():
+            raise ConfigError(f"jar {jar} does not exist")
 
 
 def _check_address(place: str, *, is_server: bool) -> None:
@@ -185,9 +207,6 @@ def _settings(
         found["spark.executor.memory"] = memory
         if cores is not None:
             found["spark.cores.max"] = str(cores)
-    for jar in jars:
-        if not jar.is_file():
-            raise ConfigError(f"jar {jar} does not exist")
     if jars:
         found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in jars)
     return found

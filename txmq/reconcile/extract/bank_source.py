@@ -22,6 +22,7 @@ from txmq.reconcile.extract.books import BOOKS, BookPart, BookReader, BookReques
 from txmq.reconcile.extract.manifest import SourceKind
 from txmq.reconcile.extract.sheets import Sheets
 from txmq.reconcile.rules import Bank
+from txmq.reconcile.tables import ENTRIES
 
 __all__ = ["SHEETS", "BankSource", "kind_of"]
 
@@ -36,7 +37,9 @@ class BankSource(DataSource, DataSourceReader):
 
     Options: ``bank``, ``url``, ``date``, and as in the rules ``day``, ``money``, ``directory`` and
     ``quarantine_max``; the first and the third are required. ``snapshot`` names an exported
-    snapshot of PostgreSQL, with which several tasks read at once.
+    snapshot of PostgreSQL, with which several tasks read at once. Under one, the ``part``
+    ``entries`` has these alone, in their own columns, and ``others`` has all else: the notes about
+    entries, too, so that only both are a whole bank.
     """
 
     @classmethod
@@ -46,10 +49,16 @@ class BankSource(DataSource, DataSourceReader):
 
     def schema(self) -> StructType:
         """The columns of the table, or of all tables."""
-        table = self.options.get("table")
+        table = self._table
         if table and table not in BOOKS:
             raise ReconcileRefused(f"table {table!r} is not one of {', '.join(BOOKS)}")
         return from_arrow_schema(SHEETS.schema_of(table))
+
+    @property
+    def _table(self) -> str | None:
+        """The table wanted; ``None`` for all of them."""
+        part = self.options.get("part")
+        return ENTRIES.name if part == ENTRIES.name else self.options.get("table") or None
 
     def reader(self, schema: Any) -> BankSource:
         """Itself."""
@@ -68,6 +77,8 @@ class BankSource(DataSource, DataSourceReader):
             from txmq.reconcile.extract.postgres import book_parts
 
             parts = book_parts(books, snapshot)
+            if part := self.options.get("part"):
+                parts = [one for one in parts if one.has_others == (part != ENTRIES.name)]
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -77,10 +88,10 @@ class BankSource(DataSource, DataSourceReader):
             ReconcileRefused: They cannot be read, or too many of their rows cannot.
         """
         books = BookRequest.from_options(self.options)
-        wanted = self.options.get("table")
+        wanted = self._table
         with _opened(books, self.options.get("snapshot") or "") as reader:
             for table, rows in reader.pieces(partition.value):
-                if wanted in (None, "", table.name) and rows.num_rows:
+                if wanted in (None, table.name) and rows.num_rows:
                     where = f"{books.bank.name}/{table.name}"
                     yield SHEETS.rows(where, table, rows, is_alone=bool(wanted))
 

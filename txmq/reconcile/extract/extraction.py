@@ -8,7 +8,7 @@ temporary name until it is complete, so that a partial one is never used.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from functools import reduce
@@ -52,7 +52,7 @@ from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
-from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, ENTRIES, LOG_TABLES
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["describe", "extract_day", "extract_frames", "log_of", "open_books"]
@@ -61,8 +61,8 @@ __all__ = ["describe", "extract_day", "extract_frames", "log_of", "open_books"]
 class OpenBooks(NamedTuple):
     """A bank that is being read."""
 
-    frame: DataFrame
-    """Its sheets."""
+    frames: Sequence[DataFrame]
+    """Its sheets; the entries may be apart, without the columns of other tables."""
     source: ExtractedSource
     """The bank, without the tables."""
 
@@ -103,8 +103,14 @@ def _extract(spark: SparkSession, rules: Rules, day: date, draft: Folder, clock:
                 )
                 for bank, kind in zip(rules.bank, kinds, strict=True)
             ]
-            frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
-            write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+            # One job writes the frames of all banks that have the same columns.
+            alike = defaultdict[frozenset[str], list[DataFrame]](list)
+            for one in banks:
+                for frame in one.frames:
+                    named = frame.withColumn(SOURCE, f.lit(one.source.name))
+                    alike[frozenset(frame.columns)].append(named)
+            for frames in alike.values():
+                write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
         request = LogRequest(rules.log, rules.money, rules.day.window(day))
         log = spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
         write_sheets(log.withColumn(SOURCE, f.lit(LOG)), draft.at(LOG))
@@ -134,15 +140,20 @@ def open_books(
         if kind == "jdbc":
             from txmq.reconcile.extract.jdbc import jdbc_sheets
 
-            frame = jdbc_sheets(books, spark)
+            frames = [jdbc_sheets(books, spark)]
         else:
+            source = spark.read.format(BankSource.name()).options(**books.options())
             if kind == "postgresql":
                 from txmq.reconcile.extract.postgres import export_snapshot
 
                 snapshot, source_ms = stack.enter_context(export_snapshot(books))
-            options = books.options() | {"snapshot": snapshot}
-            frame = spark.read.format(BankSource.name()).options(**options).load()
-        yield OpenBooks(frame, ExtractedSource(name, kind, snapshot, taken_ms, source_ms, ()))
+                source.option("snapshot", snapshot)
+                entries = source.option("part", "entries").load()
+                entries = entries.withColumn(TABLE, f.lit(ENTRIES.name))
+                frames = [source.option("part", "others").load(), entries]
+            else:
+                frames = [source.load()]
+        yield OpenBooks(frames, ExtractedSource(name, kind, snapshot, taken_ms, source_ms, ()))
 
 
 def extract_frames(spark: SparkSession, extract: Folder) -> dict[str, DataFrame]:

@@ -36,10 +36,11 @@ class BankSource(DataSource, DataSourceReader):
     """A bank's books on a date.
 
     Options: ``bank``, ``url``, ``date``, and as in the rules ``day``, ``money``, ``directory`` and
-    ``quarantine_max``; the first and the third are required. ``snapshot`` names an exported
-    snapshot of PostgreSQL, with which several tasks read at once. Under one, the ``part``
-    ``entries`` has these alone, in their own columns, and ``others`` has all else: the notes about
-    entries, too, so that only both are a whole bank.
+    ``quarantine_max``; the first and the third are required.
+
+    Two sources with one exported ``snapshot`` of PostgreSQL are a bank together: with the ``part``
+    ``entries``, several tasks read these alone, without the columns of other tables; ``others`` has
+    all else, and the notes about entries, too.
     """
 
     @classmethod
@@ -57,8 +58,9 @@ class BankSource(DataSource, DataSourceReader):
     @property
     def _table(self) -> str | None:
         """The table wanted; ``None`` for all of them."""
-        part = self.options.get("part")
-        return ENTRIES.name if part == ENTRIES.name else self.options.get("table") or None
+        if self.options.get("part") == ENTRIES.name:
+            return ENTRIES.name
+        return self.options.get("table") or None
 
     def reader(self, schema: Any) -> BankSource:
         """Itself."""
@@ -71,15 +73,14 @@ class BankSource(DataSource, DataSourceReader):
         Raises:
             ReconcileRefused: The bank cannot be reached, or an option is invalid.
         """
-        books, snapshot = BookRequest.from_options(self.options), self.options.get("snapshot")
-        parts = [BookPart()]
-        if snapshot and kind_of(books.bank) == "postgresql":
-            from txmq.reconcile.extract.postgres import book_parts
+        books, part = BookRequest.from_options(self.options), self.options.get("part")
+        if part is None:
+            return [InputPartition(BookPart())]
+        if part != ENTRIES.name:
+            return [InputPartition(BookPart(()))]
+        from txmq.reconcile.extract.postgres import entry_parts
 
-            parts = book_parts(books, snapshot)
-            if part := self.options.get("part"):
-                parts = [one for one in parts if one.has_others == (part != ENTRIES.name)]
-        return [InputPartition(part) for part in parts]
+        return [InputPartition(one) for one in entry_parts(books, self.options["snapshot"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the books.

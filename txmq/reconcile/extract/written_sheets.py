@@ -11,7 +11,7 @@ the hashes of all rows, so their order and their files do not matter.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import add
 from typing import Final, NamedTuple, TypeAlias
@@ -101,7 +101,7 @@ def add_up(
     # Numbers are never texts, so a NULL needs a mark of its own: Spark's hash leaves it out.
     marked = [[f.col(one), f.col(one).isNull()] for one in sorted(schema.names) if one != TABLE]
     content = f.xxhash64(*(part for pair in marked for part in pair))
-    number = f.col("id") if "id" in numbers else f.lit(None)
+    number = f.col("id") if "id" in numbers else f.lit(None).cast("long")
     wanted = [
         f.count(f.lit(1)).alias("count"),
         *_halves("total", longs.values()),
@@ -127,11 +127,10 @@ def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]
     return {_below(folder, row.path): (row.length, row.hash) for row in rows}
 
 
-def _halves(name: str, numbers: Iterable[Column]) -> list[Column]:
-    """The sums of the lower and of the upper halves of some numbers of all rows."""
-    found = list(numbers)
-    low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in found))
-    high = reduce(add, (f.shiftright(number, 32) for number in found))
+def _halves(name: str, numbers: Collection[Column]) -> list[Column]:
+    """The sum of the lower halves of all numbers in all rows, and that of the upper halves."""
+    low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in numbers))
+    high = reduce(add, (f.shiftright(number, 32) for number in numbers))
     return [f.sum(low).alias(f"{name} low"), f.sum(high).alias(f"{name} high")]
 
 

@@ -58,15 +58,8 @@ def reconcile_extract(bench, plan):
 
 
 def _measured(rules, plan, jar, server):
-    (bank,) = rules.bank
-    behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
-    over_jdbc = msgspec.structs.replace(rules, bank=(behind,))
     spark = _spark(jar)
-    ways = {
-        "extract": partial(_extract, rules, spark),
-        "jdbc": partial(_extract, over_jdbc, spark),
-        "by_hand": partial(_by_hand, over_jdbc, spark),
-    }
+    ways = _ways(rules, spark)
     seconds, cpu, totals = {way: [] for way in ways}, {way: [] for way in ways}, {}
     try:
         for turn in range(1 + plan.extract_turns):
@@ -90,6 +83,18 @@ def _measured(rules, plan, jar, server):
         found[f"{way}_over_extract"] = _over(seconds[way], seconds["extract"])
         found[f"{way}_cpu_over_extract"] = _over(cpu[way], cpu["extract"])
     return found
+
+
+def _ways(rules, spark):
+    """A function of a folder for each way; it returns what :func:`_see_alike` compares."""
+    (bank,) = rules.bank
+    behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
+    over_jdbc = msgspec.structs.replace(rules, bank=(behind,))
+    return {
+        "extract": partial(_extract, rules, spark),
+        "jdbc": partial(_extract, over_jdbc, spark),
+        "by_hand": partial(_by_hand, over_jdbc, spark),
+    }
 
 
 def _over(some, others):

@@ -113,15 +113,21 @@ class Books:
         self.sheets = {bank.name: list(self._read(rules, bank, day)) for bank in rules.bank}
 
     def _read(self, rules, bank, day):
-        books, snapshot = BookRequest.of(rules, bank, day), ""
-        with contextlib.ExitStack() as stack:
-            if kind_of(bank) == "postgresql":
-                snapshot, _ = stack.enter_context(postgres.export_snapshot(books))
-            source = BankSource(books.options() | {"snapshot": snapshot})
-            self.parts[bank.name] = source.partitions()
-            for part in self.parts[bank.name]:
-                for batch in source.read(part):
-                    yield from batch.to_pylist()
+        books = BookRequest.of(rules, bank, day)
+        if kind_of(bank) != "postgresql":
+            yield from self._sheets(bank, BankSource(books.options()))
+            return
+        with postgres.export_snapshot(books) as (snapshot, _):
+            named = books.options() | {"snapshot": snapshot}
+            yield from self._sheets(bank, BankSource(named | {"part": "others"}))
+            for entry in self._sheets(bank, BankSource(named | {"part": "entries"})):
+                yield entry | {"table": "entries"}
+
+    def _sheets(self, bank, source):
+        self.parts[bank.name] = source.partitions()
+        for part in self.parts[bank.name]:
+            for batch in source.read(part):
+                yield from batch.to_pylist()
 
     def rows(self, bank="icbc", table="entries"):
         """The rows of a table, in a fixed order."""

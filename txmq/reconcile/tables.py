@@ -60,21 +60,6 @@ class TableSchema(NamedTuple):
         """Its columns as SQL names them, each with its type."""
         return ", ".join(f"`{column.name}` {column.spark}" for column in self.columns)
 
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """The columns of its hash total: all numbers."""
-        return tuple(column.name for column in self.columns if column.type in ("long", "int"))
-
-    @property
-    def has_number(self) -> bool:
-        """True if the ids of its rows are numbers."""
-        return "id" in self.numbers
-
-    @property
-    def money(self) -> str | None:
-        """The column added up by currency; ``None`` in a table without money."""
-        return next((name for name in ("amount", "balance") if name in self.names), None)
-
 
 LONE: Final = "/@"
 """Between the bank and the moment in the key of rows that name no transfer."""

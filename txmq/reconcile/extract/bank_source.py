@@ -22,6 +22,7 @@ from txmq.reconcile.extract.books import BOOKS, BookPart, BookReader, BookReques
 from txmq.reconcile.extract.manifest import SourceKind
 from txmq.reconcile.extract.sheets import Sheets
 from txmq.reconcile.rules import Bank
+from txmq.reconcile.tables import ENTRIES
 
 __all__ = ["SHEETS", "BankSource", "kind_of"]
 
@@ -35,8 +36,11 @@ class BankSource(DataSource, DataSourceReader):
     """A bank's books on a date.
 
     Options: ``bank``, ``url``, ``date``, and as in the rules ``day``, ``money``, ``directory`` and
-    ``quarantine_max``; the first and the third are required. ``snapshot`` names an exported
-    snapshot of PostgreSQL, with which several tasks read at once.
+    ``quarantine_max``; the first and the third are required.
+
+    Two sources with one exported ``snapshot`` of PostgreSQL are a bank together: with the ``part``
+    ``entries``, several tasks read these alone, without the columns of other tables; ``others`` has
+    all else, and the notes about entries, too.
     """
 
     @classmethod
@@ -46,10 +50,17 @@ class BankSource(DataSource, DataSourceReader):
 
     def schema(self) -> StructType:
         """The columns of the table, or of all tables."""
-        table = self.options.get("table")
+        table = self._table
         if table and table not in BOOKS:
             raise ReconcileRefused(f"table {table!r} is not one of {', '.join(BOOKS)}")
         return from_arrow_schema(SHEETS.schema_of(table))
+
+    @property
+    def _table(self) -> str | None:
+        """The table wanted; ``None`` for all of them."""
+        if self.options.get("part") == ENTRIES.name:
+            return ENTRIES.name
+        return self.options.get("table") or None
 
     def reader(self, schema: Any) -> BankSource:
         """Itself."""
@@ -62,13 +73,14 @@ class BankSource(DataSource, DataSourceReader):
         Raises:
             ReconcileRefused: The bank cannot be reached, or an option is invalid.
         """
-        books, snapshot = BookRequest.from_options(self.options), self.options.get("snapshot")
-        parts = [BookPart()]
-        if snapshot and kind_of(books.bank) == "postgresql":
-            from txmq.reconcile.extract.postgres import book_parts
+        books, part = BookRequest.from_options(self.options), self.options.get("part")
+        if part is None:
+            return [InputPartition(BookPart())]
+        if part != ENTRIES.name:
+            return [InputPartition(BookPart(()))]
+        from txmq.reconcile.extract.postgres import entry_parts
 
-            parts = book_parts(books, snapshot)
-        return [InputPartition(part) for part in parts]
+        return [InputPartition(one) for one in entry_parts(books, self.options["snapshot"])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the books.
@@ -77,10 +89,10 @@ class BankSource(DataSource, DataSourceReader):
             ReconcileRefused: They cannot be read, or too many of their rows cannot.
         """
         books = BookRequest.from_options(self.options)
-        wanted = self.options.get("table")
+        wanted = self._table
         with _opened(books, self.options.get("snapshot") or "") as reader:
             for table, rows in reader.pieces(partition.value):
-                if wanted in (None, "", table.name) and rows.num_rows:
+                if wanted in (None, table.name) and rows.num_rows:
                     where = f"{books.bank.name}/{table.name}"
                     yield SHEETS.rows(where, table, rows, is_alone=bool(wanted))
 

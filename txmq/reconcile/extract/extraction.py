@@ -8,7 +8,7 @@ temporary name until it is complete, so that a partial one is never used.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from functools import reduce
@@ -53,7 +53,7 @@ from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
-from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, ENTRIES, LOG_TABLES
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["describe", "extract_day", "log_of"]
@@ -62,8 +62,8 @@ __all__ = ["describe", "extract_day", "log_of"]
 class OpenBooks(NamedTuple):
     """A bank that is being read."""
 
-    frame: DataFrame
-    """Its sheets."""
+    frames: Sequence[DataFrame]
+    """Its sheets; the entries may be apart, without the columns of other tables."""
     source: ExtractedSource
     """The bank, without the tables."""
 
@@ -129,8 +129,14 @@ class _Extraction(NamedTuple):
                     stack.enter_context(self._open_books(bank, kinds[bank.name], clock))
                     for bank in rules.bank
                 ]
-                frames = [one.frame.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
-                write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+                # One job writes the frames of all banks that have the same columns.
+                alike = defaultdict[frozenset[str], list[DataFrame]](list)
+                for one in banks:
+                    for frame in one.frames:
+                        named = frame.withColumn(SOURCE, f.lit(one.source.name))
+                        alike[frozenset(frame.columns)].append(named)
+                for frames in alike.values():
+                    write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
             self._write_log()
             sources = [one.source for one in banks]
             return describe(self.spark, rules, self.day, sources, draft, clock.wall_ms())
@@ -142,22 +148,26 @@ class _Extraction(NamedTuple):
         with ExitStack() as stack:
             snapshot, taken_ms = "", clock.wall_ms()
             source_ms = taken_ms
+            reader = self.spark.read.format(BankSource.name()).options(**books.options())
             if kind == "frames":
-                frame = frame_sheets(books, self.spark, self.given.of_bank(bank))
+                frames = [frame_sheets(books, self.spark, self.given.of_bank(bank))]
             elif kind == "jdbc":
                 from txmq.reconcile.extract.jdbc import jdbc_errors, jdbc_tables
 
                 with jdbc_errors(bank):
-                    frame = frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))
-            else:
-                if kind == "postgresql":
-                    from txmq.reconcile.extract.postgres import export_snapshot
+                    frames = [frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))]
+            elif kind == "postgresql":
+                from txmq.reconcile.extract.postgres import export_snapshot
 
-                    snapshot, source_ms = stack.enter_context(export_snapshot(books))
-                options = books.options() | {"snapshot": snapshot}
-                frame = self.spark.read.format(BankSource.name()).options(**options).load()
+                snapshot, source_ms = stack.enter_context(export_snapshot(books))
+                reader.option("snapshot", snapshot)
+                entries = reader.option("part", "entries").load()
+                entries = entries.withColumn(TABLE, f.lit(ENTRIES.name))
+                frames = [reader.option("part", "others").load(), entries]
+            else:
+                frames = [reader.load()]
             source = ExtractedSource(bank.name, kind, snapshot, taken_ms, source_ms, ())
-            yield OpenBooks(frame, source)
+            yield OpenBooks(frames, source)
 
     def _write_log(self) -> None:
         window, place = self.rules.day.window(self.day), self.draft.at(LOG)

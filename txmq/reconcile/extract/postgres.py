@@ -27,7 +27,7 @@ from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.rules import Bank, EntryColumns
 from txmq.reconcile.tables import LIMIT
 
-__all__ = ["book_parts", "export_snapshot", "open_postgres"]
+__all__ = ["entry_parts", "export_snapshot", "open_postgres"]
 
 _CONNECT_S: Final = 15
 _LOCK_S: Final = 30
@@ -110,14 +110,12 @@ def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
         yield name, source_ms
 
 
-def book_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
-    """The parts of a bank's books that may be read at once, under an exported snapshot: one for
-    each reader, and one of all but the entries.
-    """
+def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
+    """The parts of a bank's entries that may be read at once, one for each reader."""
     with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
         slices = _slices(connection, books.bank)
     parts = (slices[place :: books.bank.readers] for place in range(books.bank.readers))
-    return [BookPart(()), *(BookPart(some, has_others=False) for some in parts if some)]
+    return [BookPart(some, has_others=False) for some in parts if some]
 
 
 @contextmanager

@@ -25,7 +25,6 @@ class Sheets:
     """Tables that can share a frame, because columns of one name have one type."""
 
     def __init__(self, tables: Mapping[str, TableSchema]) -> None:
-        self.tables = tables
         self._schemas = {name: arrow_schema(table) for name, table in tables.items()}
         types = {field.name: field.type for schema in self._schemas.values() for field in schema}
         self.schema = pa.schema(types | {TABLE: pa.string()})

@@ -199,7 +199,7 @@ class EntryStatements(Statements):
                 moments[column] = dialect.scaled(column, scale, floored=True)
             self._refuse_null(column, moments[column], "not a moment")
         # A blank is no id: all rows with one would be one transfer.
-        has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
+        has_key = f"coalesce(trim({text(entries.key)}), '') <> ''"
         key = f"CASE WHEN {has_key} THEN {self._named_key(entries)} || {text(entries.key)} END"
         if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))

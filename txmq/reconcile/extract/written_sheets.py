@@ -11,8 +11,10 @@ the hashes of all rows, so their order and their files do not matter.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import add
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -23,7 +25,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from txmq.reconcile.extract.sheets import TABLE, Sheets
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import LIMIT, LOWER_HALF, TableSchema, join_halves
+from txmq.reconcile.tables import LIMIT, LOWER_HALF, RECURRING, join_halves
 
 __all__ = [
     "NO_CONTENT",
@@ -45,6 +47,8 @@ _CONTENT: Final = "{}-{:016x}"
 NO_CONTENT: Final = _CONTENT.format(0, 0)
 """The hash of a table without rows."""
 _ROWS_A_FILE: Final = 2_000_000
+_MONEY: Final = ("amount", "balance")
+"""The columns added up by currency; no table has both."""
 _NOTE: Final = ("about", "place", "note")
 
 
@@ -67,6 +71,9 @@ def write_sheets(frame: DataFrame, folder: Folder) -> None:
         "maxRecordsPerFile": str(_ROWS_A_FILE),
         "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
+    # For keys and amounts a dictionary takes time and saves no space.
+    plain = {f"parquet.enable.dictionary#{name}" for name in frame.columns if name not in RECURRING}
+    options |= dict.fromkeys(plain, "false")
     frame.write.mode("append").partitionBy(*_PLACE).options(**options).parquet(folder.spark_path)
     if folder.local is not None:
         for path in folder.local.rglob(".*.crc"):
@@ -90,21 +97,26 @@ def add_up(
         return {}
     schema = sheets.schema
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
-    halves = {name: f.col(name).cast("long") for name in numbers}
+    longs = {name: f.coalesce(f.col(name).cast("long"), f.lit(0)) for name in numbers}
     # Numbers are never texts, so a NULL needs a mark of its own: Spark's hash leaves it out.
     marked = [[f.col(one), f.col(one).isNull()] for one in sorted(schema.names) if one != TABLE]
-    halves["content"] = f.xxhash64(*(part for pair in marked for part in pair))
-    wanted = [f.count(f.lit(1)).alias("count"), *_sums(halves)]
-    if "id" in numbers:
-        wanted += [f.min("id").alias("least"), f.max("id").alias("most")]
+    content = f.xxhash64(*(part for pair in marked for part in pair))
+    number = f.col("id") if "id" in numbers else f.lit(None).cast("long")
+    wanted = [
+        f.count(f.lit(1)).alias("count"),
+        *_halves("total", longs.values()),
+        *_halves("money", [longs[name] for name in _MONEY if name in longs]),
+        *_halves("content", [content]),
+        f.min(number).alias("least"),
+        f.max(number).alias("most"),
+    ]
     file = f.col("_metadata.file_path").alias("file")
     frame = read_sheets(spark, extract.at(name), sheets)
     groups = frame.groupBy(file, *_PLACE, "currency", *_NOTE).agg(*wanted).collect()
     found = defaultdict[tuple[str, str], list[Row]](list)
     for row in groups:
         found[row[SOURCE], row[TABLE]].append(row)
-    tables = sheets.tables
-    return {of: _written(of[0], tables[of[1]], rows, extract) for of, rows in found.items()}
+    return {of: _written(*of, rows, extract) for of, rows in found.items()}
 
 
 def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]:
@@ -115,51 +127,36 @@ def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]
     return {_below(folder, row.path): (row.length, row.hash) for row in rows}
 
 
-def _sums(numbers: dict[str, Column]) -> list[Column]:
-    low = [
-        f.sum(number.bitwiseAND(LOWER_HALF)).alias(f"{of} low") for of, number in numbers.items()
-    ]
-    high = [f.sum(f.shiftright(number, 32)).alias(f"{of} high") for of, number in numbers.items()]
-    return low + high
+def _halves(name: str, numbers: Collection[Column]) -> list[Column]:
+    """The sum of the lower halves of all numbers in all rows, and that of the upper halves."""
+    low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in numbers))
+    high = reduce(add, (f.shiftright(number, 32) for number in numbers))
+    return [f.sum(low).alias(f"{name} low"), f.sum(high).alias(f"{name} high")]
 
 
-def _written(source: str, table: TableSchema, rows: Sequence[Row], folder: Folder) -> Written:
-    files, content = defaultdict[str, int](int), 0
+def _joined(row: Row, name: str) -> int:
+    return join_halves(row[f"{name} low"], row[f"{name} high"])
+
+
+def _written(source: str, table: str, rows: Sequence[Row], folder: Folder) -> Written:
+    files, amounts = defaultdict[str, int](int), defaultdict[str, int](int)
     for row in rows:
         files[_below(folder, row.file)] += row["count"]
-        content += join_halves(row["content low"], row["content high"])
-    control = _control_of(source, table, rows)
-    word = _CONTENT.format(control.rows, content % (2 * LIMIT))
+        amounts[row.currency or ""] += _joined(row, "money")
+    if not amounts.get("", 1):
+        del amounts[""]  # A sum of zero without a currency is not information.
+    total, content = (sum(_joined(row, name) for row in rows) for name in ("total", "content"))
+    ids = [number for row in rows for number in (row.least, row.most) if number is not None]
+    numbers = total % LIMIT, min(ids, default=None), max(ids, default=None)
+    control = Control(source, table, sum(files.values()), dict(sorted(amounts.items())), *numbers)
     notes = [
         (row.about, row.place, row.note)
         for row in rows
         if row.note is not None
         for _ in range(row["count"])
     ]
+    word = _CONTENT.format(control.rows, content % (2 * LIMIT))
     return Written(control, word, dict(files), sorted(notes))
-
-
-def _control_of(source: str, table: TableSchema, rows: Iterable[Any]) -> Control:
-    """The control totals of a table of a bank, or of ``log``.
-
-    A row has the currency, ``count`` and the sums of the lower and upper halves of each number of
-    rows, and perhaps the ``least`` and the ``most`` id.
-    """
-    count, total, ends, amounts = 0, 0, list[int](), defaultdict[str, int](int)
-    for row in rows:
-        sums = {
-            name: join_halves(row[f"{name} low"], row[f"{name} high"]) for name in table.numbers
-        }
-        count += row["count"]
-        total += sum(sums.values())
-        if table.has_number:
-            ends += [id_ for id_ in (row.least, row.most) if id_ is not None]
-        if table.money is not None:
-            amounts[row.currency or ""] += sums[table.money]
-    if not amounts.get("", 1):
-        del amounts[""]  # A sum of zero without a currency is not information.
-    numbers = total % LIMIT, min(ends, default=None), max(ends, default=None)
-    return Control(source, table.name, count, dict(sorted(amounts.items())), *numbers)
 
 
 def _below(folder: Folder, path: str) -> str:

@@ -168,9 +168,11 @@ class Night:
 
     def run(self, act=lambda request, process: None):
         """Run the command in a process of its own."""
-        view = [f"--spark=spark.hadoop.{key}={value}" for key, value in view_of(self.store).items()]
+        settings = {f"spark.hadoop.{key}": value for key, value in view_of(self.store).items()}
+        settings |= spark_session.SETTINGS
+        view = [f"--spark={key}={value}" for key, value in settings.items()]
         with subprocess.Popen(
-            [sys.executable, "-m", "txmq", *self.options, "--memory", "600m", *view],
+            [sys.executable, "-m", "txmq", *self.options, *view],
             env={**environment(), "HADOOP_CONF_DIR": os.environ["HADOOP_CONF_DIR"]},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process, self.watch(lambda request: act(request, process)):  # fmt: skip

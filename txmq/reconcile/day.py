@@ -286,8 +286,7 @@ def _write(
     """Write the tables of a run; the hash of each one's rows, as they are in its files."""
     drafts = {table: results.draft(table, run) for table in tables}
     for table, frame in tables.items():
-        # Spark makes files of a good size, a single one of a small table.
-        frame.hint("rebalance").write.options(**_PARQUET).parquet(drafts[table].spark_path)
+        frame.write.options(**_PARQUET).parquet(drafts[table].spark_path)
     written = _written(spark, drafts)
     contents = contents_of({table: (TABLES[table], frame) for table, frame in written.items()})
     for table, draft in drafts.items():

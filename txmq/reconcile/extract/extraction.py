@@ -48,7 +48,6 @@ from txmq.reconcile.extract.written_sheets import (
 from txmq.reconcile.log.collapse import LogRequest
 from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, with_rests_joined
 from txmq.reconcile.log.directory_log import RESTS
-from txmq.reconcile.log.source import register
 from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.storage import Folder
@@ -123,7 +122,8 @@ class _Extraction(NamedTuple):
                 bank.name: "frames" if bank.name in self.given.banks else kind_of(bank)
                 for bank in rules.bank
             }
-            register(self.spark)
+            for source in (BankSource, DayLogSource):
+                self.spark.dataSource.register(source)
             with ExitStack() as stack:
                 banks = [
                     stack.enter_context(self._open_books(bank, kinds[bank.name], clock))

@@ -8,6 +8,7 @@ import hashlib
 import io
 import threading
 import time
+from collections.abc import MutableMapping
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,15 +52,56 @@ class Refusal(Exception):
         self.status, self.code = status, code
 
 
+class ObjectFiles(MutableMapping):
+    """Objects as files below a folder, which Hadoop writes too, with checksums beside them; no
+    folder in it is empty.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.written_s = {}
+
+    def __setitem__(self, path, one):
+        if not path.endswith("/"):
+            place = self.folder / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(one.data)
+            self.written_s[path] = one.written_s
+
+    def __getitem__(self, path):
+        place = self.folder / path
+        if path.endswith("/") or not place.is_file():
+            raise KeyError(path)
+        return StoredObject(place.read_bytes(), self.written_s.get(path, place.stat().st_mtime))
+
+    def __delitem__(self, path):
+        place = self.folder / path
+        if path.endswith("/") or not place.is_file():
+            raise KeyError(path)
+        place.unlink()
+        place.with_name(f".{place.name}.crc").unlink(missing_ok=True)
+        with suppress(OSError):
+            for parent in place.relative_to(self.folder).parents:
+                (self.folder / parent).rmdir()
+
+    def __iter__(self):
+        paths = sorted(self.folder.rglob("*"))
+        files = (path for path in paths if path.is_file() and path.suffix != ".crc")
+        return (path.relative_to(self.folder).as_posix() for path in files)
+
+    def __len__(self):
+        return sum(1 for _ in self)
+
+
 class BucketServer(ThreadingHTTPServer):
     """Objects by their path, which begins with the bucket: ``bank/recon/runs/…``."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self):
+    def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), _Request)
-        self.objects = {}
+        self.objects = ObjectFiles(folder)
         self.uploads = {}
         self.ahead_s = 0
         """How far its clock is ahead of ours."""
@@ -116,9 +158,9 @@ class BucketServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def bucket_server():
-    """A server, until the end of the block."""
-    with BucketServer() as server:
+def bucket_server(folder):
+    """A server of objects in a folder, until the end of the block."""
+    with BucketServer(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

@@ -39,7 +39,7 @@ TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
 _SPARK = "with Spark"
-# The files that use the fixture spark, which are tested in one process: it is warm only once.
+# The files that use the fixtures spark or connect are tested in one process: it is warm only once.
 WITH_SPARK = (
     "reconcile/test_whole_runs.py",
     "reconcile/test_whole_cleared.py",
@@ -47,13 +47,17 @@ WITH_SPARK = (
     "reconcile/test_whole_storage.py",
     "reconcile/test_whole_object_store.py",
     "reconcile/test_whole_cluster.py",
+    "reconcile/test_as_library.py",
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",
     "reconcile/test_log_source.py",
     "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",
+    "reconcile/test_as_library.py",
     "reconcile/test_extract_jdbc.py",
+    "reconcile/test_extract_whole.py",
+    "reconcile/test_extract_loading.py",
     "reconcile/test_progress.py",
     "docs/test_tutorial_reconciled.py",
 )
@@ -134,7 +138,7 @@ def pytest_collection_modifyitems(config, items):
         if limit and 0 < limit.args[0] < HANG_SECONDS:
             item.add_marker(pytest.mark.timeout(HANG_SECONDS), append=False)
         if (
-            "spark" in item.fixturenames
+            not {"spark", "connect"}.isdisjoint(item.fixturenames)
             and item.path.relative_to(TESTS).as_posix() not in WITH_SPARK
         ):
             raise pytest.UsageError(f"{item.path.name} uses Spark: add it to WITH_SPARK")

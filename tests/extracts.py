@@ -2,18 +2,19 @@
 
 import contextlib
 from datetime import date
-from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 from sqlalchemy import NullPool, create_engine, text
 
+from txmq.reconcile.extract import postgres
+from txmq.reconcile.extract.bank_source import BankSource, kind_of
+from txmq.reconcile.extract.books import BOOKS, BookRequest
 from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.rules import Rules
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
+from txmq.reconcile.rules import LogRules, Rules
+from txmq.reconcile.storage import open_folder
+from txmq.reconcile.tables import LOG_TABLES
 
 DAY = date(2024, 11, 20)
 """It was over before anybody ran this."""
@@ -104,24 +105,59 @@ def bank_of(book, name="icbc", accounts=None, zone="UTC", **entries):
     return found | ({} if accounts is None else {"accounts": accounts})
 
 
-def no_log(rules, window, directory):
-    """A log with nothing in it."""
-    found = []
-    for table in (MESSAGES, FAILURES, OFFSETS):
-        with TableWriter(table, directory / "log") as writer:
-            pass
-        found.append(writer.extracted())
-    return ExtractedSource("log", "log", "", 1 << 50, 1 << 50, tuple(found), 0)
+class Books:
+    """What the source of a bank gives, read in this process as workers of Spark read it."""
+
+    def __init__(self, rules, day=DAY):
+        self.parts = {}
+        self.sheets = {bank.name: list(self._read(rules, bank, day)) for bank in rules.bank}
+
+    def _read(self, rules, bank, day):
+        books = BookRequest.of(rules, bank, day)
+        if kind_of(bank) != "postgresql":
+            yield from self._sheets(bank, BankSource(books.options()))
+            return
+        with postgres.export_snapshot(books) as (snapshot, _):
+            named = books.options() | {"snapshot": snapshot}
+            yield from self._sheets(bank, BankSource(named | {"part": "others"}))
+            for entry in self._sheets(bank, BankSource(named | {"part": "entries"})):
+                yield entry | {"table": "entries"}
+
+    def _sheets(self, bank, source):
+        self.parts[bank.name] = source.partitions()
+        for part in self.parts[bank.name]:
+            for batch in source.read(part):
+                yield from batch.to_pylist()
+
+    def rows(self, bank="icbc", table="entries"):
+        """The rows of a table, in a fixed order."""
+        names = BOOKS[table].names
+        found = [row for row in self.sheets[bank] if row["table"] == table]
+        return in_order([{name: row[name] for name in names} for row in found])
+
+    def set_aside(self, table="entries"):
+        """The rows of the first bank's table that cannot be read: their places, and why."""
+        notes = self.rows(next(iter(self.sheets)), "notes")
+        return sorted((one["place"], one["note"]) for one in notes if one["about"] == table)
 
 
-def taken(rules, day=DAY, **more):
-    """An extract's manifest, and where it is."""
-    manifest = extract_day(rules, day, take_log=no_log, **more)
-    return manifest, Path(rules.directory, "extracts", day.isoformat(), manifest.extract_id)
+def in_order(rows):
+    return sorted(rows, key=lambda row: [(each is not None, each) for each in row.values()])
+
+
+def extracted(spark, rules, day=DAY):
+    """The manifest of an extract that Spark makes, and its folder; its log is empty."""
+    folder = open_folder(rules.directory)
+    broker = folder.local.parent / "broker"
+    (broker / "log").mkdir(parents=True, exist_ok=True)
+    rules = replace(rules, log=LogRules(str(broker)))
+    manifest = extract_day(spark, rules, day, folder)
+    return manifest, folder.at("extracts", day.isoformat(), manifest.extract_id).local
 
 
 def rows_of(folder, bank="icbc", table="entries"):
     """What was written of a table, in a fixed order."""
-    files = sorted((folder / bank / table).glob("*.parquet"))
-    found = pa.concat_tables([pq.read_table(each) for each in files]).to_pylist()
-    return sorted(found, key=lambda row: [(each is not None, each) for each in row.values()])
+    kind, names = ("log", LOG_TABLES) if bank == "log" else ("books", BOOKS)
+    files = sorted((folder / kind / f"source={bank}" / f"table={table}").glob("*.parquet"))
+    found = [row for each in files for row in pq.ParquetFile(each).read().to_pylist()]
+    return in_order([{name: row[name] for name in names[table].names} for row in found])

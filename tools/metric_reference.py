@@ -1,5 +1,5 @@
-"""Print docs/reference/metrics.md: every metric of a broker, a name server and a console, from the
-tables that make them.
+"""Print docs/reference/metrics.md: every metric of a broker, a name server, a console and a
+reconciliation, from the tables that make them.
 """
 
 from collections.abc import Mapping
@@ -8,13 +8,14 @@ from txmq.console import metrics as console_metrics
 from txmq.limits import METRIC_SERIES_MAX
 from txmq.metric_rows import BOUNDS_S as CONSOLE_BOUNDS_S
 from txmq.metric_rows import FigureRow
+from txmq.reconcile.report import metrics as reconcile_metrics
 from txmq_broker.core.latency import BOUNDS_S
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin
 from txmq_broker.monitoring.samples import LIMITS
 from txmq_broker.names import metrics as name_server_metrics
 
 HEAD = f"""\
-# Metrics of brokers, name servers and consoles
+# Metrics of brokers, name servers, consoles and reconciliations
 
 <!-- Printed by `python -m tools.metric_reference`; change the table in `monitoring`, not this \
 page. -->
@@ -84,6 +85,16 @@ OF_CONSOLES = f"""\
 Pages have their paths for names; all addresses that are no page count together as `other`.
 The buckets of the histogram end at {", ".join(f"{bound:g}" for bound in CONSOLE_BOUNDS_S)} seconds.
 """
+OF_RECONCILIATIONS = """\
+## A reconciliation
+
+Each run of `txmq reconcile` writes these into `metrics.prom`, for \
+[alerts](../howto/reconcile.md#alerts).
+Each also has the label `name`, the name of the rules.
+Every class has a value for every currency of the day, also 0, so an alert ends when its cause ends.
+`group` is `break`, `open` or `agreed`: sum `at_risk` over `group="break"` for the value in the \
+report.
+"""
 WHO = {origin: str(origin) for origin in Origin}
 
 
@@ -103,6 +114,7 @@ def page() -> str:
     parts += [
         small_table(OF_NAMES, name_server_metrics.PREFIX, name_server_metrics.ROWS),
         small_table(OF_CONSOLES, console_metrics.PREFIX, console_metrics.ROWS),
+        small_table(OF_RECONCILIATIONS, reconcile_metrics.PREFIX, reconcile_metrics.METRICS),
     ]
     return "\n".join(parts)
 

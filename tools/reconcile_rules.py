@@ -21,9 +21,8 @@ HEAD = """\
 <!-- Printed by `python -m tools.reconcile_rules`; change the rules, not this page. -->
 
 This page has every key of the file that `txmq reconcile --config` names.
-[Write the rules](../howto/reconcile-write-rules.md) shows a complete file.
+[Write the rules](../howto/reconcile-rules.md) shows a complete file.
 
-An unknown key or an invalid value ends the command with exit code 3.
 Relative paths begin at the folder of the file.
 In each text, `${VARIABLE}` stands for the value of a variable of the environment.
 Durations are `"90s"`, `"20m"`, `"2h"`, `"1d"`.

@@ -219,10 +219,17 @@ CHECKS = {
         is_most=False,
     ),
     "reconcile_extract": Check(
-        "seconds of Spark's JDBC reader over those of the extract, the same rows into Parquet",
+        "seconds of an extract over JDBC over those of PostgreSQL's, the same tables and totals",
         "reconcile_extract",
         "jdbc_over_extract",
-        1.0,
+        1.5,
+        is_most=False,
+    ),
+    "reconcile_extract_cpu": Check(
+        "CPU of an extract over JDBC over that of PostgreSQL's, the same tables and totals",
+        "reconcile_extract",
+        "jdbc_cpu_over_extract",
+        1.5,
         is_most=False,
     ),
     "relay_latency": Check(

@@ -16,9 +16,9 @@ much memory and as many cores, and otherwise Spark's default settings.
 import json
 import os
 import re
+import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -32,23 +32,13 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.reconcile.days import BANKS, Plan, schema_of, write_day
-from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
-from txmq.reconcile.core import reconcile
-from txmq.reconcile.differences import carry_on
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
-from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.job import FEW_ROWS
-from txmq.reconcile.ledgers import CARRIED_ON, Role
-from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.results import Results, open_results
+from tests.reconcile.frames import OF_BANKS, OF_THE_LOG
+from tests.reconcile.whole_driver import extracted, rules_in
+from txmq.reconcile import reconcile
+from txmq.reconcile.results import Results
 from txmq.reconcile.spark import open_spark
-from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
-from txmq.reconcile.verdict import judge
-from txmq.reconcile.workers import Workers
 
 MEMORY = "6g"
-RUN = "0123456789abcdef"
 LEGS = ("debit", "credit", "return")
 BEFORE = "before"
 ROWS_A_PART = 4_000_000
@@ -56,10 +46,15 @@ ROWS_A_PART = 4_000_000
 
 
 def days(folder, plan):
-    """Write the day, and the one before."""
+    """Write the day, and the one before; and their extracts, for a first day and for a next one."""
     begun = time.perf_counter()
     before = write_day(folder / BEFORE, day_before(plan))
     day = write_day(folder, plan, before)
+    with of_txmq(plan) as spark:
+        extracted(spark, folder / "out", folder, plan)
+        extracted(spark, folder / "next", folder / BEFORE, day_before(plan))
+    extract = Path("extracts", plan.day.isoformat())
+    shutil.copytree(folder / "out" / extract, folder / "next" / extract)
     seconds = time.perf_counter() - begun
     entries = sum(day.rows[f"{bank}/entries"] for bank in BANKS)
     return {
@@ -111,75 +106,37 @@ def bare(spark, folder, _):
     return {"rows": len(found.collect())}
 
 
-def whole(spark, folder, plan, yesterday=()):
-    """All that a run does between its extract and its report, from the control totals on."""
-    end_ms = plan.rules.day.window(plan.day).end_ms
-    manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
-    ledgers, rows = read(folder), manifest.rows
-    workers = Workers(spark if rows > FEW_ROWS else None)
-    with open_results(folder / "out") as results:
-        drafts = results.drafts(RUN)
-        outcome = reconcile(
-            ledgers | dict(yesterday), {}, plan.rules, plan.day, end_ms,
-            rows=rows, workers=workers, drafts=drafts,
-        )  # fmt: skip
-        contents = {
-            table: results.write_table(table, rows, plan.day, RUN)
-            for table, rows in outcome.tables.items()
-        }
-        balances = results.table("balances", plan.day, RUN)
-        found = proofs_of(outcome, balances.pieces(), plan.rules)
-        proofs = carry_on(found, (), plan.rules, plan.day)
-        contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
-        tables = {table: results.table(table, plan.day, RUN) for table in contents}
-        result = judge(tables, plan.rules, manifest, contents)
-    return {"items": sum(age.transfers for age in result.aging)}
+def whole(spark, folder, plan):
+    """A run of the day as the first of all days: it checks the extract, reconciles, writes all of
+    it, and judges.
+    """
+    return run(spark, folder / "out", plan)
 
 
 def before(spark, folder, plan):
-    """The day before, as the first of all days."""
-    return whole(spark, folder / BEFORE, day_before(plan))
-
-
-def hashed(place):
-    """The hashes of a folder's files."""
-    files = LocalFolder(place)
-    return [files.sha256(name) for name in files.files()]
+    """A run of the day before, which the next one continues."""
+    return run(spark, folder / "next", day_before(plan))
 
 
 def next_(spark, folder, plan):
-    """The day after the one before: its open items are carried on, its ids may come again, and the
-    files of the extract are hashed, which a run does before anything else.
+    """A run of the day after the one before: that one's tables are checked, its open items are
+    carried on, and its ids may come again.
     """
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(hashed, folder.glob("*/*/")))
-    results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
+    return run(spark, folder / "next", plan)
 
-    run, earlier = SimpleNamespace(day=day, run_id=RUN), read(folder / BEFORE)
-    left = CARRIED_ON | {"matches": Role.AGREED, "closed": Role.CLOSED}
-    yesterday = {role: results.files(name, run) for name, role in left.items()}
-    yesterday[Role.OLD_ENTRIES] = earlier[Role.ENTRIES]
-    yesterday[Role.OLD_MESSAGES] = earlier[Role.MESSAGES]
-    return whole(spark, folder, plan, yesterday)
+
+def run(spark, home, plan):
+    rules = rules_in(home, plan)
+    extract = Results(home).latest_extract(plan.day)
+    day = reconcile(spark, rules=rules, date=plan.day, extract_id=extract)
+    done = day.write()
+    return {"items": sum(age.transfers for age in done.result.aging)}
 
 
 def by_hand(spark, folder, plan):
     """The same tables, as an engineer writes such a job for these rules."""
     out = folder / "by_hand"
     return {"items": reconcile_by_hand(frames(spark, folder), plan.rules, plan.day, out)}
-
-
-def sources(folder, at_ms):
-    """What was read, with its control totals."""
-    for table in (*BANK_TABLES.values(), *LOG_TABLES.values()):
-        for source in (*BANKS, "log"):
-            place = LocalFolder(folder / source / table.name)
-            if names := place.files():
-                sums = ControlSums(table)
-                place.read_rows(names, sums.add, sums.columns)
-                control = sums.control(source)
-                extracted = ExtractedTable(table.name, control, content="", parts=())
-                yield ExtractedSource(source, "log", "", at_ms, at_ms, (extracted,))
 
 
 @contextmanager

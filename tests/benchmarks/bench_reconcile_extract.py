@@ -1,8 +1,12 @@
-"""How fast a PostgreSQL bank's books become Parquet: the extract with its control totals beside
-Spark's reader of JDBC, which reads the same rows in as many parts and writes the same columns.
+"""How fast a PostgreSQL bank's books become Parquet, and how much CPU that takes in all processes:
+PostgreSQL's, Java and Spark's Python workers.
 
-Both read the same table by turns, warm. The extract counts everything in the database once more,
-and asks for what was before and after the day; JDBC does neither.
+Spark's reader of JDBC makes the same tables from the same journal: the entries of the day, with
+keys, kinds and amounts in minor units, the sums of each account before and after it, and what
+cannot be read. No two of its queries see one state, so it reads the journal once, in as many parts
+as the extract, and keeps the rows until all tables are written. It does this in two ways, by turns
+with the extract, warm: ``jdbc`` is the extract of a bank behind JDBC, with the same control totals;
+``by_hand`` writes the tables alone, and adds up nothing.
 """
 
 import os
@@ -10,13 +14,15 @@ import shutil
 import sys
 import time
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from bench_process import CannotStart
+from bench_process import CannotStart, tree_cpu_s
 from bench_sends import spread
 
 DAY = date(2026, 11, 20)
+DAY_MS = 86_400_000
 NOON_MS = 1_795_176_000_000
 READERS = 4
 TABLE = (
@@ -26,9 +32,10 @@ TABLE = (
 FILL = (
     "INSERT INTO journal SELECT n, n / 2, CASE n % 2 WHEN 0 THEN 'account-' || n % 100000 ELSE "
     "'clearing' END, CASE n % 2 WHEN 0 THEN -1 ELSE 1 END * (n / 2 % 100000), 'CNY', CASE n % 2 "
-    f"WHEN 0 THEN 'debit' ELSE 'other' END, {NOON_MS} + n % 10000000 "
-    "FROM generate_series(1, {rows}) AS n"
+    f"WHEN 0 THEN 'debit' ELSE 'other' END, {NOON_MS} + n % 10000000 + CASE n % 12 WHEN 0 THEN "
+    f"-{DAY_MS} WHEN 1 THEN {DAY_MS} ELSE 0 END FROM generate_series(1, {{rows}} * 12 / 10) AS n"
 )
+"""Of twelve rows, one is of the day before and one of the day after."""
 
 
 def reconcile_extract(bench, plan):
@@ -45,86 +52,108 @@ def reconcile_extract(bench, plan):
         with server.database() as url:
             _fill(url, plan.extracted)
             rules = _rules(databases.conninfo(url), bench.new_folder())
-            return _measured(rules, plan, jar)
+            return _measured(rules, plan, jar, server.pid)
     finally:
         server.stop()
 
 
-def _measured(rules, plan, jar):
+def _measured(rules, plan, jar, server):
     spark = _spark(jar)
+    ways = _ways(rules, spark)
+    seconds, cpu, totals = {way: [] for way in ways}, {way: [] for way in ways}, {}
     try:
-        ours, theirs = [], []
         for turn in range(1 + plan.extract_turns):
-            for way, taken in ((_extract, ours), (_jdbc, theirs))[:: 1 if turn % 2 else -1]:
-                plan.say(f"reconcile_extract: {way.__name__[1:]}")
+            for way in sorted(ways, reverse=bool(turn % 2)):
+                plan.say(f"reconcile_extract: {way}")
                 folder = Path(rules.directory) / "out"
-                begun = time.perf_counter()
-                rows = way(rules, folder, spark)
-                taken.append(time.perf_counter() - begun)
+                used, begun = _cpu_s(server), time.perf_counter()
+                totals[way] = ways[way](folder)
+                seconds[way].append(time.perf_counter() - begun)
+                cpu[way].append(_cpu_s(server) - used)
                 shutil.rmtree(folder)
-                if rows != plan.extracted:
-                    raise CannotStart(f"{rows} of {plan.extracted} rows were extracted")
-        _see_alike(rules, folder, spark)
+            _see_alike(totals, plan.extracted)
     finally:
         spark.stop()
-    ours, theirs = ours[1:], theirs[1:]  # The first warms up.
+    found = {"rows": plan.extracted}
+    for way in ways:
+        del seconds[way][0], cpu[way][0]  # The first warms up.
+        found[way] = {"s": spread(seconds[way]), "cpu_s": spread(cpu[way])}
+        found[way]["rows_per_s"] = round(plan.extracted / found[way]["s"]["median"])
+    for way in ("jdbc", "by_hand"):
+        found[f"{way}_over_extract"] = _over(seconds[way], seconds["extract"])
+        found[f"{way}_cpu_over_extract"] = _over(cpu[way], cpu["extract"])
+    return found
+
+
+def _ways(rules, spark):
+    """A function of a folder for each way; it returns what :func:`_see_alike` compares."""
+    (bank,) = rules.bank
+    behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
+    over_jdbc = msgspec.structs.replace(rules, bank=(behind,))
     return {
-        "rows": plan.extracted,
-        "extract_s": spread(ours),
-        "jdbc_s": spread(theirs),
-        "rows_per_s": round(plan.extracted / spread(ours)["median"]),
-        "jdbc_over_extract": spread([one / other for one, other in zip(theirs, ours, strict=True)]),
+        "extract": partial(_extract, rules, spark),
+        "jdbc": partial(_extract, over_jdbc, spark),
+        "by_hand": partial(_by_hand, over_jdbc, spark),
     }
 
 
-def _extract(rules, folder, spark):
-    from txmq.reconcile.extract.postgres import read_postgres
-
-    return read_postgres(_books(rules, folder)).tables[0].written.rows
+def _over(some, others):
+    return spread([one / other for one, other in zip(some, others, strict=True)])
 
 
-def _see_alike(rules, folder, spark):
-    """The extract of a bank behind JDBC has the same control totals."""
-    from txmq.reconcile.extract.jdbc import read_jdbc
-    from txmq.reconcile.extract.postgres import read_postgres
-
-    (bank,) = rules.bank
-    behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
-    one = read_postgres(_books(rules, folder / "one"))
-    books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
-    other = read_jdbc(books, spark)
-    if [table.written for table in one.tables] != [table.written for table in other.tables]:
-        raise CannotStart(f"one bank, two extracts: {one} and {other}")
+def _cpu_s(server):
+    """The CPU of all processes; none of PostgreSQL's if it is a stranger's."""
+    return tree_cpu_s(os.getpid()) + (tree_cpu_s(server) if server else 0)
 
 
-def _books(rules, folder):
-    from txmq.reconcile.extract.books import BookRequest
-    from txmq.runtime.clock import SystemClock
+def _see_alike(totals, rows):
+    """All ways made the same tables: the extracts by all control totals, the other by its rows."""
+    if totals["extract"] != totals["jdbc"]:
+        raise CannotStart(f"one bank, two extracts: {totals}")
+    counts = [table.rows for table in totals["extract"]]
+    if counts != totals["by_hand"] or counts[0] != rows:
+        raise CannotStart(f"{rows} rows of a day were extracted as {counts}: {totals}")
 
-    window = rules.day.window(DAY)
-    return BookRequest(rules.bank[0], rules, DAY, window, folder / "icbc", SystemClock())
+
+def _extract(rules, spark, folder):
+    """The control totals of the tables of an extract; its log is empty."""
+    from txmq.reconcile.extract.extraction import extract_day
+    from txmq.reconcile.rules import LogRules
+    from txmq.reconcile.storage import open_folder
+
+    (folder / "broker" / "log").mkdir(parents=True)
+    rules = msgspec.structs.replace(rules, log=LogRules(str(folder / "broker")))
+    found = extract_day(spark, rules, DAY, open_folder(folder)).sources[0]
+    return [table.written for table in found.tables]
 
 
-def _jdbc(rules, folder, spark):
-    import pyarrow.parquet as pq
+def _by_hand(rules, spark, folder):
+    """The rows of each table."""
+    import pyarrow.dataset as ds
 
-    from txmq.reconcile.extract.jdbc import SparkDialect, options
+    from txmq.reconcile.extract.frame_books import SparkDialect
+    from txmq.reconcile.extract.jdbc import options
     from txmq.reconcile.extract.statements import EntryStatements
 
     (bank,) = rules.bank
-    given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}
+    given = options(bank, bank.entries)
     ends = {"dbtable": "(SELECT min(id) AS least, max(id) AS most FROM journal) AS ends"}
     ((least, most),) = spark.read.format("jdbc").options(**(given | ends)).load().collect()
     bounds = {"partitionColumn": "id", "lowerBound": least, "upperBound": most + 1}
     reader = spark.read.format("jdbc").options(**given, **bounds, numPartitions=READERS)
-    frame = reader.load()
-    frame.createOrReplaceTempView("journal")
-    dialect = SparkDialect({field.name: field.dataType.typeName() for field in frame.schema})
-    statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
-    out = folder / "jdbc"
-    rows = spark.sql(statement)
-    rows.write.option("compression", "zstd").parquet(str(out))
-    return sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet"))
+    kept = reader.load().persist()
+    kept.createOrReplaceTempView("journal")
+    dialect = SparkDialect({field.name: field.dataType.typeName() for field in kept.schema})
+    statements = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect)
+    spark.sql(statements.rows()).write.parquet(f"{folder}/entries", compression="zstd")
+    sums = spark.sql(statements.sums()).write.partitionBy("period")
+    sums.parquet(f"{folder}/sums", compression="zstd")
+    if (folder / "sums" / "period=2").exists():
+        aside = spark.sql(statements.unreadable(1)).write
+        aside.parquet(f"{folder}/quarantine", compression="zstd")
+    kept.unpersist()
+    tables = "entries", "sums/period=0", "sums/period=1"
+    return [ds.dataset(folder / table).count_rows() for table in tables]
 
 
 def _fill(url, rows):

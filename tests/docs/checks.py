@@ -241,7 +241,8 @@ def run_command(words, output, scratch):
 @cache
 def programs():
     """The text of all programs, of which pages may show parts."""
-    sources = [path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))]
+    files = [*sorted((ROOT / "examples").rglob("*.py")), ROOT / "txmq/reconcile/match.py"]
+    sources = [file.read_text() for file in files]
     shown = [
         block.text for page in all_pages() for block in page.blocks() if block.language == "python"
     ]
@@ -259,7 +260,10 @@ def read_session(page, block, scratch):
     lines = re.findall(r"^(?:>>>|\.\.\.) ?(.*\n)", block.text, re.MULTILINE)
     nodes = list(ast.walk(ast.parse("".join(lines))))
     bound = {
-        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
     }
     names = [node for node in nodes if isinstance(node, ast.Name)]
     bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}

@@ -47,6 +47,7 @@ FOREIGN = {
     "postgres": "PostgreSQL's",
     "psql": "PostgreSQL's; `psql NAME -c SQL` is done in the environment of its page",
     "redis-cli": "Redis's",
+    "/opt/spark/sbin/start-connect-server.sh": "Spark's",
     "sqlite3": "SQLite's, on the books that a demo leaves behind",
     "systemctl": "systemd's",
     "venv-pack": "a package's",

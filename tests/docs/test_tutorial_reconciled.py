@@ -67,6 +67,7 @@ def test_the_third_sitting_does_what_it_says(reader, differences, spark, monkeyp
     for name in ("PGHOST", "PGPORT", "PGUSER", "PGPASSWORD", "COLUMNS"):
         if name in reader.variables:
             monkeypatch.setenv(name, reader.variables[name])
+            monkeypatch.setitem(spark.sparkContext.environment, name, reader.variables[name])
     reader.stand_ins["txmq reconcile"] = reconcile
 
     assert reader.follow(PAGES / "third-sitting.md") == []

@@ -1,4 +1,4 @@
-"""Tests of reconciliation may wait for Spark."""
+"""Tests of reconciliation may wait for Spark, and ask for a session of Spark Connect."""
 
 from pathlib import Path
 
@@ -12,3 +12,25 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def connect_server():
+    """The URL of one Spark Connect server for all tests of a process."""
+    from tests.reconcile import standalone
+
+    with standalone.connect_server() as (url, _):
+        yield url
+
+
+@pytest.fixture
+def connect(connect_server, monkeypatch):
+    """A session of Spark Connect. During the test PySpark's functions are those of Connect, so the
+    same test must not use the fixture spark.
+    """
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    session = SparkSession.builder.remote(connect_server).create()
+    yield session
+    session.stop()

@@ -8,11 +8,14 @@ import signal
 import sys
 from datetime import date
 
+import pyarrow as pa
+
 from tests.reconcile import breaks
+from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.results import open_results
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import MATCHES, TOTALS
+from txmq.reconcile.tables import MATCHES, TABLES, TOTALS
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
 RUN = "b" * 16
@@ -34,20 +37,21 @@ def tables(day):
 def write(results, day, names=NAMES):
     found = tables(day)
     for name in names:
-        if name == "matches":
-            write_in_parts(results, name, found[name], day, RUN)
-        else:
-            results.write_table(name, found[name], day, RUN)
+        write_table(results, name, found[name], day, RUN, parts=4 if name == "matches" else 1)
 
 
-def write_in_parts(results, name, rows, day, run, parts=4):
-    """Write a table as workers do, each a part of it; returns its hash."""
-    draft = results.drafts(run)[name]
+def write_table(results, name, rows, day, run, parts=1):
+    """Write a table as Spark does, in some parts; returns its hash."""
+    draft = results.draft(name, run)
     for part in range(parts):
         file = draft.create(f"part-{part:05}.parquet")
         with file as out, parquet_writer(out, rows.schema) as writer:
-            writer.write_table(rows.take([*range(part, len(rows), parts)]))
-    return results.write_table(name, rows.slice(0, 0), day, run)
+            writer.write_table(rows.take(pa.array(range(part, len(rows), parts), pa.int64())))
+    whole = ContentHash(TABLES[name])
+    for batch in rows.to_batches():
+        whole.add(batch)
+    results.take(draft, name, day, run, whole.word)
+    return whole.word
 
 
 def main():

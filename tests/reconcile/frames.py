@@ -1,15 +1,17 @@
-"""Rows and Parquet as the ledgers that the core takes, and results as rows again."""
+"""Rows and Parquet as the frames that the core takes, and results as rows again."""
 
-from typing import NamedTuple
+from functools import cache
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from tests import spark_session
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
-from txmq.reconcile.columns import ContentHash
-from txmq.reconcile.ledgers import CARRIED_ON, Role, TableFile
+from txmq.reconcile.contents import ContentHash
+from txmq.reconcile.core import reconcile_frames
+from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import (
     ACCOUNTS,
     ENTRIES,
@@ -24,26 +26,61 @@ OF_BANKS = (ENTRIES, OPENING, LATER, ACCOUNTS)
 OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
 
 
-class RowsInMemory(NamedTuple):
-    """Rows instead of a file, as a part of a table."""
-
-    rows: pa.Table
-
-    def pieces(self, names=()):
-        """All rows: all columns, or some."""
-        there = [name for name in self.rows.column_names if name in names]
-        yield self.rows.select(there) if there else self.rows
+@cache
+def session():
+    """The Spark session of this process."""
+    return spark_session.start()
 
 
 def read(folder, banks=BANKS):
     """The ledgers of a day that :func:`~tests.reconcile.days.write_day` has written."""
 
-    def files(source, table, bank=None):
-        place = LocalFolder(folder / source / table.name)
-        return [TableFile(place, name, bank) for name in place.files()]
+    def rows(source, table):
+        place = folder / source / table.name
+        return pq.read_table(place) if place.exists() else schema_of(table).empty_table()
 
-    of_banks = {Role(t.name): [f for b in banks for f in files(b, t, b)] for t in OF_BANKS}
-    return of_banks | {Role(t.name): files("log", t) for t in OF_THE_LOG}
+    def of_bank(bank, table):
+        there = rows(bank, table)
+        return there.append_column("bank", pa.repeat(bank, len(there)))
+
+    of_banks = {
+        Role(t.name): pa.concat_tables([of_bank(bank, t) for bank in banks]) for t in OF_BANKS
+    }
+    return of_banks | {Role(t.name): rows("log", t) for t in OF_THE_LOG}
+
+
+class Outcome:
+    """The result of a day, its tables in memory."""
+
+    def __init__(self, found):
+        self.found = found
+        self.sums = found.sums
+        self.tables = _Tables(found.tables)
+
+    @property
+    def all_tables(self):
+        """Every table of the run, by name."""
+        return {name: self.tables[name] for name in self.found.tables}
+
+
+class _Tables(dict):
+    """Tables by name, each computed when it is first asked for."""
+
+    def __init__(self, frames):
+        super().__init__()
+        self._frames = frames
+
+    def __missing__(self, name):
+        rows = self._frames[name].toArrow()
+        self[name] = rows.sort_by("key") if "key" in rows.column_names else rows
+        return self[name]
+
+
+def reconcile(tables, explanations, rules, day, as_of_ms):
+    """A day's result, from and in tables of Arrow."""
+    spark = session()
+    frames = {role: spark.createDataFrame(rows) for role, rows in tables.items()}
+    return Outcome(reconcile_frames(frames, explanations, rules, day, as_of_ms))
 
 
 def in_memory(table, rows, *, has_bank=False):
@@ -53,7 +90,7 @@ def in_memory(table, rows, *, has_bank=False):
         schema = pa.schema([pa.field("bank", pa.string()), *schema])
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return [RowsInMemory(pa.table(arrays, schema=schema))]
+    return pa.table(arrays, schema=schema)
 
 
 def ledgers_of(entries, messages, failures, offsets):
@@ -94,18 +131,16 @@ class Row(dict):
 
 def proved(outcome, rules):
     """The rows of all proofs of a day."""
-    return collected(proofs_of(outcome, [outcome.tables["balances"]], rules))
+    return collected(proofs_of(outcome.found, rules).toArrow())
 
 
 def left_by(outcome, extract=None):
-    """What a day leaves to the next one, as if it were read from files: with its extract, what it
-    left agreed too.
-    """
-    left = {role: [RowsInMemory(outcome.tables[name])] for name, role in CARRIED_ON.items()}
+    """What a day leaves to the next one: with its extract, what it left agreed too."""
+    left = {role: outcome.tables[name] for name, role in CARRIED_ON.items()}
     if extract is None:
         return left
     return left | {
-        Role.AGREED: [RowsInMemory(outcome.tables["matches"])],
+        Role.AGREED: outcome.tables["matches"],
         Role.OLD_ENTRIES: extract[Role.ENTRIES],
         Role.OLD_MESSAGES: extract[Role.MESSAGES],
     }

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
-import pyarrow.parquet as pq
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from txmq.reconcile.log import log_extract
+from txmq.reconcile.extract.extraction import log_of
+from txmq.reconcile.log import directory_log
+from txmq.reconcile.log.collapse import LogRequest
+from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, in_sheets, options_of
+from txmq.reconcile.log.directory_log import join_rests
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
-from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.log.source import COLUMNS, raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
-from txmq.runtime.clock import SystemClock
+from txmq.reconcile.tables import LOG_TABLES
 
 FLOW = Flow(topic="Transfers", namespace="icbc", group="ccb", key="id")
 ALWAYS = DayWindow(0, 1 << 60)
@@ -41,15 +42,16 @@ def read_log(directory):
                 yield SimpleNamespace(**dict.fromkeys(COLUMNS.names) | row)
 
 
-class DeletingClock(SystemClock):
-    """Somebody deletes a file at the moment at which the log is looked up."""
+def delete_when_opened(monkeypatch, file):
+    """Somebody deletes a file of the log as soon as a reader has opened it."""
+    taken = directory_log._CLOCK.wall_ms
 
-    def __init__(self, file):
-        self.file = file
+    class Deleting:
+        def wall_ms(self):
+            file.unlink()
+            return taken()
 
-    def wall_ms(self):
-        self.file.unlink()
-        return super().wall_ms()
+    monkeypatch.setattr(directory_log, "_CLOCK", Deleting())
 
 
 def dump(disk, directory):
@@ -66,21 +68,29 @@ def dump(disk, directory):
 
 
 class Taken:
-    """What was taken of a log, read again from its files."""
+    """What the source of logs gives, read in this process as workers of Spark read it."""
 
-    def __init__(self, data, out, window=ALWAYS, flows=(), stretch_bytes=STRETCH_BYTES, **how):
+    def __init__(self, data, window=ALWAYS, flows=(), stretch_bytes=STRETCH_BYTES):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        with patch.object(log_extract, "STRETCH_BYTES", stretch_bytes):
-            self.log = extract_log(rules, window, Path(out), **how)
+        request = LogRequest(rules.log, rules.money, window, stretch_bytes)
+        source = DayLogSource(options_of(request))
+        batches = [batch for part in source.partitions() for batch in source.read(part)]
+        sheets = pa.Table.from_batches(batches, LOG_SHEETS.schema)
+        rests = sheets.filter(pc.field("table") == "rests")
+        self.stretches = len(rests)
+        joined = [
+            join_rests(request, rests.filter(pc.field("broker") == number))
+            for number in rests["broker"].unique()
+        ]
+        sheets = pa.concat_tables([sheets, *map(in_sheets, joined)]).to_pylist()
         self.messages, self.failures, self.offsets = (
-            pq.read_table(out / "log" / item.name).to_pylist()
-            for item in (MESSAGES, FAILURES, OFFSETS)
+            [{name: row[name] for name in table.names} for row in sheets if row["table"] == title]
+            for title, table in LOG_TABLES.items()
         )
-        controls = [table.written for table in self.log.tables]
-        rows = [control.rows for control in controls]
-        assert rows == [len(self.messages), len(self.failures), len(self.offsets)]
-        assert [control.table for control in controls] == ["messages", "failures", "offsets"]
-        assert {control.source for control in controls} == {"log"}
+        notes = [
+            (row["about"], row["place"], row["note"]) for row in sheets if row["table"] == "notes"
+        ]
+        self.log = log_of(notes, 1 << 60)
 
     def message(self, key):
         """The only row of a transfer."""

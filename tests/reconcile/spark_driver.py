@@ -1,14 +1,18 @@
 """A process that has Spark for a while: how it begins, what it says, and what it leaves.
 
-Called with a master and what to do with it; exits as ``txmq reconcile`` would.
+Called with a master or a Connect server and what to do with it; exits as ``txmq reconcile`` would.
 """
 
+import json
 import sys
 import threading
+from urllib.request import urlopen
 
 import typer
+from rich.progress import Progress as Bar
 
 from txmq.cli.reconcile_options import report_failures, stop_on_signals
+from txmq.reconcile.progress import Progress, pages_of
 from txmq.reconcile.spark import open_spark
 
 SEEN = (
@@ -25,10 +29,41 @@ def work(spark):
 
 
 def python(spark):
-    import os
+    def doubled(batches):
+        yield from batches
 
-    parallel = spark.sparkContext.parallelize(range(4), 2)
-    print(sum(parallel.collect()), parallel.map(lambda _: os.getpid()).count())
+    print(spark.range(4, numPartitions=2).mapInArrow(doubled, "id long").count())
+
+
+def refused(spark):
+    def raising(batches):
+        raise ValueError("no such bank")
+        yield from batches
+
+    spark.range(1).mapInArrow(raising, "id long").collect()
+
+
+def watched(spark):
+    """A job of three tasks runs until the bar has shown it; Spark's pages say what it is for."""
+    seen = threading.Event()
+
+    class Watched(Bar):
+        def update(self, task_id, *, total=None, completed=None):
+            if total == 3:
+                seen.set()
+
+    progress = Progress(bar=Watched())
+    with progress.tracking(spark), progress.stage("match"):
+        slow = spark.range(3, numPartitions=3)
+        slow = slow.selectExpr("java_method('java.lang.Thread', 'sleep', 20000L)")
+        threading.Thread(target=lambda: (seen.wait(), spark.interruptAll())).start()
+        try:
+            slow.collect()
+        except Exception as error:
+            print(type(error).__name__)
+    applications = f"{pages_of(spark)}/api/v1/applications"
+    (job,) = json.load(urlopen(f"{applications}/{spark.conf.get('spark.app.id')}/jobs"))
+    print(job["description"], job["status"])
 
 
 def broken(spark):
@@ -46,7 +81,13 @@ def nothing(spark):
 
 def main(master, *works):
     try:
-        with report_failures(), stop_on_signals(), open_spark(master, memory="512m") as spark:
+        place = {"remote" if master.startswith("sc://") else "master": master}
+        ui = "watched" in works
+        with (
+            report_failures(),
+            stop_on_signals(),
+            open_spark(**place, memory="512m", ui=ui) as spark,
+        ):
             for what in works:
                 globals()[what](spark)
     except typer.Exit as ended:

@@ -1,5 +1,5 @@
-"""Owns a real standalone cluster of Spark's on loopback: a master and two workers, each a process
-of its own, from the programs that come with pyspark.
+"""Owns real Spark servers on loopback, from the programs that come with pyspark: a standalone
+cluster of a master and two workers, or a Spark Connect server, each a process of its own.
 """
 
 import contextlib
@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import urllib.request
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import pyspark
 
+from tests import spark_session
 from tests.database_server import die_with_us
 from tests.serving import free_port
 
@@ -55,15 +58,50 @@ def cluster(cores=1, memory="1g", count=WORKERS):
         yield url
 
 
-def started(stack, home, name, *arguments):
+@contextlib.contextmanager
+def connect_server():
+    """A Spark Connect server that works on this machine: its URL, and its process."""
+    home = Path(tempfile.mkdtemp(prefix="txmq-connect-"))
+    port = free_port()
+    settings = spark_session.SETTINGS | {
+        "spark.connect.grpc.binding.address": HOST,
+        "spark.connect.grpc.binding.port": port,
+        "spark.connect.progress.reportInterval": "50ms",
+        "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
+    }
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        server = started(
+            stack,
+            home / "server",
+            "org.apache.spark.deploy.SparkSubmit",
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            *("--master", "local[2]"),
+            *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+            "spark-internal",
+            memory=settings["spark.driver.memory"],
+        )
+        wait_until(lambda: listens(port), server, "the server listens")
+        yield f"sc://{HOST}:{port}", server
+
+
+def listens(port):
+    with contextlib.suppress(OSError):
+        socket.create_connection((HOST, port), 5).close()
+        return True
+    return False
+
+
+def started(stack, home, name, *arguments, memory="256m"):
     """A program of the cluster's, which is ended with the stack; its log lies in its home."""
     home.mkdir()
     environ = {
         **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": HOST,
         "SPARK_NO_DAEMONIZE": "1",
         "SPARK_LOCAL_DIRS": str(home),
-        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_MEMORY": memory,
         "SPARK_DAEMON_JAVA_OPTS": f"-Djava.io.tmpdir={home} -XX:-UsePerfData",
     }
     with (home / "log").open("wb") as log:

@@ -9,10 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan
-from tests.reconcile.frames import collected, in_memory, ledgers_of, left_by, proved
+from tests.reconcile.frames import collected, in_memory, ledgers_of, left_by, proved, reconcile
 from tests.reconcile.reference import Entry
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.tables import LATER, OPENING
 

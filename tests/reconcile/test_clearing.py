@@ -7,12 +7,14 @@ import pytest
 from msgspec.structs import astuple
 
 from tests.reconcile.days import Plan
+from tests.reconcile.frames import session
 from tests.reconcile.test_classification import order
+from txmq.reconcile.core import ReconciledDay
+from txmq.reconcile.decisions import Decider
 from txmq.reconcile.differences import carry_on
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
-from txmq.reconcile.ledgers import ReconciledDay, Role
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES
 
 RULES = Plan(transfers=1, double_entry=True).rules
@@ -55,9 +57,12 @@ def proved(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
         role: arrow_table(BOOKED, before),
         MESSAGES_OF[role] if day else Role.MESSAGES: ORDERS,
     }
-    found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
-    result = ReconciledDay({}, found.tables()["proofs"], found.sums, was_closed=False)
-    return proofs_of(result, [balances([*today, *others])], RULES)
+    found = Decider(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
+    frame = session().createDataFrame
+    single = frame(found.tables()["proofs"])
+    accounts = {"balances": frame(balances([*today, *others]))}
+    result = ReconciledDay(accounts, single, found.sums, was_closed=False, kept=())
+    return proofs_of(result, RULES).toArrow()
 
 
 def broken(*rows, **more):

@@ -21,16 +21,12 @@ from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Limits, Money
 from txmq.reconcile.summary import Run
-from txmq.reconcile.tables import BALANCES, ITEMS, MESSAGES, PROOFS, TOTALS
-from txmq.reconcile.verdict import judge
-from txmq.reconcile.written_table import WrittenTable
+from txmq.reconcile.tables import ITEMS, PROOFS
+from txmq.reconcile.verdict import Findings, judge
 
 DATES = "2026-03-31", "2026-04-01", "2026-04-02"
 OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
-SCHEMAS = {
-    "proofs": PROOFS, "items": ITEMS, "closed": ITEMS, "by_hand": MESSAGES,
-    "balances": BALANCES, "totals": TOTALS,
-}  # fmt: skip
+SCHEMAS = {"proofs": PROOFS, "items": ITEMS}
 
 
 def proof(name, off, account=None, bank=None, currency="CNY", since=DATES[0]):
@@ -72,24 +68,23 @@ class Nights:
             *("e", self.rules.name, "1", "d", DATES[night], window.start_ms, window.end_ms),
             *(window.end_ms, ()),
         )
-        tables = {"proofs": proofs, "items": items}
-        tables |= {
-            "closed": (),
-            "by_hand": (),
-            "balances": (),
-            "totals": totals(totals_of or items),
-        }
         run_id = f"{night}" * 16
-        for name, rows in tables.items():
+        for name, rows in (("proofs", proofs), ("items", items)):
             place = self.home / "results" / name / f"business_date={DATES[night]}/run={run_id}"
             place.mkdir(parents=True, exist_ok=True)
             written = pa.Table.from_pylist(list(rows), arrow_schema(SCHEMAS[name]))
             parquet.write_table(written, place / "part-00000.parquet", row_group_size=2)
-        kept = {
-            name: WrittenTable.of_run(self.home, date.fromisoformat(DATES[night]), run_id, name)
-            for name in tables
-        }
-        result = judge(kept, self.rules, manifest, {}, self.people)
+        found = Findings(
+            totals=totals(totals_of or items),
+            proofs=pa.Table.from_pylist(list(proofs), arrow_schema(SCHEMAS["proofs"])),
+            explaining=items,
+            groups=[one | {"count": 1} for one in items],
+            items=items,
+            decisions=(),
+            closed=0,
+            decided_by_hand=0,
+        )
+        result = judge(found, self.rules, manifest, {}, self.people)
         self.run = Run(
             run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),
             stages=(), began_ms=0, ended_ms=1, txmq_version="", spark_version="",

@@ -1,24 +1,18 @@
 """Both kinds of databases are read alike, whatever their columns hold."""
 
-from datetime import date
-
 import pytest
 from sqlalchemy import text
 
 from tests.extracts import (
-    DAY,
     JOURNAL,
     NOON_MS,
     START_MS,
+    Books,
     bank_of,
     book,
-    no_log,
-    rows_of,
     rules_of,
-    taken,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.extraction import extract_day
 
 DAY_MS = 86_400_000
 
@@ -52,9 +46,9 @@ def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
     accounts = {"table": "balances", "account": "account", "balance": "balance"}
     accounts["currency"] = {"is": "CNY"}
 
-    manifest, folder = taken(rules_of(tmp_path, bank_of(bank, accounts=accounts)))
+    books = Books(rules_of(tmp_path, bank_of(bank, accounts=accounts)))
 
-    assert rows_of(folder) == [
+    assert books.rows() == [
         entry(id=4, amount=-10, booked_ms=START_MS, recorded_ms=START_MS),
         entry(
             id=5,
@@ -66,20 +60,12 @@ def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
         ),
     ]
     usual = {"role": "customer", "currency": "CNY"}
-    assert rows_of(folder, table="opening") == [
+    assert books.rows(table="opening") == [
         {"account": "alice", "amount": 100, "rows": 2} | usual,
         {"account": "bob", "amount": 5, "rows": 1} | usual,
     ]
-    assert rows_of(folder, table="later") == [{"account": "alice", "amount": -3, "rows": 1} | usual]
-    assert rows_of(folder, table="accounts") == [
-        {"account": "alice", "currency": "CNY", "balance": 87}
-    ]
-    entries, opening, later, balances = manifest.sources[0].tables
-    assert (entries.written.rows, entries.written.amounts) == (2, {"CNY": 0})
-    assert (entries.written.least, entries.written.most) == (4, 5)
-    assert entries.written.hash_total == 4 + 5 + 2 * (START_MS + START_MS + DAY_MS - 1)
-    assert (opening.written.rows, opening.written.amounts) == (2, {"CNY": 105})
-    assert (later.written.rows, balances.written.amounts) == (1, {"CNY": 87})
+    assert books.rows(table="later") == [{"account": "alice", "amount": -3, "rows": 1} | usual]
+    assert books.rows(table="accounts") == [{"account": "alice", "currency": "CNY", "balance": 87}]
 
 
 def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
@@ -89,10 +75,10 @@ def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
         JOURNAL | {"recorded": "BIGINT"},
     )
 
-    _, folder = taken(rules_of(tmp_path, bank_of(bank, recorded="recorded")))
+    books = Books(rules_of(tmp_path, bank_of(bank, recorded="recorded")))
 
-    assert rows_of(folder) == [entry(amount=1, booked_ms=before)]
-    assert [row["amount"] for row in rows_of(folder, table="opening")] == [2]
+    assert books.rows() == [entry(amount=1, booked_ms=before)]
+    assert [row["amount"] for row in books.rows(table="opening")] == [2]
 
 
 def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, tmp_path):
@@ -100,9 +86,9 @@ def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, t
     none = [None, "", "  ", None, ""]
     bank.journal([{"transfer": key, "kind": kind} for key, kind in zip(none, kinds, strict=True)])
 
-    _, folder = taken(rules_of(tmp_path, bank_of(bank)))
+    books = Books(rules_of(tmp_path, bank_of(bank)))
 
-    found = rows_of(folder)
+    found = books.rows()
     assert [row["kind"] for row in found] == ["debit", "credit", "return", "other", "other"]
     assert {row["key"] for row in found} == {None}
 
@@ -121,18 +107,17 @@ def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
         id="",
     )
 
-    manifest, folder = taken(rules_of(tmp_path, told))
+    books = Books(rules_of(tmp_path, told))
 
-    assert rows_of(folder) == [entry(id=None, key="icbc/4711", amount=-250)]
-    assert manifest.sources[0].tables[0].written.least is None
+    assert books.rows() == [entry(id=None, key="icbc/4711", amount=-250)]
 
 
 def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank, tmp_path):
     bank.journal([{"amount": 5, "kind": name} for name in ("debit", "credit", "return", "fee")])
 
-    _, folder = taken(rules_of(tmp_path, bank_of(bank, amounts="unsigned")))
+    books = Books(rules_of(tmp_path, bank_of(bank, amounts="unsigned")))
 
-    assert {row["kind"]: row["amount"] for row in rows_of(folder)} == {
+    assert {row["kind"]: row["amount"] for row in books.rows()} == {
         "debit": -5,
         "credit": 5,
         "return": 5,
@@ -155,9 +140,9 @@ def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path,
     )
     money = {"CNY": {}, "JPY": {"digits": 0}, "BHD": {"digits": 3}, "USD": {}}
 
-    _, folder = taken(rules_of(tmp_path, bank_of(bank, units="major"), money=money))
+    books = Books(rules_of(tmp_path, bank_of(bank, units="major"), money=money))
 
-    assert [row["amount"] for row in rows_of(folder)] == [1234, -700, 500, 1, 7]
+    assert [row["amount"] for row in books.rows()] == [1234, -700, 500, 1, 7]
 
 
 def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
@@ -178,11 +163,11 @@ def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
         bank_of(bank, name=name, table=name, time=time, **here)
         for name, time in (("local", "timestamp"), ("zoned", "timestamptz"))
     ]
-    _, folder = taken(rules_of(tmp_path, *told))
+    books = Books(rules_of(tmp_path, *told))
 
     expected = NOON_MS - 8 * 3_600_000 + 123
-    assert [row["booked_ms"] for row in rows_of(folder, "local")] == [expected]
-    assert [row["booked_ms"] for row in rows_of(folder, "zoned")] == [expected]
+    assert [row["booked_ms"] for row in books.rows("local")] == [expected]
+    assert [row["booked_ms"] for row in books.rows("zoned")] == [expected]
 
 
 def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
@@ -207,9 +192,9 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
         suspense=["o'neil"],
     )
 
-    _, folder = taken(rules_of(tmp_path, told))
+    books = Books(rules_of(tmp_path, told))
 
-    assert [row["role"] for row in rows_of(folder)] == ["customer", "suspense"]
+    assert [row["role"] for row in books.rows()] == ["customer", "suspense"]
 
 
 @pytest.mark.parametrize(
@@ -238,10 +223,9 @@ def test_what_does_not_fit_is_refused_with_its_place(bank, tmp_path, rows, more,
     bank.journal(rows, JOURNAL | {"amount": "NUMERIC"})
 
     with pytest.raises(ReconcileRefused, match=told) as refused:
-        taken(rules_of(tmp_path, bank_of(bank, **more)))
+        Books(rules_of(tmp_path, bank_of(bank, **more)))
 
     assert str(refused.value).startswith("icbc")
-    assert not list((tmp_path / "recon" / "extracts" / DAY.isoformat()).iterdir())
 
 
 @pytest.mark.parametrize("units", ["minor", "major"])
@@ -250,7 +234,7 @@ def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path, units)
 
     told = "'CNX': not one of CNY, JPY; did you mean CNY"
     with pytest.raises(ReconcileRefused, match=told):
-        taken(
+        Books(
             rules_of(tmp_path, bank_of(bank, units=units), money={"CNY": {}, "JPY": {"digits": 0}})
         )
 
@@ -258,13 +242,13 @@ def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path, units)
 def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_path):
     bank.journal([{"id": None}, {"id": "17"}], JOURNAL | {"id": "TEXT"})
     rules = rules_of(tmp_path, bank_of(bank))
-    _, folder = taken(rules)
-    assert [row["id"] for row in rows_of(folder)] == [None, 17]
+    books = Books(rules)
+    assert [row["id"] for row in books.rows()] == [None, 17]
 
     bank.add([{"id": "A-18"}])
 
     with pytest.raises(ReconcileRefused, match="id A-18, key t-1: id is 'A-18'"):
-        taken(rules)
+        Books(rules)
 
 
 def test_several_banks_may_issue_the_ids_of_a_table(bank, tmp_path):
@@ -274,14 +258,14 @@ def test_several_banks_may_issue_the_ids_of_a_table(bank, tmp_path):
 
     found = []
     for namespace in (prefixes, column):
-        _, folder = taken(rules_of(tmp_path, bank_of(bank, namespace=namespace)))
-        found.append([row["key"] for row in rows_of(folder)])
+        books = Books(rules_of(tmp_path, bank_of(bank, namespace=namespace)))
+        found.append([row["key"] for row in books.rows()])
     none = [None] * 3
     assert found == [["icbc/IC-1", "ccb/ICC-1", *none], ["icbc/IC-1", "icbc/ICC-1", *none]]
 
     bank.add([{"id": 9, "transfer": "X-1"}])
     with pytest.raises(ReconcileRefused, match="'X-1': its beginning is not one of 'IC', 'ICC'$"):
-        taken(rules_of(tmp_path, bank_of(bank, namespace=prefixes)))
+        Books(rules_of(tmp_path, bank_of(bank, namespace=prefixes)))
 
 
 def test_a_table_of_accounts_that_does_not_fit_is_refused(bank, tmp_path):
@@ -291,94 +275,14 @@ def test_a_table_of_accounts_that_does_not_fit_is_refused(bank, tmp_path):
     accounts = {"table": "balances", "account": "account", "balance": "balance"}
 
     with pytest.raises(ReconcileRefused, match=r"icbc/accounts: 1 row .* alice: balance is '1.5'"):
-        taken(rules_of(tmp_path, bank_of(bank, accounts=accounts | {"currency": "currency"})))
-
-
-def test_books_without_rows_make_an_extract_without_rows(bank, tmp_path):
-    bank.journal([])
-
-    manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
-
-    assert rows_of(folder) == rows_of(folder, table="opening") == []
-    assert {control.rows for control in manifest.controls} == {0}
-
-
-def test_totals_that_no_longer_fit_into_64_bits_are_added_up_all_the_same(bank, tmp_path):
-    many = [{"id": (1 << 62) + index, "amount": (1 << 61) - index} for index in range(5)]
-    bank.journal(many)
-
-    manifest, _ = taken(rules_of(tmp_path, bank_of(bank)))
-
-    control = manifest.sources[0].tables[0].written
-    assert control.amounts == {"CNY": sum(row["amount"] for row in many)}
-    whole = sum(row["id"] + row["amount"] + 2 * NOON_MS for row in many)
-    assert control.hash_total == whole % (1 << 63)
-
-
-def test_the_same_books_give_the_same_extract_and_others_another(bank, tmp_path):
-    bank.journal([{"amount": 1}])
-    rules = rules_of(tmp_path, bank_of(bank))
-    first, folder = taken(rules)
-
-    again, _ = taken(rules)
-    assert again == first
-    bank.add([{"id": 2, "amount": 2}])
-    other, elsewhere = taken(rules)
-
-    assert other.extract_id != first.extract_id
-    assert {path.name for path in folder.parent.iterdir()} == {folder.name, elsewhere.name}
-
-
-@pytest.mark.parametrize(
-    "change", ["account = 'mallory'", "transfer = 't-2'", "kind = 'credit'", "account = 'clearing'"]
-)
-def test_books_that_differ_by_a_text_alone_give_another(bank, tmp_path, change):
-    bank.journal([{"amount": 1}, {"amount": 1, "account": "bob"}])
-    rules = rules_of(tmp_path, bank_of(bank))
-    first, folder = taken(rules)
-
-    bank.run(f"UPDATE journal SET {change} WHERE id = 2")
-    other, elsewhere = taken(rules)
-
-    assert [table.written for table in other.sources[0].tables] == [
-        table.written for table in first.sources[0].tables
-    ]
-    assert other.extract_id != first.extract_id
-    assert rows_of(elsewhere) != rows_of(folder)
-
-
-def test_the_log_is_read_when_all_banks_are_there(bank, tmp_path):
-    bank.journal([{}, {}])
-    rules = rules_of(tmp_path, bank_of(bank), bank_of(bank, name="ccb"))
-    told = []
-
-    def take_log(rules, window, directory):
-        told.append({path.parent.parent.name for path in directory.rglob("*.parquet")})
-        return no_log(rules, window, directory)
-
-    manifest = extract_day(rules, DAY, take_log=take_log)
-
-    assert (told, manifest.rows) == ([{"icbc", "ccb"}], 4)
-
-
-def test_a_day_that_is_not_over_is_extracted_as_it_stands(bank, tmp_path):
-    bank.journal([{}])
-    rules = rules_of(tmp_path, bank_of(bank))
-
-    past, _ = taken(rules)
-    future, _ = taken(rules, date(2999, 1, 1))
-
-    assert (past.is_final, past.as_of_ms) == (True, past.end_ms)
-    assert not future.is_final
-    (source, _) = future.sources
-    assert future.as_of_ms == min(source.taken_ms, source.source_ms)
+        Books(rules_of(tmp_path, bank_of(bank, accounts=accounts | {"currency": "currency"})))
 
 
 def test_the_password_stands_in_no_error(tmp_path, postgres, bank):
     told = bank_of(bank) | {"database": "postgresql://u:s3cret@127.0.0.1:1/bank?s3cret=s3cret"}
 
     with pytest.raises(ReconcileRefused) as refused:
-        taken(rules_of(tmp_path, told))
+        Books(rules_of(tmp_path, told))
 
     assert "s3cret" not in str(refused.value)
 
@@ -388,9 +292,9 @@ def test_a_schema_is_named_before_its_table(postgres, tmp_path):
         bank.run("CREATE SCHEMA core")
         bank.journal([{"amount": 9}], name="core.journal")
 
-        _, folder = taken(rules_of(tmp_path, bank_of(bank, table="core.journal")))
+        books = Books(rules_of(tmp_path, bank_of(bank, table="core.journal")))
 
-    assert [row["amount"] for row in rows_of(folder)] == [9]
+    assert [row["amount"] for row in books.rows()] == [9]
 
 
 def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
@@ -398,9 +302,9 @@ def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
         bank.journal([{"amount": index} for index in range(100)])
         bank.run("CREATE VIEW seen AS SELECT * FROM journal")
 
-        _, folder = taken(rules_of(tmp_path, bank_of(bank, table="seen")))
+        books = Books(rules_of(tmp_path, bank_of(bank, table="seen")))
 
-    assert len(rows_of(folder)) == 100
+    assert len(books.rows()) == 100
 
 
 @pytest.mark.parametrize(
@@ -411,7 +315,7 @@ def test_a_moment_in_the_wrong_zone_is_refused(postgres, tmp_path, held, type_):
         bank.journal([], JOURNAL | {"booked": type_})
 
         with pytest.raises(ReconcileRefused, match="booked is a timestamp"):
-            taken(rules_of(tmp_path, bank_of(bank, time=held)))
+            Books(rules_of(tmp_path, bank_of(bank, time=held)))
 
 
 def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
@@ -425,9 +329,7 @@ def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
                 )
             )
 
-        manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
+        books = Books(rules_of(tmp_path, bank_of(bank)))
 
-    entries = manifest.sources[0].tables[0]
-    assert entries.written.rows == 150_000
-    assert len(entries.parts) > 1
-    assert [row["id"] for row in rows_of(folder)] == list(range(1, 150_001))
+    assert len(books.parts["icbc"]) > 1
+    assert [row["id"] for row in books.rows()] == list(range(1, 150_001))

@@ -5,80 +5,70 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from tests.extracts import DAY, bank_of, book, no_log, rules_of, taken
-from txmq.reconcile.extract.extraction import extract_day
+from txmq.reconcile.storage import LocalFolder
 
 ROOT = Path(__file__).parents[2]
 DYING = """
 import os, signal, sys
-import msgspec
-from tests.extracts import DAY
-from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.rules import Rules
-rules = msgspec.json.decode(sys.argv[1], type=Rules)
-extract_day(rules, DAY, take_log=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+from txmq.reconcile.storage import LocalFolder
+with LocalFolder(sys.argv[1]).staging() as draft:
+    draft.replace("rows", b"some")
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.fixture
-def rules(tmp_path):
-    with book("sqlite", None, tmp_path) as bank:
-        bank.journal([{"amount": -1}, {"amount": 1, "id": 2}])
-        yield rules_of(tmp_path, bank_of(bank))
+def home(tmp_path):
+    (tmp_path / "home").mkdir()
+    return LocalFolder(tmp_path / "home")
 
 
-def begun(rules):
+def begun(home):
     """Extracts that have no name yet."""
-    return list(Path(rules.directory, "extracts", DAY.isoformat()).glob(".*.writing"))
+    return list(home.local.glob(".*.writing"))
 
 
-def test_what_a_killed_one_has_left_goes_with_the_next(rules):
-    command = [sys.executable, "-c", DYING, msgspec.json.encode(rules)]
+def complete(home):
+    with home.staging() as draft:
+        draft.replace("last", b"all")
+        home.at("done").take(draft, last="last")
+
+
+def test_the_next_extract_removes_what_a_killed_one_has_left(home):
+    command = [sys.executable, "-c", DYING, str(home)]
     died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    (left,) = begun(rules)
-    assert list(left.rglob("*.parquet"))
+    (left,) = begun(home)
+    assert list(left.iterdir())
 
-    manifest, folder = taken(rules)
+    complete(home)
 
-    assert begun(rules) == []
-    assert {path.name for path in folder.parent.iterdir()} == {manifest.extract_id}
+    assert [path.name for path in home.local.iterdir()] == ["done"]
 
 
-def test_what_cannot_be_opened_is_in_nobodys_way(rules):
-    taken(rules)
-    odd = Path(rules.directory, "extracts", DAY.isoformat(), ".txmq-odd.writing")
+def test_what_cannot_be_opened_is_in_nobodys_way(home):
+    odd = home.local / ".txmq-odd.writing"
     odd.symlink_to(odd)
 
-    taken(rules)
+    complete(home)
 
-    assert begun(rules) == [odd]
+    assert begun(home) == [odd]
 
 
-def test_one_that_fails_leaves_nothing(rules):
-    def fail(*_):
+def test_one_that_fails_leaves_nothing(home):
+    with pytest.raises(RuntimeError, match="the log is away"), home.staging():
         raise RuntimeError("the log is away")
 
-    with pytest.raises(RuntimeError, match="the log is away"):
-        extract_day(rules, DAY, take_log=fail)
-
-    assert begun(rules) == []
+    assert begun(home) == []
 
 
-def test_one_that_is_under_way_is_left_alone(rules):
-    def while_another_runs(*asked):
-        (mine,) = begun(rules)
-        other, _ = taken(rules)
-        assert begun(rules) == [mine]
-        assert list(mine.rglob("*.parquet"))
-        others.append(other)
-        return no_log(*asked)
+def test_one_that_is_under_way_is_left_alone(home):
+    with home.staging() as mine:
+        mine.replace("rows", b"some")
+        complete(home)
+        assert begun(home) == [mine.local]
+        assert mine.read("rows") == b"some"
 
-    others = []
-    manifest = extract_day(rules, DAY, take_log=while_another_runs)
-
-    assert others == [manifest]
-    assert begun(rules) == []
+    assert begun(home) == []

@@ -5,6 +5,7 @@ import io
 import json
 from datetime import timedelta
 from decimal import Decimal
+from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from tests.extracts import DAY, NOON_MS, START_MS, Books, bank_of, book, rules_of
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.extract import book_files
 from txmq.reconcile.rules_file import read_rules
@@ -81,7 +82,7 @@ def test_a_database_and_a_file_of_the_same_day_give_the_same_extract(tmp_path):
     with book("sqlite", None, tmp_path) as bank:
         bank.journal(rows)
         told = bank_of(bank, name="ccb")
-        manifest, folder = taken(rules_of(tmp_path / "db", told))
+        books = Books(rules_of(tmp_path / "db", told))
     usual = {"account": "alice", "currency": "CNY", "kind": "debit", "transfer": "t-1"}
     usual |= {"booked": NOON_MS}
     text = io.StringIO()
@@ -90,14 +91,12 @@ def test_a_database_and_a_file_of_the_same_day_give_the_same_extract(tmp_path):
     writer.writerows({"id": number} | usual | row for number, row in enumerate(rows, 1))
     csv_of(tmp_path, text.getvalue(), charset="gb18030")
 
-    other, elsewhere = taken(files_of(tmp_path, WHOLE + '\ncharset = "gb18030"'))
+    elsewhere = Books(files_of(tmp_path, WHOLE + '\ncharset = "gb18030"'))
 
     for table in ("entries", "opening", "later"):
-        assert rows_of(elsewhere, "ccb", table) == rows_of(folder, "ccb", table)
-    assert [t.written for t in other.sources[0].tables] == [
-        t.written for t in manifest.sources[0].tables
-    ]
-    assert other.sources[0].kind == "files"
+        assert elsewhere.rows("ccb", table) == books.rows("ccb", table)
+    ((name, digest),) = elsewhere.set_aside("files")
+    assert (name, digest) == ("ccb.csv", sha256((tmp_path / "in/ccb.csv").read_bytes()).hexdigest())
 
 
 CAMT = 'path = "in/ccb-{date}*.xml"\nformat = "camt.053"'
@@ -147,19 +146,19 @@ def test_a_statement_gives_entries_opening_and_closing_balances(tmp_path):
         ),
     )
 
-    _, folder = taken(rules)
+    books = Books(rules)
 
-    found = rows_of(folder, "ccb")
+    found = books.rows("ccb")
     assert [(row["key"], row["kind"], row["amount"], row["currency"]) for row in found] == [
         ("icbc/t-1", "credit", 1250, "EUR"),
         ("icbc/t-2", "debit", -500, "EUR"),
     ]
     assert {row["booked_ms"] for row in found} == {START_MS + DAY_MS - 1}
     usual = {"account": "DE1", "currency": "EUR"}
-    assert rows_of(folder, "ccb", "opening") == [
+    assert books.rows("ccb", "opening") == [
         usual | {"role": "customer", "amount": 10000, "rows": 0}
     ]
-    assert rows_of(folder, "ccb", "accounts") == [usual | {"balance": 10750}]
+    assert books.rows("ccb", "accounts") == [usual | {"balance": 10750}]
 
 
 MT = """{1:F01BANKDEFFXXXX0000000000}{2:O9400000000000BANKDEFFXXXX00000000000000000000N}{4:
@@ -192,17 +191,17 @@ und mehr
 def test_a_swift_statement_is_read_over_its_pages(tmp_path):
     rules = statement_of(tmp_path, MT, MT940, "ccb-2024-11-20.sta", "latin-1")
 
-    _, folder = taken(rules)
+    books = Books(rules)
 
-    found = rows_of(folder, "ccb")
+    found = books.rows("ccb")
     assert sorted((row["key"] or "", row["kind"], row["amount"]) for row in found) == [
         ("", "debit", -800),
         ("icbc/e-1", "credit", 1250),
         ("icbc/e-2", "return", 500),
     ]
     usual = {"account": "NL91ABNA0417164300", "currency": "EUR"}
-    assert rows_of(folder, "ccb", "opening")[0]["amount"] == 10000
-    assert rows_of(folder, "ccb", "accounts") == [usual | {"balance": 10950}]
+    assert books.rows("ccb", "opening")[0]["amount"] == 10000
+    assert books.rows("ccb", "accounts") == [usual | {"balance": 10950}]
 
 
 def test_reversals_batches_charges_and_reports_of_several_accounts(tmp_path):
@@ -234,11 +233,11 @@ def test_reversals_batches_charges_and_reports_of_several_accounts(tmp_path):
         version="02",
     )
 
-    _, folder = taken(statement_of(tmp_path, text))
+    books = Books(statement_of(tmp_path, text))
 
     found = [
         ((row["key"] or "").removeprefix("icbc/"), row["kind"], row["amount"], row["currency"])
-        for row in rows_of(folder, "ccb")
+        for row in books.rows("ccb")
     ]
     assert sorted(found) == [
         ("", "credit", 2000, "EUR"),
@@ -250,7 +249,7 @@ def test_reversals_batches_charges_and_reports_of_several_accounts(tmp_path):
         ("r-2", "recall", -800, "EUR"),
         ("u-1", "credit", 100, "USD"),
     ]
-    accounts = {row["account"]: row["balance"] for row in rows_of(folder, "ccb", "accounts")}
+    accounts = {row["account"]: row["balance"] for row in books.rows("ccb", "accounts")}
     assert accounts == {"DE1": 14700, "DE2": -400}
 
 
@@ -271,6 +270,11 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         ("<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "line 1: it has a document type"),
         (document(), "it has no statement"),
         (
+            document().replace("UTF-8", "klingon"),
+            "line 1: unknown encoding: klingon: get the file in",
+        ),
+        (document().replace("UTF-8", "gb18030"), "line 1: multi-byte encodings are not supported"),
+        (
             document(
                 statement_xml(
                     *ONE, page="<StmtPgntn><PgNb>1</PgNb><LastPgInd>false</LastPgInd></StmtPgntn>"
@@ -290,7 +294,7 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
 )
 def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
     with pytest.raises(ReconcileRefused, match=told.replace("(", "\\(")):
-        taken(statement_of(tmp_path, text))
+        Books(statement_of(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -303,6 +307,11 @@ def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
         (":25:", ":25X:", "line 12: account '' begins in 'EUR'"),
         (":60M:C241120EUR117,50", ":60M:C241120EUR116,50", "a page is missing"),
         (":62F:", ":62M:", "statement 7/2 of account .* is not the last page"),
+        (
+            MT[MT.index(":60M:") : MT.index(":62F:")],
+            "",
+            "line 17: statement 7/2 has no opening",
+        ),
         (":20:", "", "'STARTUMSE' belongs to no field"),
         (":60F:C241119EUR100,00", ":60F:C241119EUR100.00", "is not a balance such as"),
     ],
@@ -312,15 +321,15 @@ def test_a_swift_statement_that_cannot_be_is_refused(tmp_path, old, new, told):
     assert text != MT
 
     with pytest.raises(ReconcileRefused, match=told):
-        taken(statement_of(tmp_path, text, MT940, "ccb-2024-11-20.sta", "latin-1"))
+        Books(statement_of(tmp_path, text, MT940, "ccb-2024-11-20.sta", "latin-1"))
 
 
 def test_a_swift_charge_within_an_entry_is_a_row_of_its_own(tmp_path):
     text = MT.replace("OCMT/EUR12,50//more", "OCMT/EUR14,50//CHGS/EUR2,")
 
-    _, folder = taken(statement_of(tmp_path, text, MT940, "ccb-2024-11-20.sta", "latin-1"))
+    books = Books(statement_of(tmp_path, text, MT940, "ccb-2024-11-20.sta", "latin-1"))
 
-    found = {(row["key"], row["kind"], row["amount"]) for row in rows_of(folder, "ccb")}
+    found = {(row["key"], row["kind"], row["amount"]) for row in books.rows("ccb")}
     assert {("icbc/e-1", "credit", 1450), (None, "other", -200)} < found
 
 
@@ -351,7 +360,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path, text, more
     rules = files_of(tmp_path, f"{WHOLE}\n{more}")
 
     with pytest.raises(ReconcileRefused, match=told):
-        taken(rules)
+        Books(rules)
 
 
 def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, monkeypatch):
@@ -365,17 +374,17 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, monkeypatc
 
     monkeypatch.setattr("txmq.reconcile.extract.book_files.LocalFolder.sha256", grow)
     with pytest.raises(ReconcileRefused, match="ccb.csv changed while it was read"):
-        taken(files_of(tmp_path, WHOLE))
+        Books(files_of(tmp_path, WHOLE))
 
 
 def test_a_missing_file_is_an_error_on_a_business_day_only(tmp_path):
     rules = files_of(tmp_path, DATED)
 
     with pytest.raises(ReconcileRefused, match=r"ccb-2024-11-20\*.csv does not exist"):
-        taken(rules)
-    _, folder = taken(rules, DAY + timedelta(days=3))
+        Books(rules)
+    books = Books(rules, DAY + timedelta(days=3))
 
-    assert rows_of(folder, "ccb") == []
+    assert books.rows("ccb") == []
 
 
 def test_amounts_and_moments_are_read_as_the_bank_writes_them(tmp_path):
@@ -389,9 +398,9 @@ grouping = "."\nmoments = "%d.%m.%Y %H:%M\"""",
         ENTRIES + 'units = "major"\ntime = "timestamp"',
     )
 
-    _, folder = taken(rules)
+    books = Books(rules)
 
-    assert [(row["amount"], row["booked_ms"]) for row in rows_of(folder, "ccb")] == [
+    assert [(row["amount"], row["booked_ms"]) for row in books.rows("ccb")] == [
         (-123450, NOON_MS),
         (700, NOON_MS + DAY_MS // 2 - 60_000),
     ]
@@ -400,11 +409,11 @@ grouping = "."\nmoments = "%d.%m.%Y %H:%M\"""",
 def test_a_row_that_is_booked_before_its_file_is_late(tmp_path):
     csv_of(tmp_path, lines_of({"booked": START_MS - 5}), "ccb-2024-11-20.csv")
 
-    _, folder = taken(files_of(tmp_path, DATED))
+    books = Books(files_of(tmp_path, DATED))
 
-    (row,) = rows_of(folder, "ccb")
+    (row,) = books.rows("ccb")
     assert (row["booked_ms"], row["recorded_ms"]) == (START_MS - 5, START_MS)
-    assert rows_of(folder, "ccb", "opening") == []
+    assert books.rows("ccb", "opening") == []
 
 
 BALANCES = """
@@ -424,10 +433,10 @@ def test_opening_balances_come_from_the_bank_or_follow_on_the_first_date(tmp_pat
     csv_of(tmp_path, "account,currency,opening,closing\nalice,CNY,80,100\n", "b-2024-11-20.csv")
     files = DATED + '\nbalances = "in/b-{date}.csv"'
 
-    _, folder = taken(files_of(tmp_path, files, ENTRIES + BALANCES + opening))
+    books = Books(files_of(tmp_path, files, ENTRIES + BALANCES + opening))
 
-    assert {row["account"]: row["amount"] for row in rows_of(folder, "ccb", "opening")} == told
-    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [100]
+    assert {row["account"]: row["amount"] for row in books.rows("ccb", "opening")} == told
+    assert [row["balance"] for row in books.rows("ccb", "accounts")] == [100]
 
 
 keys = st.text(
@@ -498,10 +507,8 @@ def test_random_entries_are_read_back_from_each_format(tmp_path_factory, form, r
         f'{ENTRIES}units = "major"\n{time}{money}',
     )
 
-    first, folder = taken(rules)
-    again, _ = taken(rules)
+    books = Books(rules)
 
-    assert again == first
     kinds = {"debit": "debit", "C": "credit", "fee": "other"}
     written = [
         (
@@ -516,7 +523,7 @@ def test_random_entries_are_read_back_from_each_format(tmp_path_factory, form, r
         for row in rows
     ]
     names = ("id", "key", "kind", "account", "amount", "currency", "booked_ms")
-    found = [tuple(row[name] for name in names) for row in rows_of(folder, "ccb")]
+    found = [tuple(row[name] for name in names) for row in books.rows("ccb")]
     assert sorted(found, key=repr) == sorted(written, key=repr)
 
 
@@ -557,11 +564,11 @@ def test_random_statements_are_read_back(tmp_path_factory, form, amounts, begun)
         )
         rules = statement_of(tmp_path, whole, MT940, "ccb-2024-11-20.sta")
 
-    _, folder = taken(rules)
+    books = Books(rules)
 
-    found = {row["key"]: row["amount"] for row in rows_of(folder, "ccb")}
+    found = {row["key"]: row["amount"] for row in books.rows("ccb")}
     assert found == {f"icbc/k-{at}": amount for at, amount in enumerate(amounts)}
-    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [ended]
+    assert [row["balance"] for row in books.rows("ccb", "accounts")] == [ended]
 
 
 @pytest.mark.parametrize(
@@ -609,19 +616,19 @@ def test_a_balance_beyond_64_bits_is_named_with_its_account(tmp_path):
 
     told = "opening of alice, CNY: amount is -18446744073709551613, which does not fit into 64"
     with pytest.raises(ReconcileRefused, match=told):
-        taken(rules)
+        Books(rules)
 
 
 def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
     rules = files_of(tmp_path, DATED, ENTRIES.replace('id = "id"', 'recorded = "id"'))
     csv_of(tmp_path, lines_of({"id": NOON_MS, "booked": START_MS - 7}), "ccb-2024-11-20.csv")
-    _, folder = taken(rules)
-    (row,) = rows_of(folder, "ccb")
+    books = Books(rules)
+    (row,) = books.rows("ccb")
     assert (row["booked_ms"], row["recorded_ms"]) == (START_MS - 7, NOON_MS)
 
     csv_of(tmp_path, lines_of({"id": "soon"}), "ccb-2024-11-20.csv")
     with pytest.raises(ReconcileRefused, match="file .*: id is 'soon': not a moment"):
-        taken(rules)
+        Books(rules)
 
 
 def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch):
@@ -629,14 +636,14 @@ def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch)
     monkeypatch.setattr(book_files._FileReader, "_closed", lambda _: closed)
     rules = statement_of(tmp_path, document(statement_xml(*ONE, account="DE2")))
 
-    _, folder = taken(rules)
-    _, saturday = taken(rules, DAY + timedelta(days=3))
+    books = Books(rules)
+    saturday = Books(rules, DAY + timedelta(days=3))
 
     def told(where, table, value):
-        return {row["account"]: row[value] for row in rows_of(where, "ccb", table)}
+        return {row["account"]: row[value] for row in where.rows("ccb", table)}
 
     # What the bank states counts, and roll-forward compares it with the day before.
-    assert told(folder, "opening", "amount") == {"DE1": 10750, "DE2": 100}
-    assert told(folder, "accounts", "balance") == {"DE1": 10750, "DE2": 300}
+    assert told(books, "opening", "amount") == {"DE1": 10750, "DE2": 100}
+    assert told(books, "accounts", "balance") == {"DE1": 10750, "DE2": 300}
     assert told(saturday, "opening", "rows") == {"DE1": 3, "DE2": 1}
     assert told(saturday, "accounts", "balance") == {"DE1": 10750, "DE2": 999}

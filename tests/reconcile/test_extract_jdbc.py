@@ -1,8 +1,8 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
 import importlib
-import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,18 +15,15 @@ from tests.extracts import (
     NOON_MS,
     START_MS,
     bank_of,
-    no_log,
+    extracted,
     rows_of,
     rules_of,
-    taken,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.jdbc import SparkDialect, _error_sentence, _packed, options
+from txmq.reconcile.extract.frame_books import SparkDialect
+from txmq.reconcile.extract.jdbc import _error_sentence, options
 from txmq.reconcile.extract.statements import EntryStatements
-from txmq.reconcile.extract.table_writer import control_of
 from txmq.reconcile.rules import Bank, Day, Money
-from txmq.reconcile.tables import ENTRIES
 
 pytestmark = pytest.mark.timeout(180)  # Spark takes its time where others work beside it.
 
@@ -75,7 +72,6 @@ def test_sparks_words_make_the_same_rows(spark):
 
     found = sorted(tuple(row) for row in spark.sql(statements.rows()).collect())
     sums = [tuple(row) for row in spark.sql(statements.sums()).collect()]
-    control = control_of("icbc", ENTRIES, spark.sql(statements.control()).collect())
 
     at = NOON_MS
     assert found == [
@@ -83,12 +79,8 @@ def test_sparks_words_make_the_same_rows(spark):
         (2, None, "other", "suspense", "o'neil", 500, "JPY", at, at),
     ]
     assert sorted(sums) == [
-        (0, 0, "clearing", "clearing", "CNY", 100, 0, 1, 0),
-        (1, 0, None, None, "CNY", 100, 0, 1, 1),
+        (0, "clearing", "clearing", "CNY", 100, 0, 1),
     ]
-    assert (control.rows, control.amounts) == (2, {"CNY": -1234, "JPY": 500})
-    assert (control.least, control.most) == (1, 2)
-    assert control.hash_total == 3 - 1234 + 500 + 4 * at + 246
 
 
 def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
@@ -112,7 +104,7 @@ def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
     assert {count for count, *_ in found} == {5}
     assert [id_ for *_, id_, _ in found] == ["1", "2", "3", "4", "5"]
     assert [row.id for row in spark.sql(statements.rows()).collect()] == [6]
-    sums = [row for row in spark.sql(statements.sums()).collect() if row.is_sum]
+    sums = spark.sql(statements.sums()).collect()
     assert {row.period for row in sums} == {2}
     assert sum(row.lines for row in sums) == 5
 
@@ -136,7 +128,7 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
     told["properties"] = {"driver": "org.apache.derby.jdbc.EmbeddedDriver"}
     rules = rules_of(tmp_path, told, limits={"quarantine_max": 1})
 
-    manifest, folder = taken(rules, spark=spark)
+    manifest, folder = extracted(spark, rules)
 
     assert [(row["id"], row["amount"]) for row in rows_of(folder)] == [(2, -5), (4, -6)]
     assert [row["amount"] for row in rows_of(folder, table="opening")] == [7]
@@ -145,7 +137,7 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
         "id 3, key t-3",
         "amount is 'x': not a whole number of minor units",
     )
-    assert {path.name for path in (folder / "icbc").iterdir()} == {"entries", "opening", "later"}
+    assert {table.table for table in manifest.sources[0].tables} == {"entries", "opening", "later"}
 
 
 def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
@@ -159,17 +151,16 @@ def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
     told = bank_of(Derby, where='1 / ("id" - 1) = 0') | {"readers": 2, "properties": driver}
 
     with pytest.raises(ReconcileRefused, match=r"icbc: .*Attempt to divide by zero"):
-        taken(rules_of(tmp_path, told), spark=spark)
+        extracted(spark, rules_of(tmp_path, told))
 
 
 def test_a_failure_while_rows_arrive_has_its_cause(spark):
     """Spark's own words are "Exception thrown in awaitResult:", and nothing else."""
     number = "java_method('java.lang.Integer', 'parseInt', 'x')"
     failing = spark.sql(f"SELECT if(id = 7, {number}, id) AS x FROM range(9)")
-    rows = failing.mapInArrow(_packed, "stream BINARY").toLocalIterator()
 
     with pytest.raises(Py4JError) as caught:
-        list(rows)
+        failing.collect()
     assert _error_sentence(caught.value, "jdbc:x://bank") == 'For input string: "x"'
 
 
@@ -188,18 +179,7 @@ def test_a_missing_driver_is_told(spark, tmp_path):
     rules = rules_of(tmp_path, bank_of(Nowhere))
 
     with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name its jar"):
-        extract_day(rules, DAY, take_log=no_log, spark=spark)
-    with pytest.raises(ReconcileRefused, match="Spark reads JDBC URLs, and no session was given"):
-        extract_day(rules, DAY, take_log=no_log)
-
-
-def test_without_pandas_a_bank_over_jdbc_names_the_extra_before_anything_is_read(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-
-    with pytest.raises(ReconcileRefused, match=r"icbc: .*pip install 'txmq\[jdbc\]'"):
-        extract_day(rules_of(tmp_path, bank_of(Nowhere)), DAY, take_log=no_log, spark=object())
+        extracted(spark, rules)
 
 
 def test_a_url_of_nothing_known_is_told(tmp_path):
@@ -207,10 +187,10 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
         url = "mongodb://bank"
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
-        extract_day(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)
+        extracted(Mock(), rules_of(tmp_path, bank_of(Other)))
 
 
-def test_the_benchmark_of_extracts_reads_the_same_rows_in_both_ways(
+def test_the_benchmark_of_extracts_makes_the_same_tables_in_all_ways(
     spark, postgres, tmp_path, monkeypatch
 ):
     """Its whole run takes a minute, so only the soak has one; a changed call must show before."""
@@ -220,7 +200,6 @@ def test_the_benchmark_of_extracts_reads_the_same_rows_in_both_ways(
     with postgres.database() as url:
         bench._fill(url, 200)
         rules = bench._rules(databases.conninfo(url), tmp_path)
+        ways = bench._ways(rules, spark)
 
-        assert bench._extract(rules, tmp_path / "ours", spark) == 200
-        assert bench._jdbc(rules, tmp_path / "theirs", spark) == 200
-        bench._see_alike(rules, tmp_path / "both", spark)
+        bench._see_alike({way: make(tmp_path / way) for way, make in ways.items()}, 200)

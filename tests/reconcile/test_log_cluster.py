@@ -92,15 +92,15 @@ class Cluster:
         rules = rules_of("", *flows)
         return replace(rules, log=replace(rules.log, directory="", **log))
 
-    async def taken(self, *flows, out="wire", **how):
+    async def taken(self, *flows, **how):
         """What is read over the wire."""
         rules = self.rules(*flows, cluster=self.names)
-        return await asyncio.to_thread(Taken, rules, self.directory / out / "draft", **how)
+        return await asyncio.to_thread(Taken, rules, **how)
 
     def taken_from_files(self, **how):
         """What is read from the directories; their offsets are saved when the brokers stop."""
         rules = self.rules(directories=tuple(str(self.directory / name) for name in "ab"))
-        return Taken(rules, self.directory / "files", **how)
+        return Taken(rules, **how)
 
 
 def on_cluster(checks=NEVER, kind=Cluster, **how):
@@ -223,9 +223,9 @@ async def test_decisions_on_earlier_days(cluster, monkeypatch):
         why = {"operator": "ann", "reason": "the books"}
         await cluster.admin.decide_transaction(outcome.xid, decision, **why)
     days = DayWindow(0, midnight), DayWindow(midnight, 1 << 60)
-    wire = [await cluster.taken(out=f"wire{day.start_ms}", window=day) for day in days]
+    wire = [await cluster.taken(window=day) for day in days]
     monkeypatch.setattr(cluster_log._Planner, "_is_txmq", lambda *_: asyncio.sleep(0, result=False))
-    marks = await cluster.taken(out="marks", window=days[1])
+    marks = await cluster.taken(window=days[1])
 
     def verify(cluster):
         files = [cluster.taken_from_files(window=day) for day in days]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.old_spans import in_old_form
-from tests.reconcile.log_stage import DeletingClock, Taken, dump, order, read_log
+from tests.reconcile.log_stage import Taken, delete_when_opened, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
@@ -67,7 +67,7 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     assert len(files(data)) == 5
 
-    taken = Taken(data, tmp_path / "out")
+    taken = Taken(data)
 
     assert keys(taken) == list(range(COUNT))
     assert taken.log.watermark == sum(file.stat().st_size for file in files(data))
@@ -79,11 +79,11 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
 def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, tmp_path, open_shelf):
     shelf = open_shelf(Sizes(segment_size=2000))
     fill(shelf)
-    new = Taken(data, tmp_path / "new")
+    new = Taken(data)
     for path in files(data)[:-1]:
         path.write_bytes(in_old_form(path.read_bytes(), int(path.stem)))
 
-    old = Taken(data, tmp_path / "old", stretch_bytes=500)
+    old = Taken(data, stretch_bytes=500)
 
     assert old.messages == new.messages
 
@@ -94,11 +94,11 @@ def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     flip(before, 108)  # Nobody will notice.
     window = DayWindow(START_MS + 30, START_MS + 35)
 
-    taken = Taken(data, tmp_path / "out", window)
+    taken = Taken(data, window)
 
     assert keys(taken) == list(range(30, 35))
     with pytest.raises(ReconcileRefused, match=f"{before.name} is damaged at position"):
-        Taken(data, tmp_path / "more")
+        Taken(data)
 
 
 def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf):
@@ -111,8 +111,8 @@ def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf)
     with pytest.raises(
         ReconcileRefused, match="begins too late: records of the day before position"
     ):
-        Taken(data, tmp_path / "out", DayWindow(first_ms, first_ms + 5))
-    taken = Taken(data, tmp_path / "out", DayWindow(first_ms + 1, first_ms + 5))
+        Taken(data, DayWindow(first_ms, first_ms + 5))
+    taken = Taken(data, DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
 
 
@@ -149,18 +149,27 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     assert len(found) == COUNT
 
 
-def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf):
+def test_what_is_deleted_meanwhile_is_taken(data, open_shelf, monkeypatch):
     fill(open_shelf(Sizes(segment_size=2000)))
-    clock = DeletingClock(files(data)[0])
+    delete_when_opened(monkeypatch, files(data)[0])
 
-    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900)
+    taken = Taken(data, stretch_bytes=2000)
 
     assert keys(taken) == list(range(COUNT))
 
 
+def test_a_file_that_is_deleted_before_its_task_begins_is_named(data, open_shelf, monkeypatch):
+    fill(open_shelf(Sizes(segment_size=2000)))
+    oldest = files(data)[0]
+    delete_when_opened(monkeypatch, oldest)
+
+    with pytest.raises(ReconcileRefused, match=f"{oldest.name} was deleted by the broker before"):
+        Taken(data, stretch_bytes=900)
+
+
 def test_a_log_that_is_not_there(tmp_path):
     with pytest.raises(ReconcileRefused, match="is not a broker's directory: it has no folder log"):
-        Taken(tmp_path, tmp_path / "out")
+        Taken(tmp_path)
 
 
 def test_a_file_that_is_missing(data, tmp_path, open_shelf):
@@ -171,7 +180,7 @@ def test_a_file_that_is_missing(data, tmp_path, open_shelf):
     with pytest.raises(
         ReconcileRefused, match=f"the log continues at .*{int(files(data)[3].stem)}"
     ):
-        Taken(data, tmp_path / "out")
+        Taken(data)
 
 
 @pytest.mark.parametrize("left", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 7, -1])
@@ -185,9 +194,9 @@ def test_a_span_that_is_not_whole_yet_is_not_there_yet(data, tmp_path, open_shel
     cut = end + left if left > 0 else len(content) - 1
     file.write_bytes(content[:cut])
 
-    taken = Taken(data, tmp_path / "out")
+    taken = Taken(data)
     file.write_bytes(content)
-    later = Taken(data, tmp_path / "later")
+    later = Taken(data)
 
     assert keys(taken) == list(range(COUNT))
     assert taken.log.watermark == end
@@ -203,7 +212,7 @@ def test_one_flipped_bit_is_refused_with_its_place(data, tmp_path, open_shelf, a
     flip(file, bad + at)
 
     with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
-        Taken(data, tmp_path / "out")
+        Taken(data)
     with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
         list(read_log(data))
 
@@ -216,7 +225,7 @@ def test_the_end_of_a_file_that_is_not_the_last_is_no_torn_tail(data, tmp_path, 
     with pytest.raises(
         ReconcileRefused, match=f"{second.name} is damaged at .*the log continues at"
     ):
-        Taken(data, tmp_path / "out")
+        Taken(data)
 
 
 def test_a_new_file_into_which_nothing_was_written(data, tmp_path, open_shelf):
@@ -226,7 +235,7 @@ def test_a_new_file_into_which_nothing_was_written(data, tmp_path, open_shelf):
     between = list(read_log(data))[20].position - HEAD_BYTES
     (data / "log" / f"{name_of(between)}.log").touch()
 
-    assert keys(Taken(data, tmp_path / "out")) == list(range(COUNT))
+    assert keys(Taken(data)) == list(range(COUNT))
 
 
 def test_the_offsets_must_be_readable(data, tmp_path, open_shelf):
@@ -235,7 +244,7 @@ def test_the_offsets_must_be_readable(data, tmp_path, open_shelf):
     (data / "config/offsets.json").write_text('{"offsetTable": {"T@g": {"0"')
 
     with pytest.raises(ReconcileRefused, match=r"offsets\.json cannot be read"):
-        Taken(data, tmp_path / "out")
+        Taken(data)
 
 
 def save_names(data, *topics, groups=("ccb",)):
@@ -252,16 +261,16 @@ def save_names(data, *topics, groups=("ccb",)):
 def test_names_that_the_log_has_never_heard_of(data, tmp_path, open_shelf):
     fill(open_shelf(ROOM))
     save_names(data, "Transfers", "Other")
-    assert keys(Taken(data, tmp_path / "out")) == list(range(COUNT))
+    assert keys(Taken(data)) == list(range(COUNT))
 
     save_names(data, "Transfer", "Other")
     with pytest.raises(ReconcileRefused, match="no topic 'Transfers'; did you mean Transfer"):
-        Taken(data, tmp_path / "out")
+        Taken(data)
     save_names(data, "Transfers", groups=("ccc",))
     with pytest.raises(ReconcileRefused, match="no group 'ccb'; did you mean ccc"):
-        Taken(data, tmp_path / "out")
+        Taken(data)
     save_names(data, "Transfers", "%RETRY%ccb", groups=())
-    assert keys(Taken(data, tmp_path / "again")) == list(range(COUNT))
+    assert keys(Taken(data)) == list(range(COUNT))
 
 
 def test_a_long_id_is_kept_whole_as_the_books_keep_it(data, tmp_path, open_shelf):
@@ -269,7 +278,7 @@ def test_a_long_id_is_kept_whole_as_the_books_keep_it(data, tmp_path, open_shelf
     shelf.put(order("x" * 300), "Transfers", unique="u" * 2_000)
     shelf.flush()
 
-    (message,) = Taken(data, tmp_path / "out").messages
+    (message,) = Taken(data).messages
 
     assert message["key"] == f"icbc/{'x' * 300}"
     assert message["id"] == "u" * 2_000
@@ -292,7 +301,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
         shelf.flush()
     halves = [item for item in read_log(data) if item.kind == "half"]
 
-    taken = Taken(data, tmp_path / "out", DayWindow(start, start + 100))
+    taken = Taken(data, DayWindow(start, start + 100))
 
     assert taken.states() == {"1": "committed", "2": "rolled_back", "3": "parked"}
     assert [message["position"] for message in taken.messages] == [
@@ -302,7 +311,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     assert taken.message("1")["queue_offset"] == shelf.queues()["Transfers", 0].max_offset - 1
     # With its file gone only the copy that the commit wrote tells of it.
     files(data)[0].unlink()
-    less = Taken(data, tmp_path / "less", DayWindow(start, start + 100))
+    less = Taken(data, DayWindow(start, start + 100))
     assert less.states() == {"1": "committed"}
     assert less.message("1") | {"stored_ms": START_MS} == taken.message("1")
     assert less.message("1")["stored_ms"] == start - 1
@@ -321,8 +330,8 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     with open_log(data) as log:
         assert next(log.stretches(at - 20)).end > at
 
-    whole = Taken(data, tmp_path / "out")
-    cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
+    whole = Taken(data)
+    cut = Taken(data, stretch_bytes=at - 20)
 
     assert whole.messages == cut.messages
     assert [message["id"] for message in cut.messages].count("forged") == 1
@@ -339,7 +348,7 @@ def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
     shelf.flush()
     file.write_bytes(file.read_bytes()[:-10])
 
-    taken = Taken(data, tmp_path / "out")
+    taken = Taken(data)
 
     assert keys(taken) == list(range(COUNT))
     assert taken.log.watermark == end
@@ -433,7 +442,7 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
         shelf.close()
     window = DayWindow(START_MS + min(day), START_MS + max(day))
 
-    taken = Taken(data, folder / "out", window, stretch_bytes=stretch)
+    taken = Taken(data, window, stretch_bytes=stretch)
 
     expected = {name: row for name, item in told.items() if (row := item.row(window))}
     assert {

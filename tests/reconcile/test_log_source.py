@@ -3,14 +3,17 @@
 import re
 
 import pytest
+from pyspark.sql import functions as f
 
 from tests.docs.pages import read as read_page
-from tests.reconcile.log_stage import DeletingClock, Taken, order, read_log
+from tests.reconcile.log_stage import ALWAYS, Taken, order, read_log, rules_of
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
-from txmq.reconcile.log import log_extract
+from txmq.reconcile.log.collapse import LogRequest
+from txmq.reconcile.log.day_source import DayLogSource, options_of, with_rests_joined
 from txmq.reconcile.log.source import COLUMNS, register
+from txmq.reconcile.tables import MESSAGES
 from txmq.runtime.disk import LocalDisk
 
 PAGE = CHECKOUT / "docs/howto/read-the-log-from-spark.md"
@@ -60,7 +63,7 @@ def test_every_record_is_there_once(session, data, stretch):
         "message", "half", "decision", "retry", "dead_letter", "parked",
     }  # fmt: skip
     count = len(list((data / "log").iterdir()))
-    parts = found.rdd.getNumPartitions()
+    parts = found.select(f.spark_partition_id()).distinct().count()
     assert parts > count if stretch == 4000 else parts == count > 1
 
 
@@ -115,24 +118,19 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data, stretch="much").count()
 
 
-def test_workers_take_the_same_rows(spark, data, tmp_path, monkeypatch):
-    """What they cannot read, because its file was deleted, is read here."""
-    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000)
-    here = []
-    collapse = log_extract._collapse
-    monkeypatch.setattr(log_extract, "_collapse", lambda *job: here.append(job) or collapse(*job))
-    together = Taken(data, tmp_path / "together", stretch_bytes=1000, spark=spark)
+def test_the_stretches_of_a_long_log_are_tasks_that_are_joined(spark, data):
+    rules = rules_of(data)
+    alone = Taken(data)
+    request = LogRequest(rules.log, rules.money, ALWAYS, stretch=1000)
+    spark.dataSource.register(DayLogSource)
+    found = spark.read.format("txmq.log").options(**options_of(request)).load()
+    rests = found.where("table = 'rests'")
 
-    assert alone.messages
-    assert here == [], "what workers read is read here again"
-    assert together.log.tables == alone.log.tables
-    for path in (tmp_path / "alone/log").rglob("*.parquet"):
-        other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
-        assert other.read_bytes() == path.read_bytes()
-    clock = DeletingClock(min((data / "log").iterdir()))
-    without = Taken(data, tmp_path / "without", stretch_bytes=1000, spark=spark, clock=clock)
-    assert without.log.tables == alone.log.tables
-    assert here
+    whole = found.unionByName(with_rests_joined(request, rests)).where("table = 'messages'")
+    rows = [row.asDict() for row in whole.select(*MESSAGES.names).collect()]
+
+    assert rests.count() > 8
+    assert sorted(rows, key=str) == sorted(alone.messages, key=str) != []
 
 
 def test_its_columns_are_explained():

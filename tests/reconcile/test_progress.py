@@ -75,7 +75,7 @@ def test_nobody_gets_nothing():
     assert [stage.name for stage in progress.stages] == ["load"]
 
 
-def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
+def test_over_connect_a_terminal_sees_sparks_tasks_end(connect, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     ours, theirs = pty.openpty()
@@ -92,7 +92,7 @@ def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
             if not data:
                 said.append(text.decode())
                 return
-            if re.search(rb"match.*?\d/4", text, re.DOTALL):
+            if re.search(rb"match.*?\d/5", text, re.DOTALL):
                 seen.set()
 
     reader = threading.Thread(target=read)
@@ -100,13 +100,42 @@ def test_a_terminal_sees_sparks_tasks_end(spark, monkeypatch):
     with (
         os.fdopen(theirs, "w") as stream,
         show_progress(stream=stream) as progress,
-        progress.tracking(spark),
+        progress.tracking(connect),
         progress.stage("match"),
     ):
         while not seen.is_set():
-            spark.range(4_000_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
+            # Four tasks for the parts, and one for their sum.
+            connect.range(4_000_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
     reader.join()
     os.close(ours)
 
     assert seen.is_set()
     assert re.search(r"match: \d+\.\d s", said[0])
+
+
+def description_of_a_job(spark):
+    """What Spark's pages show, and what was given to the session."""
+
+    def told(batches):
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        for _ in batches:
+            said = TaskContext.get().getLocalProperty("spark.job.description")
+            yield pa.RecordBatch.from_pydict({"said": [said]})
+
+    return spark.range(1).mapInArrow(told, "said string").collect()[0].said
+
+
+@pytest.mark.parametrize("kind", ["spark", "connect"])
+def test_jobs_are_described_by_their_stage_and_afterwards_as_before(request, kind):
+    session = request.getfixturevalue(kind)
+    session.conf.set("spark.job.description", "the user's own")
+    progress = Progress()
+
+    with progress.tracking(session), progress.stage("extract"), progress.stage("icbc"):
+        inside = description_of_a_job(session)
+
+    assert inside == "icbc"
+    assert description_of_a_job(session) == "the user's own"
+    session.conf.unset("spark.job.description")

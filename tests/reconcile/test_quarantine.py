@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.extracts import JOURNAL, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from tests.extracts import JOURNAL, NOON_MS, START_MS, Book, Books, bank_of, book, rules_of
+from tests.reconcile.frames import session
 from tests.reconcile.test_extract_files import (
     MT,
     MT940,
@@ -23,8 +23,11 @@ from tests.reconcile.test_extract_files import (
     statement_xml,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.ledgers import ReconciledDay
+from txmq.reconcile.core import ReconciledDay
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.proofs import proofs_of
+from txmq.reconcile.summary import Control
+from txmq.reconcile.tables import BALANCES, PROOFS
 
 TEXTS = JOURNAL | {"amount": "TEXT", "id": "TEXT"}
 
@@ -39,11 +42,6 @@ def bank(request, postgres, tmp_path):
 def limited(rules, most):
     """The rules, with another limit on rows in quarantine."""
     return replace(rules, limits=replace(rules.limits, quarantine_max=most))
-
-
-def set_aside(manifest, table="entries"):
-    tables = {found.table: found for found in manifest.sources[0].tables}
-    return [(row.row, row.reason) for row in tables[table].quarantine]
 
 
 BAD = [
@@ -62,13 +60,13 @@ def test_numbers_keep_all_digits_and_the_size_of_64_bits(bank, tmp_path):
     rows = [{"amount": "1"}, {"amount": long}, {"amount": "2", "booked": 10**16}]
     bank.journal([{"booked": second} | row for row in rows], TEXTS)
 
-    manifest, folder = taken(limited(rules_of(tmp_path, bank_of(bank, time="seconds")), 2))
+    books = Books(limited(rules_of(tmp_path, bank_of(bank, time="seconds")), 2))
 
-    assert set_aside(manifest) == [
+    assert books.set_aside() == [
         ("id 2, key t-1", f"amount is '{long}': not a whole number of minor units"),
         ("id 3, key t-1", "booked is '10000000000000000': not a moment"),
     ]
-    assert [(row["id"], row["booked_ms"]) for row in rows_of(folder)] == [(1, NOON_MS)]
+    assert [(row["id"], row["booked_ms"]) for row in books.rows()] == [(1, NOON_MS)]
 
 
 def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_path):
@@ -76,9 +74,9 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
     money = {"CNY": {}, "JPY": {"digits": 0}}
     rules = rules_of(tmp_path, bank_of(bank), money=money)
 
-    manifest, folder = taken(limited(rules, len(BAD)))
+    books = Books(limited(rules, len(BAD)))
 
-    assert sorted(set_aside(manifest)) == [
+    assert sorted(books.set_aside()) == [
         ("id 2, key t-1", "amount is '12.5': not a whole number of minor units"),
         ("id 3, key t-1", "amount is empty"),
         ("id 4, key t-1", "currency is 'YUAN': not one of CNY, JPY"),
@@ -87,11 +85,10 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
         ("id 7, key t-1", "booked is empty"),
         ("id A-1, key t-1", "id is 'A-1': not a whole number"),
     ]
-    assert [row["amount"] for row in rows_of(folder)] == [1, 2]
-    assert rows_of(folder, table="opening") == []
-    assert manifest.notes == ("icbc/entries: 9 rows were read, and 7 of them are in quarantine",)
+    assert [row["amount"] for row in books.rows()] == [1, 2]
+    assert books.rows(table="opening") == []
     with pytest.raises(ReconcileRefused) as refused:
-        taken(limited(rules, len(BAD) - 1))
+        Books(limited(rules, len(BAD) - 1))
     told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6: correct the book"
     assert str(refused.value).startswith(told)
     last = "; the first is id 2, key t-1: amount is '12.5': not a whole number of minor units"
@@ -106,18 +103,18 @@ def test_a_moment_in_a_text_may_be_any_text(bank, tmp_path):
     bank.journal([{"booked": text} for text in (*good, *bad)], JOURNAL | {"booked": "TEXT"})
     rules = rules_of(tmp_path, bank_of(bank, time="timestamptz"))
 
-    manifest, folder = taken(limited(rules, len(bad)))
+    books = Books(limited(rules, len(bad)))
 
     wanted = [f"booked is {text!r}: not a moment" for text in bad]
-    assert sorted(reason for _, reason in set_aside(manifest)) == sorted(wanted)
-    assert [row["booked_ms"] - NOON_MS for row in rows_of(folder)] == [0, 500]
+    assert sorted(reason for _, reason in books.set_aside()) == sorted(wanted)
+    assert [row["booked_ms"] - NOON_MS for row in books.rows()] == [0, 500]
 
 
 def test_a_row_is_named_in_one_short_line(bank, tmp_path):
     bank.journal([{"transfer": "t\n1" + "x" * 500, "currency": "y\n" + "y" * 500}])
 
     with pytest.raises(ReconcileRefused) as refused:
-        taken(rules_of(tmp_path, bank_of(bank)))
+        Books(rules_of(tmp_path, bank_of(bank)))
 
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 500
@@ -127,10 +124,10 @@ def test_a_row_without_a_direction_is_set_aside(bank, tmp_path):
     bank.journal([{"kind": None}, {"kind": "fee"}])
     rules = rules_of(tmp_path, bank_of(bank, amounts="unsigned"))
 
-    manifest, folder = taken(limited(rules, 1))
+    books = Books(limited(rules, 1))
 
-    assert set_aside(manifest) == [("id 1, key t-1", "kind is empty")]
-    assert [row["id"] for row in rows_of(folder)] == [2]
+    assert books.set_aside() == [("id 1, key t-1", "kind is empty")]
+    assert [row["id"] for row in books.rows()] == [2]
 
 
 def test_an_account_that_cannot_be_read_is_masked_where_it_is_shown(bank, tmp_path):
@@ -140,11 +137,11 @@ def test_an_account_that_cannot_be_read_is_masked_where_it_is_shown(bank, tmp_pa
     accounts = {name: name for name in ("account", "currency", "balance")} | {"table": "balances"}
     rules = rules_of(tmp_path, bank_of(bank, accounts=accounts))
 
-    manifest, folder = taken(limited(rules, 1))
+    books = Books(limited(rules, 1))
 
     reason = "balance is '1.5': not a whole number of minor units"
-    assert set_aside(manifest, "accounts") == [("account 62…0011", reason)]
-    assert [row["account"] for row in rows_of(folder, table="accounts")] == ["alice"]
+    assert books.set_aside("accounts") == [("account 62…0011", reason)]
+    assert [row["account"] for row in books.rows(table="accounts")] == ["alice"]
 
 
 @settings(max_examples=25)
@@ -154,19 +151,19 @@ def test_every_row_is_either_taken_or_set_aside(tmp_path_factory, rows):
         bank.journal(rows, TEXTS)
         folder = tmp_path_factory.mktemp("rules")
 
-        manifest, _ = taken(limited(rules_of(folder, bank_of(bank), money={"CNY": {}}), 12))
+        books = Books(limited(rules_of(folder, bank_of(bank), money={"CNY": {}}), 12))
 
-    entries, opening, later = manifest.sources[0].tables
-    assert entries.written.rows + len(entries.quarantine) == len(rows)
-    assert len(entries.quarantine) == sum(row in BAD for row in rows)
+    aside = books.set_aside()
+    assert len(books.rows()) + len(aside) == len(rows)
+    assert len(aside) == sum(row in BAD for row in rows)
 
 
 def test_a_damaged_line_of_a_file_is_set_aside(tmp_path):
     csv_of(tmp_path, lines_of({}, {"amount": "1_0"}, {"account": "a\0b"}) + "7,t-1\n")
 
-    manifest, folder = taken(limited(files_of(tmp_path, WHOLE), 3))
+    books = Books(limited(files_of(tmp_path, WHOLE), 3))
 
-    assert set_aside(manifest) == [
+    assert books.set_aside() == [
         ("file ccb.csv, line 3", "amount is '1_0': not a whole number of minor units"),
         (
             "file ccb.csv, line 4",
@@ -174,7 +171,7 @@ def test_a_damaged_line_of_a_file_is_set_aside(tmp_path):
         ),
         ("file ccb.csv, line 5", "it has 2 values, not 7: ['7', 't-1']"),
     ]
-    assert [row["id"] for row in rows_of(folder, "ccb")] == [1]
+    assert [row["id"] for row in books.rows("ccb")] == [1]
 
 
 def test_a_line_that_is_not_json_is_set_aside_unless_it_is_the_truncated_last_one(tmp_path):
@@ -184,14 +181,14 @@ def test_a_line_that_is_not_json_is_set_aside_unless_it_is_the_truncated_last_on
     csv_of(tmp_path, f"{line}\n[1]\nnothing\n")
     rules = limited(files_of(tmp_path, files), 2)
 
-    manifest, folder = taken(rules)
+    books = Books(rules)
 
     places = ["file ccb.csv, line 2", "file ccb.csv, line 3"]
-    assert [row for row, _ in set_aside(manifest)] == places
-    assert len(rows_of(folder, "ccb")) == 1
+    assert [row for row, _ in books.set_aside()] == places
+    assert len(books.rows("ccb")) == 1
     csv_of(tmp_path, f"{line}\n{line[:-5]}")
     with pytest.raises(ReconcileRefused, match="line 2: .* may be truncated"):
-        taken(rules)
+        Books(rules)
 
 
 def test_an_entry_of_a_statement_that_cannot_be_read_is_set_aside(tmp_path):
@@ -199,14 +196,14 @@ def test_an_entry_of_a_statement_that_cannot_be_read_is_set_aside(tmp_path):
     entries = entry_xml("2"), entry_xml("3", key="t-2").replace("2024-11-20", "2024-31-31")
     rules = statement_of(tmp_path, document(statement_xml(*ends, *entries)))
 
-    manifest, folder = taken(limited(rules, 1))
+    books = Books(limited(rules, 1))
 
-    ((place, reason),) = set_aside(manifest)
+    ((place, reason),) = books.set_aside()
     assert place.startswith("file ccb-2024-11-20.xml, line ")
     assert reason == "booked is '2024-31-31': not a moment"
-    assert [row["key"] for row in rows_of(folder, "ccb")] == ["icbc/t-1"]
+    assert [row["key"] for row in books.rows("ccb")] == ["icbc/t-1"]
     # The closing balance has the entry, so the proof account-table shows its amount.
-    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [600]
+    assert [row["balance"] for row in books.rows("ccb", "accounts")] == [600]
 
 
 @pytest.mark.parametrize(
@@ -226,11 +223,11 @@ def test_an_entry_without_an_amount_is_set_aside_and_its_page_need_not_add_up(
     broken = broken.replace(old, new)
     rules = statement_of(tmp_path, document(statement_xml(*ends, entry_xml("2"), broken)))
 
-    manifest, folder = taken(limited(rules, 1))
+    books = Books(limited(rules, 1))
 
-    ((_, reason),) = set_aside(manifest)
+    ((_, reason),) = books.set_aside()
     assert reason.startswith(why)
-    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [600]
+    assert [row["balance"] for row in books.rows("ccb", "accounts")] == [600]
 
 
 @pytest.mark.parametrize(
@@ -241,22 +238,28 @@ def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path
     assert old in MT
     rules = statement_of(tmp_path, MT.replace(old, new), MT940, "ccb-2024-11-20.sta", "latin-1")
 
-    manifest, folder = taken(limited(rules, 1))
+    books = Books(limited(rules, 1))
 
-    ((place, reason),) = set_aside(manifest)
+    ((place, reason),) = books.set_aside()
     assert place == "file ccb-2024-11-20.sta, line 6"
     assert reason.startswith(":61:'24")
-    assert len(rows_of(folder, "ccb")) == 2
+    assert len(books.rows("ccb")) == 2
 
 
 def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
-    day = ReconciledDay({}, pa.table({}), Counter(), was_closed=False)
-    with book("sqlite", None, tmp_path) as bank:
-        bank.journal([{}, {"amount": "x"}, {"booked": START_MS - 1}, {"amount": None}], TEXTS)
-        rules = limited(rules_of(tmp_path, bank_of(bank)), 2)
-    manifest, _ = taken(rules)
+    frame = session().createDataFrame
+    accounts = {"balances": frame([], BALANCES.ddl)}
+    day = ReconciledDay(accounts, frame([], PROOFS.ddl), Counter(), was_closed=False, kept=())
+    aside = [
+        QuarantinedRow("id 2, key t-1", "amount is 'x': not a whole number of minor units"),
+        QuarantinedRow("id 4, key t-1", "amount is empty"),
+    ]
+    entries = ExtractedTable("entries", Control("icbc", "entries", 1), "", (), tuple(aside))
+    rules = rules_of(tmp_path, bank_of(Book("sqlite:///none.db")))
+    sources = [ExtractedSource("icbc", "sqlite", "", 0, 0, (entries,))]
 
-    rows = proofs_of(day, [], rules, manifest.sources).to_pylist()
+    found = proofs_of(day, rules, sources)
+    rows = found.orderBy("account").toArrow().to_pylist()
 
     found = [(row["bank"], row["account"], row["expected"], row["found"]) for row in rows]
     assert found == [

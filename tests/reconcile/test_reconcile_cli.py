@@ -176,7 +176,7 @@ def test_the_timer_starts_the_service_in_the_banks_zone():
 
 
 def test_the_line_for_cron_runs_what_there_is():
-    text = (HOWTO / "reconcile-nightly.md").read_text()
+    text = (HOWTO / "reconcile.md").read_text()
     (line,) = re.findall(r"^30 2 \* \* \* txmq (.+)$", text, re.MULTILINE)
 
     parsed(line)

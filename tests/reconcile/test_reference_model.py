@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile.days import RULES
-from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, left_by
+from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, left_by, reconcile
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
-from txmq.reconcile.core import reconcile
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)

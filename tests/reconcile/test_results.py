@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.reconcile import breaks, dying_run
-from tests.reconcile.dying_run import write_in_parts
+from tests.reconcile.dying_run import write_table
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.job import earlier_days
+from txmq.reconcile.day import earlier_days
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
@@ -43,7 +43,10 @@ def files(directory):
 
 def rows_of(table, *names):
     """The rows of each file."""
-    return [rows for file in table for rows in file.pieces(names)]
+    return [
+        pq.read_table(file.uri.removeprefix("file://"), columns=list(names) or None)
+        for file in table
+    ]
 
 
 def items(count):
@@ -74,10 +77,10 @@ def test_a_table_is_the_same_in_whatever_files_it_lies(tmp_path):
     hashes = set()
     for parts in (1, 3):
         with open_results(tmp_path / str(parts)) as results:
-            hashes.add(write_in_parts(results, "matches", matches, DAY, "a" * 16, parts))
+            hashes.add(write_table(results, "matches", matches, DAY, "a" * 16, parts))
     with open_results(tmp_path / "here") as results:
-        hashes.add(results.write_table("matches", matches, DAY, "a" * 16))
-        other = results.write_table("matches", matches.slice(1), DAY, "b" * 16)
+        hashes.add(write_table(results, "matches", matches, DAY, "a" * 16))
+        other = write_table(results, "matches", matches.slice(1), DAY, "b" * 16)
 
     assert len(hashes) == 1
     assert other not in hashes
@@ -90,34 +93,34 @@ def test_a_table_is_the_same_in_whatever_files_it_lies(tmp_path):
 
 def test_what_was_written_is_read_the_same(results):
     table = items(30)
-    results.write_table("items", table, DAY, "a" * 16)
-    nothing = results.write_table("closed", table.slice(0, 0), DAY, "a" * 16)
+    write_table(results, "items", table, DAY, "a" * 16)
+    nothing = write_table(results, "closed", table.slice(0, 0), DAY, "a" * 16)
     run = breaks.run(DAY)
 
     (read,) = rows_of(results.files("items", run))
     assert read.to_pylist() == table.to_pylist()
     assert read["key"].to_pylist() == sorted(f"icbc/{index}" for index in range(30))
     (empty,) = results.files("closed", run)
-    with pq.ParquetFile(empty.folder.local / empty.name) as file:
+    with pq.ParquetFile(empty.uri.removeprefix("file://")) as file:
         assert (file.metadata.num_rows, file.schema_arrow) == (0, read.schema)
     assert nothing.startswith("0-")
 
 
 def test_tables_that_were_changed_since_are_told(results, tmp_path):
-    hashed = results.write_table("items", items(3), DAY, "a" * 16)
-    results.write_table("closed", items(3), DAY, "a" * 16)
+    hashed = write_table(results, "items", items(3), DAY, "a" * 16)
+    write_table(results, "closed", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
     results.verify(run)
     (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/_SUCCESS").touch()
     results.verify(run)
 
-    results.write_table("closed", items(2), DAY, "a" * 16)
+    write_table(results, "closed", items(2), DAY, "a" * 16)
     results.verify(run)
-    results.write_table("items", items(2), DAY, "a" * 16)
+    write_table(results, "items", items(2), DAY, "a" * 16)
     told = f"items of 2026-11-20 changed since run {'a' * 16} wrote them"
     with pytest.raises(ReconcileRefused, match=told):
         results.verify(run)
-    results.write_table("items", items(3), DAY, "a" * 16)
+    write_table(results, "items", items(3), DAY, "a" * 16)
     results.verify(run)
     (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/more.parquet").touch()
     with pytest.raises(ReconcileRefused, match=told):  # Spark would read it too.
@@ -129,10 +132,10 @@ def test_tables_that_were_changed_since_are_told(results, tmp_path):
 
 def test_a_table_of_an_older_version_with_fewer_columns_is_not_taken_for_a_changed_one(results):
     older = items(3).drop_columns(["suggestion"])
-    run = whole({"items": results.write_table("items", older, DAY, "a" * 16)})
+    run = whole({"items": write_table(results, "items", older, DAY, "a" * 16)})
     results.verify(run)
 
-    assert results.write_table("items", items(3), DAY, "a" * 16) != run.result.contents["items"]
+    assert write_table(results, "items", items(3), DAY, "a" * 16) != run.result.contents["items"]
     with pytest.raises(ReconcileRefused, match="items of 2026-11-20 changed since"):
         results.verify(run)
 
@@ -193,7 +196,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
         (item,) = items(1).to_pylist()
         row = tuple((item | {"history": letter})[name] for name in ITEMS.names)
         closed = breaks.table(ITEMS, [row])
-        results.write_table("closed", closed, day, run.run_id)
+        write_table(results, "closed", closed, day, run.run_id)
         results.publish(run, {})
         runs, past = [*runs, run], run.run_id
     # One of them is run again, and those after it are not.
@@ -221,7 +224,7 @@ def test_a_day_begins_with_what_the_one_before_has_left(results):
 
     before = DAY - timedelta(days=1)
     for name, table in dying_run.tables(before).items():
-        results.write_table(name, table, before, "a" * 16)
+        write_table(results, name, table, before, "a" * 16)
     entry = (1, "icbc/1", "debit", "customer", "alice", -1, "CNY", 1, 1, "icbc")
     message = ("icbc/1", "M", "alice", "bob", 1, "CNY", "sent", "t", 0, 0, 1, *[None] * 3, 9, None)
     failure = ("icbc/1", "M", "g", "dead", 3, 1, "no", 10)
@@ -230,7 +233,7 @@ def test_a_day_begins_with_what_the_one_before_has_left(results):
     left = {"entries": entry, "messages": message, "failures": failure, "balances": balance}
     schemas = {"entries": BOOKED, "messages": MESSAGES, "failures": FAILURES, "balances": BALANCES}
     for name, row in left.items():
-        results.write_table(name, breaks.table(schemas[name], [row]), before, "a" * 16)
+        write_table(results, name, breaks.table(schemas[name], [row]), before, "a" * 16)
     run = breaks.run(before)
     result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
     run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
@@ -272,7 +275,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(tmp_p
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     former = breaks.run(DAY)
     with open_results(here) as results:
-        results.write_table("items", items(2), DAY, former.run_id)
+        write_table(results, "items", items(2), DAY, former.run_id)
         results.publish(former, {"report.html": b"former"})
     before = files(here)
     del before["lock"]  # It says whose it was.
@@ -321,22 +324,22 @@ def test_a_run_that_is_done_again_touches_nothing(results, tmp_path):
 
 def test_a_signed_run_is_never_replaced(results, tmp_path):
     run = breaks.run(DAY)
-    results.write_table("items", items(3), DAY, run.run_id)
+    write_table(results, "items", items(3), DAY, run.run_id)
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
-        results.write_table("items", items(2), DAY, run.run_id)
+        write_table(results, "items", items(2), DAY, run.run_id)
     assert results.current(DAY).run_id == run.run_id
     after = files(tmp_path / "results")
     assert {name: data for name, data in after.items() if "draft" not in name} == before
-    results.write_table("items", items(3), DAY, run.run_id)
+    write_table(results, "items", items(3), DAY, run.run_id)
     assert files(tmp_path / "results") == before
 
 
 def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
-    hashed = results.write_table("items", items(3), DAY, "a" * 16)
+    hashed = write_table(results, "items", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
@@ -345,8 +348,8 @@ def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
     path.write_bytes(b"no rows")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
-        results.write_table("items", items(2), DAY, run.run_id)
-    assert results.write_table("items", items(3), DAY, run.run_id) == hashed
+        write_table(results, "items", items(2), DAY, run.run_id)
+    assert write_table(results, "items", items(3), DAY, run.run_id) == hashed
     results.publish(msgspec.structs.replace(run, began_ms=7), {})
 
     assert path.read_bytes() == before
@@ -356,13 +359,13 @@ def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
 
 def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
-    hashed = results.write_table("matches", matches, DAY, "a" * 16)
+    hashed = write_table(results, "matches", matches, DAY, "a" * 16)
     run = whole({"matches": hashed})
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
     shutil.rmtree(tmp_path / "results")
 
-    write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
+    write_table(results, "matches", matches, DAY, "a" * 16, 7)
     results.publish(whole({"matches": hashed}), {})
 
     assert results.current(DAY).sign_off.preparer == "Ann"
@@ -371,28 +374,28 @@ def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(results, tmp
 
 def test_a_run_with_more_cores_is_the_same_run(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
-    hashed = results.write_table("matches", matches, DAY, "a" * 16)
+    hashed = write_table(results, "matches", matches, DAY, "a" * 16)
     run = breaks.run(DAY)
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
-    again = write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
+    again = write_table(results, "matches", matches, DAY, "a" * 16, 7)
 
     assert (again, files(tmp_path / "results")) == (hashed, before)
     assert results.current(DAY).sign_off.preparer == "Ann"
     place = tmp_path / next(f"results/{item}" for item in before)
     place.write_bytes(b"no rows")
     with pytest.raises(ReconcileRefused, match="is signed, and matches would change"):
-        write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
+        write_table(results, "matches", matches, DAY, "a" * 16, 7)
 
 
 def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(results):
     run = breaks.run(DAY)
-    results.write_table("items", items(3), DAY, run.run_id)
+    write_table(results, "items", items(3), DAY, run.run_id)
     results.publish(run, {})
 
-    results.write_table("items", items(2), DAY, run.run_id)
+    write_table(results, "items", items(2), DAY, run.run_id)
     assert results.current(DAY) is None
     results.publish(run, {})
     assert results.table("items", DAY, run.run_id).row_count == 2

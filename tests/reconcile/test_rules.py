@@ -118,7 +118,6 @@ def test_the_log_of_several_brokers_or_of_a_cluster(tmp_path):
 @pytest.mark.parametrize(
     ("log", "why"),
     [
-        ("", "log has no place: give exactly one of directory, directories and cluster"),
         (
             'directory = "a"\ncluster = "mq:9876"',
             "log has directory and cluster: give exactly one of directory, directories and cluster",

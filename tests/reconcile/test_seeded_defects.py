@@ -8,12 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.reconcile.days import BANKS, RULES, Plan, write_day
-from tests.reconcile.frames import GROUPS, TOLERANCE, collected, proved, read
+from tests.reconcile.frames import GROUPS, TOLERANCE, collected, proved, read, reconcile
 from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balances_hold, classes
 from tests.reconcile.shapes import SHAPES
 from tests.soak import IS_SOAK
 from txmq.reconcile.classes import Class
-from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.summary import FIGURES
 

@@ -13,7 +13,6 @@ import pytest
 from tests.reconcile import standalone
 from tests.serving import CHECKOUT, free_port
 from txmq.errors import ConfigError, ReconcileRefused
-from txmq.reconcile.java import check_java
 from txmq.reconcile.spark import open_spark
 
 pytestmark = pytest.mark.timeout(240)
@@ -67,16 +66,18 @@ class Driver:
                     found.append(int(process.name))
         return sorted(found)
 
-    def left(self):
+    def left_after_java(self):
+        """The files that are left. Java ends by itself, a moment after its Python."""
+        self.wait_until(lambda: not self.javas())
         return sorted(item.name for item in (*self.here.iterdir(), *self.temporary.iterdir()))
 
-    def first_java(self):
+    def wait_until(self, condition):
         pause = threading.Event()
         for _ in range(END_SECONDS * 20):
-            if found := self.javas():
-                return found[0]
+            if condition():
+                return
             pause.wait(0.05)
-        raise AssertionError("no Java was started")
+        raise AssertionError("not in time")
 
 
 @pytest.fixture
@@ -84,60 +85,40 @@ def driver(tmp_path):
     return Driver(tmp_path)
 
 
-# Java
-
-
-def java_that_says(text, directory, code=0):
-    program = directory / "bin" / "java"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {code}\n")
-    program.chmod(0o755)
-    return {"JAVA_HOME": str(directory), "PATH": os.environ["PATH"]}
-
-
-def test_without_java_it_is_said_how_to_get_one(driver):
-    code, out, err = driver.run(LOCAL, "work", PATH=str(driver.here), JAVA_HOME="")
-
-    assert (code, out, err.count("\n")) == (3, "", 1)
-    assert err.startswith("txmq: Spark needs Java, and none was found: install Java 17 or later")
-    assert "apt install openjdk-17-jre-headless" in err
-    assert "brew install openjdk@17" in err
-    assert driver.left() == []
-
-
-def test_a_java_home_without_java_is_named(tmp_path):
-    with pytest.raises(ReconcileRefused, match=f"JAVA_HOME is {tmp_path}, which has no bin/java"):
-        check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+# What is refused
 
 
 @pytest.mark.parametrize(
-    ("text", "version"),
-    [('openjdk version "11.0.2" 2019-01-15', 11), ('java version "1.8.0_292"', 8)],
+    ("script", "why"),
+    [
+        (None, "/bin/java: No such file or directory"),
+        (
+            "echo 'Error: LinkageError: compiled by a more recent Java' >&2; exit 1",
+            "Error: LinkageError: compiled by a more recent Java",
+        ),
+    ],
 )
-def test_an_old_java_is_refused(tmp_path, text, version):
-    with pytest.raises(ReconcileRefused, match=f"is Java {version}, too old for Spark: install"):
-        check_java(java_that_says(text, tmp_path))
+def test_without_a_java_that_spark_runs_on_the_error_says_how_to_get_one(driver, script, why):
+    if script is not None:
+        java = driver.here / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(0o755)
+
+    code, out, err = driver.run(LOCAL, "work", JAVA_HOME=str(driver.here))
+
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert err.startswith("txmq: Spark does not start with local[2]: ")
+    assert f"{why}; Spark needs Java 17 or later (Debian: apt install" in err
 
 
-@pytest.mark.parametrize("text", ['openjdk version "17" 2021-09-14', 'openjdk version "25-ea"'])
-def test_a_new_java_will_do(tmp_path, text):
-    check_java(java_that_says(text, tmp_path))
-
-
-def test_a_java_that_is_only_an_advertisement_is_none(tmp_path):
-    with pytest.raises(ReconcileRefused, match="does not report its version"):
-        check_java(java_that_says("Unable to locate a Java Runtime.", tmp_path, code=1))
-
-
-# What is refused before anything is started
-
-
-def test_a_master_that_nobody_is_at_is_refused_at_once():
-    master = f"spark://127.0.0.1:{free_port()}"
+@pytest.mark.parametrize(("scheme", "name"), [("spark", "master"), ("sc", "remote")])
+def test_an_address_where_nothing_runs_is_refused_at_once(scheme, name):
+    place = f"{scheme}://127.0.0.1:{free_port()}"
 
     with (
-        pytest.raises(ReconcileRefused, match=f"no master answers at {master}"),
-        open_spark(master),
+        pytest.raises(ReconcileRefused, match=f"{place} does not answer"),
+        open_spark(**{name: place}),
     ):
         pass
 
@@ -145,19 +126,14 @@ def test_a_master_that_nobody_is_at_is_refused_at_once():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"memory": "lots"}, "memory 'lots' is not a size"),
         ({"master": "spark://nowhere"}, "write spark://host:7077"),
+        ({"remote": "local"}, "write sc://host:15002"),
+        ({"jars": [Path("driver.jar")]}, "jar driver.jar does not exist"),
+        ({"remote": "sc://spark", "cores": 2}, "leave out --master, --cores"),
     ],
 )
-def test_what_cannot_be_is_said(wrong, said):
+def test_options_that_cannot_be_are_refused(wrong, said):
     with pytest.raises(ConfigError, match=said), open_spark(**wrong):
-        pass
-
-
-def test_a_jar_that_is_not_there_is_named(tmp_path):
-    jar = tmp_path / "driver.jar"
-
-    with pytest.raises(ConfigError, match=f"jar {jar} does not exist"), open_spark(jars=[jar]):
         pass
 
 
@@ -168,19 +144,17 @@ def test_what_works_is_quiet_and_what_fails_is_one_sentence_and_a_log(driver):
     options = f"-Dsomebody=else {os.environ['JAVA_TOOL_OPTIONS']}"
     code, out, err = driver.run(LOCAL, "work", "broken", JAVA_TOOL_OPTIONS=options)
 
-    assert out == "499500\nUTC true snappy 127.0.0.1\n"
+    assert out == "499500\nUTC true snappy localhost\n"
     assert (code, err.count("\n")) == (3, 1)
     assert err.startswith("txmq: Spark failed: [USER_RAISED_EXCEPTION] no such day")
-    (log,) = driver.left()
+    (log,) = driver.left_after_java()
     assert err.endswith(f"its log is {driver.temporary / log}\n")
     assert "\tat org.apache.spark" in (driver.temporary / log).read_text()
-    assert driver.javas() == []
 
 
 def test_nothing_is_left_of_a_spark_that_worked(driver):
     assert driver.run(LOCAL) == (0, "", "")
-    assert driver.left() == []
-    assert driver.javas() == []
+    assert driver.left_after_java() == []
 
 
 def test_a_master_that_is_none_is_one_sentence(driver):
@@ -188,7 +162,7 @@ def test_a_master_that_is_none_is_one_sentence(driver):
 
     assert (code, err.count("\n")) == (3, 1)
     assert "Spark does not start with local[some]: SparkException: Could not parse" in err
-    assert driver.javas() == []
+    driver.left_after_java()
 
 
 @pytest.mark.parametrize(
@@ -205,19 +179,25 @@ def test_who_is_told_to_stop_stops_and_leaves_nothing(driver, number, code, said
     process.send_signal(number)
 
     assert driver.ended(process) == (code, "", said)
-    assert driver.javas() == []
-    assert driver.left() == []
+    assert driver.left_after_java() == []
 
 
 def test_who_is_told_to_stop_while_java_starts_leaves_no_java(driver):
     process = driver.start(LOCAL, "nothing")
-    driver.first_java()
+    driver.wait_until(driver.javas)
 
     process.send_signal(signal.SIGINT)
 
     assert driver.ended(process) == (130, "", "")
-    assert driver.javas() == []
-    assert driver.left() == []
+    assert driver.left_after_java() == []
+
+
+def test_the_bar_shows_sparks_tasks_and_its_pages_name_the_stage(driver):
+    code, out, err = driver.run(LOCAL, "watched", "refused")
+
+    assert out.splitlines()[-1] == "match FAILED"
+    assert (code, err.count("\n")) == (3, 1)
+    assert err.startswith("txmq: Spark failed: ValueError: no such bank; its log is ")
 
 
 def test_a_java_that_is_killed_is_told_of(driver):
@@ -229,7 +209,7 @@ def test_a_java_that_is_killed_is_told_of(driver):
 
     code, _, err = driver.ended(process)
     assert (code, err.count("\n")) == (3, 1)
-    assert "its Java process ended" in err
+    assert "txmq: Spark failed: it has ended; " in err
 
 
 # A cluster
@@ -238,4 +218,22 @@ def test_a_java_that_is_killed_is_told_of(driver):
 @pytest.mark.soak
 def test_a_cluster_comes_to_the_same(driver):
     with standalone.cluster(memory="600m", count=1) as url:
-        assert driver.run(url, "python") == (0, "6 4\n", "")
+        assert driver.run(url, "python", SPARK_LOCAL_IP=standalone.HOST) == (0, "4\n", "")
+
+
+@pytest.mark.soak
+def test_over_connect_a_command_ends_soon_after_its_server(driver):
+    with standalone.connect_server() as (url, server):
+        assert driver.run(url, "work", "python") == (
+            0,
+            "499500\nUTC true snappy 127.0.0.1\n4\n",
+            "",
+        )
+        process = driver.start(url, "endless")
+        assert process.stdout.readline() == "working\n"
+
+        server.kill()
+
+        code, _, err = driver.ended(process)
+    assert (code, err.splitlines()[1:]) == (3, [])
+    assert err.startswith("txmq: Spark failed: it has ended; ")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.reconcile import breaks
+from tests.reconcile.dying_run import write_table
 from tests.reconcile.object_store import Killed, Store
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.explanations import BreakNote, Explanations
@@ -36,7 +37,7 @@ def work(folder, letter, count):
     with open_results(folder) as results:
         tables = {"items": items(count), "closed": items(1)}
         contents = {
-            name: results.write_table(name, table, DAY, run.run_id)
+            name: write_table(results, name, table, DAY, run.run_id)
             for name, table in tables.items()
         }
         result = msgspec.structs.replace(run.result, contents=contents)
@@ -125,24 +126,30 @@ def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
 
 
-def test_an_extract_appears_with_its_last_file_only(store, tmp_path):
-    (tmp_path / "icbc" / "entries").mkdir(parents=True)
-    (tmp_path / "icbc" / "entries" / "part-00000.parquet").write_bytes(b"rows")
-    (tmp_path / "manifest.json").write_bytes(b"{}")
-    final = store.folder().at("extracts", "D", "e")
+def test_an_extract_appears_with_its_last_file_only(store):
+    home = store.folder().at("extracts", "D")
+    final = home.at("e")
     other = final.at("icbc", "entries")
+
+    def write():
+        """Spark writes into the draft itself."""
+        with home.staging() as draft:
+            with draft.create("icbc/entries/part-00000.parquet") as file:
+                file.write(b"rows")
+            draft.replace("manifest.json", b"{}")
+            return final.take(draft, "manifest.json")
 
     def left():
         with other.create("part-00001.parquet") as file:
             file.write(b"cut in other parts")
 
     left()
-    for _ in deaths(store, lambda: final.take(tmp_path, "manifest.json")):
+    for _ in deaths(store, write):
         if final.exists("manifest.json"):
-            assert not final.take(tmp_path, "manifest.json")
+            assert not write()
         else:
             left()
-            assert final.take(tmp_path, "manifest.json")
+            assert write()
         assert final.files() == ["icbc/entries/part-00000.parquet", "manifest.json"]
         assert final.read("manifest.json") == b"{}"
 

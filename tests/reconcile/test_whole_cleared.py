@@ -45,6 +45,7 @@ def call(stage, day, *arguments, more=()):
 
 def run(stage, day, *more):
     found = call(stage, day, more=["--quiet", "--json", *more])
+    assert found.stdout, found.stderr
     result = json.loads(found.stdout)["result"]
     return found.exit_code, sorted({one["proof"] for one in result["proofs"] if one["is_open"]})
 

@@ -1,5 +1,6 @@
 """A cluster of Spark's comes to what one machine comes to."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def files(directory):
 def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
-    extract_id = extracted(here, tmp_path / "day")
+    extract_id = extracted(spark, here, tmp_path / "day")
     shutil.copytree(here, there)
 
     alone = reconciled(spark, here, extract_id)
@@ -34,6 +35,7 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
         subprocess.run(
             [sys.executable, "-m", "tests.reconcile.whole_driver", url, there],
             cwd=CHECKOUT,
+            env={**os.environ, "SPARK_LOCAL_IP": standalone.HOST},
             check=True,
         )
 

@@ -1,18 +1,19 @@
 """Whole runs whose results are on a file system of Spark's, and not under a path."""
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem
 from typer.testing import CliRunner
 
 from tests import spark_session
-from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
+from tests.extracts import DAY, NOON_MS, bank_of, rules_of
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from txmq.cli.root import app
 from txmq.reconcile import storage
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load
 from txmq.reconcile.results import Results
+from txmq.reconcile.rules import LogRules
 from txmq.reconcile.storage import open_folder
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -129,13 +130,11 @@ def test_a_bank_over_jdbc_is_extracted_into_a_remote_folder(spark, view, tmp_pat
     bank = bank_of(Core)
 
     rules = rules_of(tmp_path, bank)
-    here = extract_day(rules, DAY, take_log=no_log, spark=spark)
-    uri = view("core", "hdfs://cluster")
-    there = msgspec.structs.replace(rules, directory=uri)
-    found = extract_day(there, DAY, take_log=no_log, spark=spark)
+    (tmp_path / "broker" / "log").mkdir(parents=True)
+    rules = replace(rules, log=LogRules(str(tmp_path / "broker")))
+    here = extract_day(spark, rules, DAY, open_folder(rules.directory))
+    there = open_folder(view("core", "hdfs://cluster"))
+    found = extract_day(spark, rules, DAY, there)
 
     assert found.extract_id == here.extract_id
-    paths = [part.path for table in found.sources[0].tables for part in table.parts]
-    assert "icbc/entries/part-00000.parquet" in paths
-    folder = open_folder(uri).at("extracts", found.business_date, found.extract_id)
-    load(found, folder)
+    load(spark, found, there.at("extracts", found.business_date, found.extract_id))

@@ -4,62 +4,60 @@ python -m tests.reconcile.whole_driver MASTER DIRECTORY
 """
 
 import sys
+from functools import partial, reduce
 from pathlib import Path
 
 import msgspec
-import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
-from tests.reconcile.days import Plan, write_day
-from txmq.reconcile.extract.manifest import ExtractedSource, Manifest
-from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.job import run
-from txmq.reconcile.progress import Progress
+from tests.reconcile.days import Plan
+from txmq.reconcile import reconcile
+from txmq.reconcile.extract.books import NOTES
+from txmq.reconcile.extract.extraction import describe
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.extract.written_sheets import write_sheets
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, FAILURES, LATER, MESSAGES, OFFSETS, OPENING
+from txmq.reconcile.storage import LocalFolder
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
 PLAN = Plan(transfers=2_000, planted=3, accounts=200, part=700, altered=2)
-OF_BANKS, OF_THE_LOG = (ENTRIES, OPENING, LATER, ACCOUNTS), (MESSAGES, FAILURES, OFFSETS)
 
 
-def rules_in(directory):
-    return msgspec.structs.replace(PLAN.rules, directory=str(directory))
+def rules_in(directory, plan=PLAN):
+    return msgspec.structs.replace(plan.rules, directory=str(directory))
 
 
-def extracted(directory, folder):
-    """The seeded day as an extract of these rules; returns its id."""
-    write_day(folder, PLAN)
-    early, rules = directory / "early", rules_in(directory)
-    banks = [bank.name for bank in rules.bank]
-    sources = tuple(
-        ExtractedSource(
-            name,
-            "sqlite" if name in banks else "log",
-            "",
-            *[rules.day.window(PLAN.day).end_ms] * 2,
-            tuple(written(folder, early, name, table) for table in tables),
-        )
-        for name, tables in [*((bank, OF_BANKS) for bank in banks), ("log", OF_THE_LOG)]
-    )
-    manifest = Manifest.of(rules, PLAN.day, sources)
+def extracted(spark, directory, folder, plan=PLAN):
+    """A seeded day that was written into a folder, as an extract of its rules; returns its id."""
+    early, rules = LocalFolder(directory / "early"), rules_in(directory, plan)
+    end_ms, banks = rules.day.window(plan.day).end_ms, [bank.name for bank in rules.bank]
+    for kind, names, tables in (("books", banks, BANK_TABLES), ("log", ["log"], LOG_TABLES)):
+        frames = [
+            spark.read.parquet(str(folder / name / table)).selectExpr(
+                "*", f"'{name}' AS source", f"'{table}' AS table"
+            )
+            for name in names
+            for table in tables
+        ]
+        whole = reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+        notes = {name: f.lit(None).cast("string") for name in NOTES.names}
+        write_sheets(whole.withColumns(notes), early.at(kind))
+    sources = [ExtractedSource(name, "sqlite", "", end_ms, end_ms, ()) for name in banks]
+    manifest = describe(spark, rules, plan.day, sources, early, end_ms)
     manifest.write(early)
     final = Path(rules.directory, "extracts", manifest.business_date, manifest.extract_id)
     final.parent.mkdir(parents=True)
-    early.rename(final)
+    early.local.rename(final)
     return manifest.extract_id
-
-
-def written(folder, directory, source, table):
-    with TableWriter(table, directory / source) as writer:
-        for batch in pq.read_table(folder / source / table.name).to_batches():
-            writer.write(batch)
-    return writer.extracted()
 
 
 def reconciled(spark, directory, extract_id):
     with open_results(directory) as results:
         rules = rules_in(directory)
-        return run(rules, PLAN.day, spark, results, Progress(), extract_id=extract_id)
+        found = reconcile(spark, rules=rules, date=PLAN.day, extract_id=extract_id)
+        return found.publish(results)
 
 
 def main(master, directory):

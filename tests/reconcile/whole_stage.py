@@ -17,7 +17,7 @@ import msgspec
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import DecisionKind
-from txmq.reconcile.job import run
+from txmq.reconcile import reconcile
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.rules import Money
@@ -242,7 +242,10 @@ class Stage:
         """A whole run, as the command line makes one."""
         rules = rules or self.rules
         with open_results(rules.directory) as results:
-            return run(rules, day, spark, results, progress or Progress(), extract_id=extract_id)
+            found = reconcile(
+                spark, rules=rules, date=day, extract_id=extract_id, progress=progress
+            )
+            return found.publish(results)
 
     def results(self):
         return Results(self.directory)

@@ -16,6 +16,7 @@ from txmq.cli.root import app
 from txmq.config import load
 from txmq.console import metrics as console_metrics
 from txmq.metric_rows import RowKind
+from txmq.reconcile.storage import LEASE_S
 from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
@@ -213,3 +214,18 @@ def test_the_pod_of_a_worker_has_time_to_drain_and_asks_for_pages_that_exist(tmp
         assert container[probe]["httpGet"]["path"] in pages
         assert container[probe]["httpGet"]["port"] == port["name"]
     assert pod["metadata"]["labels"] == found["spec"]["selector"]["matchLabels"]
+
+
+def test_the_pod_of_a_reconciliation_repeats_no_verdict_and_outlasts_a_claim():
+    text = (DEPLOY / "kubernetes/txmq-reconcile.yaml").read_text()
+    job = yaml.safe_load(text)["spec"]["jobTemplate"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    _, executors = re.findall(r"args: (\[[^]]+\])", text.replace("\n#", "\n"))
+
+    options = options_of(container["args"], "reconcile")
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(Path(options["config"]).parent), "/scratch"} == mounts
+    assert options_of(yaml.safe_load(executors), "reconcile")["master"].startswith("k8s://")
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"]["values"] == [1, 2]
+    assert sum(10 * 2**retry for retry in range(job["backoffLimit"])) > LEASE_S

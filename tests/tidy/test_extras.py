@@ -1,9 +1,11 @@
-"""The extra `all` has what the pages and the bank transfer import."""
+"""The extra `all` has what the pages and the bank transfer import, and `spark` what a day needs."""
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
 from packaging.requirements import Requirement
@@ -76,3 +78,18 @@ def test_all_has_what_the_pages_import_unless_a_page_installs_it():
         used |= distributions(named_by(page)) - installed
 
     assert {"psycopg-pool", "redis"} <= used <= offered | ANOTHER_FRAMEWORK
+
+
+def test_a_day_is_reconciled_with_the_extra_spark_alone():
+    offered = bill.closure(own_requirements(), "spark")
+    extras = bill.closure(own_requirements(), "all") - offered
+    missing = {
+        package: None
+        for package, names in packages_distributions().items()
+        if {canonicalize_name(name) for name in names} & extras
+    }
+    program = f"import sys; sys.modules |= {missing}; from txmq.reconcile import reconcile"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert "sqlalchemy" in missing
+    assert found.stderr == ""

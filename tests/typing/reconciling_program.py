@@ -10,12 +10,9 @@ from datetime import date
 from pathlib import Path
 
 import msgspec
+from pyspark.sql import DataFrame, SparkSession
 
-from txmq.reconcile import Class, Result, Rules, Run, read_rules
-from txmq.reconcile.job import run
-from txmq.reconcile.progress import show_progress
-from txmq.reconcile.results import open_results
-from txmq.reconcile.spark import open_spark
+from txmq.reconcile import Class, Day, Result, Rules, Run, read_rules, reconcile
 
 
 def told(result: Result) -> dict[Class, str]:
@@ -33,15 +30,14 @@ def read(path: Path) -> Run:
     return msgspec.json.decode(path.read_bytes(), type=Run)
 
 
-def reconciled(config: Path, day: date) -> int:
+def reconciled(spark: SparkSession, config: Path, day: date, journal: DataFrame) -> int:
     """Run a day."""
     rules: Rules = read_rules(config, {"ICBC_PASSWORD": "secret"})
-    with (
-        show_progress(quiet=True) as progress,
-        open_results(rules.directory) as results,
-        open_spark("local[2]", memory="2g") as spark,
-    ):
-        done: Run = run(rules, day, spark, results, progress)
+    found: Day = reconcile(spark, rules=rules, date=day, banks={"icbc": journal})
+    breaks: DataFrame = found.breaks
+    assert breaks.columns == found.items.columns
+    done: Run = found.write()
+    assert done.result.verdict == found.verdict
     digest: str = done.result_digest
     rate: float = done.result.match_rate
     at_risk: dict[str, int] = done.result.at_risk

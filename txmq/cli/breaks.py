@@ -84,7 +84,7 @@ def breaks(
     ] = False,
     unmasked: Unmasked = False,
     export: Annotated[
-        Path | None, typer.Option("--export", help="Write them to this .csv or .xlsx file.")
+        Path | None, typer.Option("--export", help="Write them to this .csv file.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -285,11 +285,10 @@ def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, A
 def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
     from decimal import Decimal
 
-    from txmq.cli.spreadsheet import as_csv, as_xlsx
+    from txmq.cli.spreadsheet import as_csv
 
-    formats = {".csv": as_csv, ".xlsx": as_xlsx}
-    if path.suffix not in formats:
-        raise ConfigError(f"the file {path} is neither .csv nor .xlsx: name one that is")
+    if path.suffix != ".csv":
+        raise ConfigError(f"the file {path} is not .csv: name one that is")
     rows = [
         [
             Decimal(item[name]).scaleb(-run.result.places(item["currency"]))
@@ -300,7 +299,7 @@ def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
         for item in items
     ]
     try:
-        path.write_bytes(formats[path.suffix](_EXPORTED, rows))
+        path.write_bytes(as_csv(_EXPORTED, rows))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     say(f"{quantity(len(items), 'break')} in {path}")

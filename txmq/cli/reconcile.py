@@ -1,5 +1,6 @@
 """``txmq reconcile``: a day's reconciliation, and what people do with it in the morning."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date
@@ -77,6 +78,14 @@ def reconcile(
             "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
         ),
     ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            envvar="SPARK_REMOTE",
+            help="A Spark Connect server that runs already, such as sc://host:15002.",
+        ),
+    ] = None,
     memory: Annotated[
         str,
         typer.Option(
@@ -92,8 +101,13 @@ def reconcile(
         typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
     ] = None,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Serve Spark's web pages during the run.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--ui/--no-ui",
+            help="Serve Spark's web pages during the run; only on a terminal if left out.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
@@ -113,7 +127,14 @@ def reconcile(
         from txmq.reconcile.spark import open_spark
 
         start = partial(
-            open_spark, master, memory=memory, cores=cores, jars=jar or [], settings=settings, ui=ui
+            open_spark,
+            master,
+            remote=remote,
+            memory=memory,
+            cores=cores,
+            jars=jar or [],
+            settings=settings,
+            ui=sys.stderr.isatty() and not (quiet or remote) if ui is None else ui,
         )
         verdicts = _run_all(rules, days, start, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
@@ -147,20 +168,19 @@ def extract_(
 
 
 def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manifest":
-    """Take the extract of a day; Spark is started only where a bank is read by it."""
+    """Take the extract of a day."""
     from txmq.reconcile.extract.extraction import extract_day
-    from txmq.reconcile.log.log_extract import extract_log
     from txmq.reconcile.progress import show_progress
+    from txmq.reconcile.spark import open_spark
+    from txmq.reconcile.storage import open_folder
 
-    session = None
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
-        if any(bank.database.startswith("jdbc:") for bank in rules.bank):
-            from txmq.reconcile.spark import open_spark
-
-            session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
+        with progress.stage("start Spark"):
+            opened = open_spark(memory="1g", jars=jars, log=_log(rules, day))
+            session = stack.enter_context(opened)
         with progress.stage("extract") as stage:
-            manifest = extract_day(rules, day, take_log=extract_log, spark=session)
+            manifest = extract_day(session, rules, day, open_folder(rules.directory))
             stage.rows = manifest.rows
     return manifest
 
@@ -184,8 +204,8 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    from txmq.reconcile.job import run
-    from txmq.reconcile.progress import show_progress
+    from txmq.reconcile.day import reconcile as reconcile_day
+    from txmq.reconcile.progress import pages_of, show_progress
     from txmq.reconcile.results import open_results
 
     verdicts = []
@@ -194,12 +214,16 @@ def _run_all(
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
             session = stack.enter_context(start(log=_log(rules, days[0])))
-        if not quiet and (pages := session.sparkContext.uiWebUrl):
+        if not quiet and (pages := pages_of(session)):
             note(f"txmq: Spark's pages: {pages}")
         stack.enter_context(progress.tracking(session))
         for day in days:
             extract_id = results.latest_extract(day) if reuse else extract
-            done = run(rules, day, session, results, progress, extract_id=extract_id)
+            reconciled = reconcile_day(
+                session, rules=rules, date=day, extract_id=extract_id, progress=progress
+            )
+            done = reconciled.publish(results)
+            reconciled.release()
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)
         warn_of_later_days(results)

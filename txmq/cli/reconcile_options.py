@@ -243,20 +243,20 @@ def stop_on_signals() -> Iterator[None]:
     before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
     except _Terminated:
         note(
             "txmq: SIGTERM stopped this before it was finished; a date that has no verdict above "
             "has no result of this run: start it again"
         )
         raise typer.Exit(TERMINATED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Terminated(BaseException):
-    """A base exception, so that error handlers do not catch it."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which libraries shall treat as Ctrl-C."""
 
 
 @contextmanager

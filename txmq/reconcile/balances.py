@@ -1,31 +1,32 @@
-"""The balances of each account over a day, added up by Arrow.
+"""The balances of each account over a day, as an aggregation.
 
-Each part of a table gives a row for each account, with those columns of ``BALANCES`` that the table
-knows. The rows of an account meet at one place and are added up there.
+Each table that tells something about accounts gives rows with those columns of ``BALANCES`` that it
+knows. All rows of an account are added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from decimal import Decimal
 from functools import reduce
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
-from txmq.reconcile.columns import Numbers, index_in, is_in, numbers
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.frames import Frames, rows_of
 from txmq.reconcile.ledgers import Role
-from txmq.reconcile.tables import BALANCES, LIMIT
+from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.tables import BALANCES
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["ACCOUNT", "KINDS", "NO_BALANCES", "STATED", "add_up", "balances_of", "facts_of"]
+__all__ = ["ACCOUNT", "KINDS", "WIDE", "balances"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
-STATED: Final = {
+ACCOUNT: Final = ("bank", "account", "currency")
+"""The columns that name an account."""
+WIDE: Final = "decimal(38,0)"
+"""A type with room for any sum of 64-bit numbers."""
+_STATED: Final = {
     Role.OPENING: {"amount": "opening", "rows": "opening_rows"},
     Role.LATER: {"amount": "later"},
     Role.ACCOUNTS: {"balance": "told"},
@@ -34,92 +35,76 @@ STATED: Final = {
 }
 """The tables that state balances: the column of ``BALANCES`` for each of theirs."""
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
-ACCOUNT: Final = ["bank", "account", "currency"]
-"""The columns that name an account."""
-_SUMS: Final = (*KINDS, "opening", "later", "told", "closed")
-_HOW: Final = {
-    **dict.fromkeys((*_SUMS, "rows", "opening_rows", "closed_rows"), "sum"),
-    **dict.fromkeys(("role", "closed_id", "last_id"), "max"),
-    "first_id": "min",
-}
-"""How the rows of an account are added up."""
-_WIDE: Final = pa.decimal128(30, 0)
-"""Decimals with room for any sum of 64-bit numbers, and for more digits in sums of these."""
-_SMALL: Final = 1 << 36
-"""Numbers below need no decimals to be added up."""
-_SCHEMA: Final = pa.schema(
-    [(name, pa.string()) for name in ACCOUNT]
-    + [(name, _WIDE if name in _SUMS else pa.int64()) for name in _HOW]
-)
-NO_BALANCES: Final = pa.schema([(one.name, one.type) for one in arrow_schema(BALANCES)])
-"""The columns of ``BALANCES``. A number that does not fit into 64 bits is NULL, since an error of
-Arrow would not name the account."""
+"""The greatest one counts, where the tables differ."""
+_MONEY: Final = (*KINDS, "opening", "later", "told", "closed")
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
-def facts_of(role: Role, rows: pa.Table, gapless: Sequence[str]) -> pa.Table:
-    """What rows of ``entries`` or of a table in ``STATED`` tell about accounts.
-
-    ``gapless`` are the banks whose ids have no gaps.
+def balances(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
+    """The balances of each account, as ``BALANCES``; a number that does not fit into 64 bits is
+    NULL.
     """
-    columns = {name: rows[name] for name in ACCOUNT}
-    if "role" in rows.column_names:
-        columns["role"] = pa.array(index_in(rows["role"], _ROLES), pa.int8())
-    if role in STATED:
-        found = {name: rows[own] for own, name in STATED[role].items()}
-        wide = {name: _wide(numbers(found[name])) for name in found if name in _SUMS}
-        return pa.table(columns | found | wide)
-    kind = index_in(rows["kind"], KINDS)
-    kind[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
-    amount = numbers(rows["amount"])
-    # A file has fewer than 2**27 rows, whose sums then fit into 64 bits.
-    is_small = len(amount) == 0 or (amount.min() > -_SMALL and amount.max() < _SMALL)
-    for place, name in enumerate(KINDS):
-        of_kind = np.where(kind == place, amount, 0)
-        columns[name] = of_kind if is_small else _wide(of_kind)
-    columns["rows"] = pa.repeat(1, len(rows))
-    if gapless:
-        id_ = pc.if_else(is_in(rows["bank"], gapless), rows["id"], None)
-        columns |= {"first_id": id_, "last_id": id_}
-    return pa.table(columns)
-
-
-def add_up(pieces: Iterable[pa.Table]) -> pa.Table:
-    """The sums of some pieces: a row for each account."""
-    rows = pa.concat_tables(pieces, promote_options="permissive")
-    how = {name: how for name, how in _HOW.items() if name in rows.column_names}
-    sums = rows.group_by(ACCOUNT, use_threads=False).aggregate(list(how.items()))
-    return sums.rename_columns([*ACCOUNT, *how])
-
-
-def balances_of(sums: Iterable[pa.Table]) -> pa.Table:
-    """The balances of some accounts, in an order of their own; see :data:`NO_BALANCES`."""
-    rows = add_up([_SCHEMA.empty_table(), *sums]).cast(_SCHEMA)
-    rows = rows.sort_by([(name, "ascending") for name in ACCOUNT])
-    columns = {name: rows[name] for name in rows.column_names}
-    for name in (name for name, how in _HOW.items() if how == "sum" or name == "role"):
-        columns[name] = pc.fill_null(rows[name], 0)
-    moved = reduce(pc.add, (columns[kind] for kind in KINDS))
-    closing = pc.add(columns["opening"], moved)
-    columns |= {name: pc.fill_null(_fitted(columns[name]), 0) for name in _SUMS}
-    columns |= {
-        "role": pa.array(_ROLES).take(columns["role"]),
-        "told": pc.if_else(rows["told"].is_valid(), columns["told"], None),
+    entries = rows_of(Role.ENTRIES, frames[Role.ENTRIES], window)
+    facts = [_of_entries(entries, rules.banks(lambda bank: bank.entries.gapless))]
+    facts += [
+        frames[role].select(
+            *ACCOUNT, *([_role()] if "role" in frames[role].columns else []),
+            *(F.col(own).cast("bigint").alias(name) for own, name in columns.items()),
+        )
+        for role, columns in _STATED.items()
+        if role in frames
+    ]  # fmt: skip
+    rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), facts)
+    rows = rows.withColumns({name: F.lit(None).cast("bigint") for name in _all()
+                             if name not in rows.columns})  # fmt: skip
+    sums = rows.groupBy(*ACCOUNT).agg(
+        F.max("role").alias("role"),
+        *(F.coalesce(F.sum(F.col(name).cast("decimal(20,0)")).cast(WIDE), F.lit(0).cast(WIDE))
+          .alias(name) for name in _MONEY),
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name)
+          for name in ("rows", "opening_rows", "closed_rows")),
+        F.count("told").alias("is_told"),
+        F.max("closed_id").alias("closed_id"),
+        F.min("first_id").alias("first_id"), F.max("last_id").alias("last_id"),
+    )  # fmt: skip
+    moved = reduce(Column.__add__, map(F.col, KINDS))
+    numbers = {name: F.coalesce(_fitted(F.col(name)), F.lit(0)) for name in _MONEY}
+    columns = numbers | {
+        "role": F.get(F.array(*map(F.lit, _ROLES)), F.coalesce("role", F.lit(0))),
+        "told": F.when(F.col("is_told") > 0, numbers["told"]),
         "moved": _fitted(moved),
-        "closing": _fitted(closing),
-        "closing_rows": pc.add(columns["opening_rows"], columns["rows"]),
-        "last_id": pc.max_element_wise(rows["last_id"], rows["closed_id"]),
+        "closing": _fitted(F.col("opening") + moved),
+        "closing_rows": F.col("opening_rows") + F.col("rows"),
+        "last_id": F.greatest("last_id", "closed_id"),
     }
-    return pa.table([columns[name] for name in BALANCES.names], schema=NO_BALANCES)
+    return sums.select(*(columns.get(name, F.col(name)).alias(name) for name in BALANCES.names))
 
 
-def _wide(values: Numbers) -> pa.Array:
-    """Numbers as decimals; Arrow's own cast takes twenty times as long."""
-    halves = np.stack([values, values >> 63], axis=1)
-    return pa.Array.from_buffers(_WIDE, len(values), [None, pa.py_buffer(halves)])
+def _all() -> set[str]:
+    stated = {name for columns in _STATED.values() for name in columns.values()}
+    return {*KINDS, "rows", "first_id", "last_id", *stated}
 
 
-def _fitted(sums: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Sums as numbers of 64 bits; NULL instead of one that does not fit."""
-    least, most = (pa.scalar(Decimal(end), _WIDE) for end in (-LIMIT, LIMIT - 1))
-    fits = pc.and_(pc.greater_equal(sums, least), pc.less_equal(sums, most))
-    return pc.if_else(fits, sums, None).cast(pa.int64())
+def _of_entries(rows: DataFrame, gapless: list[str]) -> DataFrame:
+    kind = F.when(F.col("kind").isin(*ARRIVED), "credit").when(
+        F.col("kind").isin(*KINDS), F.col("kind")
+    ).otherwise("other")  # fmt: skip
+    id_ = F.when(F.col("bank").isin(*gapless), F.col("id"))
+    return rows.select(
+        *ACCOUNT, _role(),
+        *(F.when(kind == name, F.col("amount")).otherwise(0).alias(name) for name in KINDS),
+        F.lit(1).cast("bigint").alias("rows"), id_.alias("first_id"), id_.alias("last_id"),
+    )  # fmt: skip
+
+
+def _role() -> Column:
+    return (
+        (F.array_position(F.array(*map(F.lit, _ROLES)), F.col("role")) - 1)
+        .cast("int")
+        .alias("role")
+    )
+
+
+def _fitted(sum_: Column) -> Column:
+    """A sum as a number of 64 bits; NULL if it does not fit."""
+    return F.when(sum_.between(_LEAST, _GREATEST), sum_).cast("bigint")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
-from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -33,6 +32,8 @@ from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
 __all__ = [
     "ABOUT_PROOFS",
+    "EXPLAINING",
+    "EXPLAINING_CLASSES",
     "OF_ACCOUNTS",
     "OF_TRANSFERS",
     "Place",
@@ -72,6 +73,7 @@ ABOUT_PROOFS: Final = {
 OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 OF_TRANSFERS: Final = ("clearing", "double-entry")
+IS_OF_TRANSFER: Final = pc.field("first_seen").is_valid() & pc.field("proof").isin(OF_TRANSFERS)
 _ENTRY: Final = ("id", "key", "account", "currency", "amount")
 _HINTS: Final = 3
 """The maximum of entries that a hint names."""
@@ -79,7 +81,8 @@ OTHER: Final = "other"
 """In place of a transfer: all bookings without one."""
 _OF_SUMS: Final = ("conservation", "clearing-total", "gapless")
 """Proofs of sums alone: if one fails, its row is the difference."""
-_ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
+EXPLAINING: Final = ("break_id", "key", "class", "amount", "currency", "debits")
+EXPLAINING_CLASSES: Final = (Class.EXPLAINED, Class.IN_FLIGHT)
 
 
 class Cover(NamedTuple):
@@ -95,8 +98,10 @@ class ProofDay(NamedTuple):
 
     source: Manifest | Result
     """It names the rules and the date, with its window."""
-    tables: Mapping[str, WrittenTable]
-    """The run's ``proofs`` and ``items``."""
+    proofs: Sequence[pa.Table]
+    """All rows of ``PROOFS``, in pieces."""
+    items: Sequence[_Row]
+    """The columns :data:`EXPLAINING` of the items that may explain a difference of a transfer."""
     people: Explanations | None
 
     @staticmethod
@@ -106,7 +111,8 @@ class ProofDay(NamedTuple):
 
     def covers(self, *, is_complete: bool = False) -> dict[Dated, Cover]:
         """What explains the differences of a day; without those that nothing explains, or all."""
-        items, found = self._explaining_items(), dict[Dated, Cover]()
+        items = {row["key"]: row for row in self.items if row["class"] in EXPLAINING_CLASSES}
+        found = dict[Dated, Cover]()
         people = {
             (note.difference.id, note.difference.amounts): note
             for note in (self.people.proofs_in_force() if self.people else ())
@@ -146,7 +152,8 @@ class ProofDay(NamedTuple):
 
     def _differing_rows(self) -> Iterator[pa.Table]:
         """The rows of differences, with ``off``: found less expected."""
-        for rows in self.tables["proofs"].pieces(where=pc.field("first_seen").is_valid()):
+        for piece in self.proofs:
+            rows = piece.filter(pc.field("first_seen").is_valid())
             # These decimals have room for the difference of any two numbers.
             wide = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
             yield rows.append_column("off", pc.subtract(*wide))
@@ -167,19 +174,6 @@ class ProofDay(NamedTuple):
                 dated[4] or "",
             )
             for dated, amounts in found.items()
-        }
-
-    def _explaining_items(self) -> dict[str, dict[str, Any]]:
-        """The explained items and those in flight for which a proof fails, by transfer."""
-        # After a mishap most transfers may fail: Arrow has room for all of their keys.
-        of_transfers = pc.field("proof").isin(OF_TRANSFERS)
-        pieces = (piece.filter(of_transfers)["account"].chunks for piece in self._differing_rows())
-        failed = pa.chunked_array([*chain.from_iterable(pieces)], pa.string())
-        has_failed = pc.field("key").isin(failed.combine_chunks())
-        return {
-            row["key"]: row
-            for row in self.tables["items"].rows(*_ITEM, where=has_failed)
-            if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
         }
 
 
@@ -294,9 +288,13 @@ def differences_in(
         ReconcileRefused: A table is missing, or an explanation cannot be read.
         UsageError: No difference matches an id, or several do.
     """
-    names = ("proofs", "items")
-    tables = {name: WrittenTable.of_run(directory, run.day, run.run_id, name) for name in names}
-    day = ProofDay(run.result, tables, Explanations(directory))
+    proofs = list(WrittenTable.of_run(directory, run.day, run.run_id, "proofs").pieces())
+    # After a mishap most transfers may fail: Arrow has room for all of their keys.
+    failed = [piece.filter(IS_OF_TRANSFER)["account"].combine_chunks() for piece in proofs]
+    has_failed = pc.field("key").isin(pa.chunked_array(failed, pa.string()).combine_chunks())
+    items = WrittenTable.of_run(directory, run.day, run.run_id, "items")
+    explaining = list(items.rows(*EXPLAINING, where=has_failed))
+    day = ProofDay(run.result, proofs, explaining, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
         for item in items_of(directory, run, is_complete=True)

@@ -27,7 +27,7 @@ from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
 from txmq.reconcile.transfer import TransferRows
 
-__all__ = ["HISTORY", "LONG", "BreakLife", "with_doubts"]
+__all__ = ["HISTORY", "LONG", "BreakLife", "folded", "with_doubts"]
 
 HISTORY: Final = 32
 """The maximum of changes in the history of an item: the first, and the latest ones."""
@@ -120,13 +120,23 @@ def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRo
     return "open" if is_same else "changed"
 
 
+def folded(key: str) -> str:
+    """What is equal in the keys of items whose ids may be one, changed on the way."""
+    bank, _, id_ = key.partition("/")
+    return f"{bank}/{_trimmed(id_).casefold()[:LONG]}"
+
+
 def with_doubts(items: pa.Table) -> pa.Table:
-    """Items with ``id_doubt`` and ``suggestion``; as ``ITEMS``."""
+    """Items with ``id_doubt`` and ``suggestion``; as ``ITEMS``.
+
+    All items that are equal when :func:`folded` must be here.
+    """
+    items = items.select(ITEMS.names)
     rows = items.select(_READ).to_pylist()
-    groups: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        bank, _, row["id"] = row["key"].partition("/")
-        groups[bank, _trimmed(row["id"]).casefold()[:LONG]].append(row)
+        row["id"] = row["key"].partition("/")[2]
+        groups[folded(row["key"])].append(row)
     for group in groups.values():
         ids = [row["id"] for row in group]
         doubts = [

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Final, TextIO
+from urllib.request import ProxyHandler, build_opener
 
 from rich import progress as bars
 from rich.console import Console
@@ -17,11 +21,12 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Progress", "show_progress"]
+__all__ = ["Progress", "pages_of", "show_progress"]
 
-_POLL_S: Final = 0.25
+_DESCRIPTION: Final = "spark.job.description"
+_POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
-"""The time in which the watching thread must end: a hung Java never answers it."""
+"""The time in which Spark's pages must answer: a hung Java never does."""
 
 
 class Progress:
@@ -36,7 +41,8 @@ class Progress:
         clock: Clock | None = None,
     ) -> None:
         self.stages: tuple[Stage, ...] = ()
-        """The finished stages, in order."""
+        """The finished stages of the current run, in order."""
+        self._spark: SparkSession | None = None
         self._show = show
         self._bar = bar or bars.Progress(disable=True)
         self._clock = clock or SystemClock()
@@ -48,7 +54,8 @@ class Progress:
         began = self._clock.monotonic()
         row = self._bar.add_task(name, total=None)
         try:
-            yield stage
+            with _described(self._spark, name):
+                yield stage
         finally:
             self._bar.remove_task(row)
         stage.seconds = round(self._clock.monotonic() - began, 3)
@@ -59,33 +66,81 @@ class Progress:
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """Follow Spark's own progress during the block; a separate thread asks Spark."""
-        if self._bar.disable:
-            yield
-            return
-        ended = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(spark, ended), daemon=True)
-        watcher.start()
+        """In the block Spark's pages name each job's stage, and the bar shows Spark's tasks."""
+        self._spark = spark
+        try:
+            with nullcontext() if self._bar.disable else _tasks(spark, self._show_tasks):
+                yield
+        finally:
+            self._spark = None
+
+    def _show_tasks(self, completed: int, total: int) -> None:
+        with suppress(IndexError, KeyError):  # No stage is running, or it has just ended.
+            self._bar.update(self._bar.task_ids[-1], total=total or None, completed=completed)
+
+
+@contextmanager
+def _described(spark: SparkSession | None, name: str) -> Iterator[None]:
+    """Name the jobs of the block: Spark passes its session's settings on to each job, and its pages
+    show this one. Unlike ``setJobDescription`` it works over Spark Connect, too.
+    """
+    if spark is None:
+        yield
+        return
+    from txmq.reconcile.spark import setting
+
+    with setting(spark, _DESCRIPTION, name):
+        yield
+
+
+@contextmanager
+def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[None]:
+    """Show how many tasks of the running job have ended, of how many."""
+    from pyspark.sql import is_remote
+
+    if is_remote():
+
+        def handle(stages: Iterable[Any], **_: object) -> None:
+            found = list(stages)
+            show(sum(one.num_completed_tasks for one in found), sum(one.num_tasks for one in found))
+
+        handler: Any = handle  # Spark declares a class, and documents functions.
+        spark.registerProgressHandler(handler)
         try:
             yield
         finally:
-            ended.set()
-            watcher.join(_JOIN_S)
+            spark.removeProgressHandler(handler)
+        return
+    if (pages := pages_of(spark)) is None:
+        yield  # Without Connect, nothing but Spark's pages knows its tasks.
+        return
+    address = f"{pages}/api/v1/applications/{spark.conf.get('spark.app.id')}/stages?status=active"
+    direct, ended = build_opener(ProxyHandler({})), threading.Event()
 
-    def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
-        from txmq.reconcile.spark import SPARK_ERRORS
-
-        tracker = spark.sparkContext.statusTracker()
+    def watch() -> None:
         while not ended.wait(_POLL_S):
-            try:
-                found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
-            except SPARK_ERRORS:
-                return  # Spark is gone; the thread that works with it raises the error.
-            total = sum(info.numTasks for info in found if info is not None)
-            completed = sum(info.numCompletedTasks for info in found if info is not None)
-            with suppress(IndexError, KeyError):  # No stage is running, or it has just ended.
-                innermost = self._bar.task_ids[-1]
-                self._bar.update(innermost, total=total or None, completed=completed)
+            with suppress(OSError, HTTPException, ValueError):
+                with direct.open(address, timeout=_JOIN_S) as answer:
+                    found = json.load(answer)
+                completed = sum(one["numCompleteTasks"] for one in found)
+                show(completed, sum(one["numTasks"] for one in found))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join(_JOIN_S)
+
+
+def pages_of(spark: SparkSession) -> str | None:
+    """The address of Spark's pages, if this process serves them."""
+    from pyspark.sql import is_remote
+
+    if is_remote() or spark.conf.get("spark.ui.enabled", "true") != "true":
+        return None
+    return f"http://{spark.conf.get('spark.driver.host')}:{spark.conf.get('spark.ui.port', '4040')}"
 
 
 @contextmanager
@@ -104,7 +159,11 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
             bars.MofNCompleteColumn(),
             bars.TimeElapsedColumn(),
         )
-        with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        # A terminal of its own: while Spark starts, standard error goes into its log.
+        with (
+            os.fdopen(os.dup(stream.fileno()), "w") as screen,
+            bars.Progress(*columns, console=Console(file=screen), transient=True) as bar,
+        ):
             yield Progress(lambda line: bar.console.print(line, markup=False, highlight=False), bar)
     else:
         # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.

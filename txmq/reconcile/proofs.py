@@ -2,9 +2,8 @@
 
 Several independent sources state an account's balance: the journal, the table of accounts, the
 result of the day before, and the transfers in flight. They are added up for each account
-(:mod:`txmq.reconcile.balances`). A proof
-states which two of them must be equal. The balances are then read in pieces, so that few of them
-are in memory at once.
+(:mod:`txmq.reconcile.balances`). A proof states which two of them must be equal. Spark compares the
+accounts; only sums over them are added up here.
 """
 
 from __future__ import annotations
@@ -12,97 +11,154 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.balances import KINDS
+from txmq.reconcile.balances import KINDS, WIDE
+from txmq.reconcile.core import ReconciledDay
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, OTHER, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.ledgers import ReconciledDay
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import PROOFS, Sums
-from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
 
 _Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str, None]
-_IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
-"""Of the entries of a bank: their number, and the range of their ids."""
+_OF_COUNTS: Final = {"roll-forward-rows"}
+"""A count has no currency, so materiality does not apply."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
 
 
+class _Comparison(NamedTuple):
+    """A proof that two columns of ``BALANCES`` are equal in each account."""
+
+    proof: str
+    expected: Column
+    found: Column
+    where: Column
+    """The accounts that it covers."""
+
+    @property
+    def is_wrong(self) -> Column:
+        """True for an account that it covers and that differs."""
+        return self.where & (self.expected != self.found)
+
+
 def proofs_of(
-    day: ReconciledDay,
-    balances: Iterable[pa.Table],
-    rules: Rules,
-    sources: Iterable[ExtractedSource] = (),
-) -> pa.Table:
+    day: ReconciledDay, rules: Rules, sources: Iterable[ExtractedSource] = ()
+) -> DataFrame:
     """The proofs of a day, without what earlier days left: the accounts and transfers that differ,
     and each proof as a whole; as ``PROOFS``.
 
-    ``balances`` has all accounts in pieces, as ``BALANCES``; ``sources`` the rows in quarantine.
+    ``sources`` has the rows in quarantine.
+
+    Raises:
+        ReconcileRefused: A balance does not fit into 64 bits.
     """
-    books = _Books(rules, was_closed=day.was_closed)
-    for piece in balances:
-        books.add(piece)
+    accounts = day.tables["balances"]
+    comparisons = list(_comparisons(rules, was_closed=day.was_closed))
+    books = _Books(rules, _sums_of(accounts, comparisons), comparisons)
     books.add_bookings(day.sums)
     books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
-    rows += (tuple(row.values()) for row in day.broken.to_pylist())
-    return arrow_table(PROOFS, sorted(rows, key=lambda row: [name or "" for name in row[:4]]))
+    # A whole proof may have sums that do not fit into 64 bits only if an account has, too.
+    whole = accounts.sparkSession.createDataFrame(rows, PROOFS.ddl)
+    single = [day.broken, *(_differing(accounts, one) for one in comparisons)]
+    return reduce(DataFrame.unionByName, single, whole)
+
+
+def _comparisons(rules: Rules, *, was_closed: bool) -> Iterator[_Comparison]:
+    def wide(*names: str) -> Column:
+        """The sum of some columns, with room for any; NULL counts as zero."""
+        columns = (F.coalesce(F.col(name), F.lit(0)).cast("decimal(20,0)") for name in names)
+        return reduce(Column.__add__, columns)
+
+    if was_closed:
+        every = F.lit(True)
+        yield _Comparison("roll-forward", wide("closed"), wide("opening"), every)
+        yield _Comparison("roll-forward-rows", wide("closed_rows"), wide("opening_rows"), every)
+    if named := rules.banks(lambda bank: bank.accounts):
+        is_listed = (F.col("role") == "customer") | F.col("told").isNotNull()
+        where = F.col("bank").isin(*named) & is_listed
+        yield _Comparison("account-table", wide("told"), wide("closing", "later"), where)
+
+
+def _sums_of(accounts: DataFrame, comparisons: Iterable[_Comparison]) -> list[dict[str, Any]]:
+    """What the proofs need of all accounts, added up by bank, role and currency."""
+    compared = []
+    for one in comparisons:
+        for name, value in (("expected", one.expected), ("found", one.found)):
+            sum_ = F.sum(F.when(one.where, value)).cast(WIDE)
+            compared.append(F.coalesce(sum_, F.lit(0)).alias(f"{one.proof} {name}"))
+        compared.append(F.count_if(one.where).alias(f"{one.proof} rows"))
+        compared.append(F.count_if(one.is_wrong).alias(f"{one.proof} wrong"))
+    sums = accounts.groupBy("bank", "role", "currency").agg(
+        *(F.sum(F.col(name).cast("decimal(20,0)")).cast(WIDE).alias(name)
+          for name in (*KINDS, "moved")),
+        F.sum("rows").alias("rows"), F.max("closed_id").alias("closed_id"),
+        F.min("first_id").alias("first_id"), F.max("last_id").alias("last_id"),
+        F.count_if(F.col("closing").isNull()).alias("too_great"), *compared,
+    )  # fmt: skip
+    rows = [row.asDict() for row in sums.collect()]
+    if any(row["too_great"] for row in rows):
+        row = accounts.where(F.col("closing").isNull()).orderBy("bank", "account").first()
+        assert row is not None
+        raise ReconcileRefused(
+            f"{row['bank']}: the bookings of account {mask(row['account'])} on the day, or its "
+            f"balance, do not fit into 64 bits in {row['currency']}: correct the wrong entry"
+        )
+    return rows
+
+
+def _differing(accounts: DataFrame, one: _Comparison) -> DataFrame:
+    """The accounts that differ, as ``PROOFS``."""
+    wrong = accounts.where(one.is_wrong)
+    sums = {"expected": one.expected.cast(WIDE), "found": one.found.cast(WIDE)}
+    if one.proof in _OF_COUNTS:
+        wrong = wrong.withColumn("currency", F.lit(None).cast("string"))
+    by_account = wrong.groupBy("bank", "account", "currency").agg(
+        *(F.sum(column).cast("bigint").alias(name) for name, column in sums.items())
+    )
+    return by_account.select(
+        F.lit(one.proof).alias("proof"), "bank", "account", "currency", "expected", "found",
+        F.lit(False).alias("holds"), F.lit(ABOUT_PROOFS[one.proof]).alias("about"),
+        F.lit(None).cast("string").alias("first_seen"),
+    )  # fmt: skip
 
 
 class _Books:
     """The sums of all banks."""
 
-    def __init__(self, rules: Rules, *, was_closed: bool) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        sums: list[dict[str, Any]],
+        comparisons: Iterable[_Comparison],
+    ) -> None:
         self._rules = rules
-        self._was_closed = was_closed
-        self._by_role: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+        self._by_role = {
+            (row["bank"], row["role"], row["currency"]): {
+                name: int(row[name] or 0) for name in (*KINDS, "moved")
+            }
+            for row in sums
+        }
         """The sums of columns, by bank, role and currency."""
         self._sums: defaultdict[Place, Counter[str]] = defaultdict(Counter)
-        """The values ``expected`` and ``found`` of an account or a transfer that differs. Without
-        one, of the whole proof, with its number of ``rows`` and of those that are ``wrong``."""
-        self._ids: list[pa.Table] = []
-
-    def add(self, piece: pa.Table) -> None:
-        """Add some accounts; :class:`ReconcileRefused` if a balance does not fit into 64 bits."""
-        for row in piece.filter(pc.field("closing").is_null()).slice(0, 1).to_pylist():
-            raise ReconcileRefused(
-                f"{row['bank']}: the bookings of account {mask(row['account'])} on the day, or its "
-                f"balance, do not fit into 64 bits in {row['currency']}: correct the wrong entry"
-            )
-        numbers = (*KINDS, "moved")
-        sums = sum_groups([piece], ("bank", "role", "currency"), numbers)
-        for place, (_, *values) in sums.items():
-            self._by_role[place].update(dict(zip(numbers, values, strict=True)))
-        self._ids.append(piece.group_by("bank").aggregate(list(_IDS)))
-        if self._was_closed:
-            self._compare("roll-forward", piece, "closed", "opening")
-            self._compare("roll-forward-rows", piece, "closed_rows", "opening_rows")
-        if named := self._rules.banks(lambda bank: bank.accounts):
-            is_listed = (pc.field("role") == "customer") | pc.field("told").is_valid()
-            listed = piece.filter(pc.field("bank").isin(named) & is_listed)
-            self._compare("account-table", listed, "told", "closing", "later")
-
-    def _compare(self, proof: str, accounts: pa.Table, expected: str, *found: str) -> None:
-        """Add a proof that a column equals the sum of others in each account."""
-        rows = accounts.select(["bank", "account", "currency"])
-        if proof == "roll-forward-rows":  # A count has no currency, so materiality does not apply.
-            rows = rows.set_column(2, "currency", pa.nulls(len(rows), pa.string()))
-        rows = rows.append_column("expected", _sum_columns(accounts, [expected]))
-        rows = rows.append_column("found", _sum_columns(accounts, found))
-        sums = sum_groups([rows], ("bank", "currency"), ("expected", "found"))
-        for (bank, currency), (count, one, other) in sums.items():
-            self._sums[proof, bank, None, currency].update(rows=count, expected=one, found=other)
-        for row in rows.filter(pc.field("expected") != pc.field("found")).to_pylist():
-            *place, one, other = row.values()
-            self._add_wrong((proof, *place), int(one), int(other))
+        """The values ``expected`` and ``found`` of a difference, or of a whole proof, with its
+        number of ``rows`` and of those that are ``wrong``."""
+        self._rows = sums
+        for one in comparisons:
+            for row in sums:
+                currency = None if one.proof in _OF_COUNTS else row["currency"]
+                if row[f"{one.proof} rows"]:
+                    names = ("rows", "expected", "found", "wrong")
+                    self._sums[one.proof, row["bank"], None, currency].update(
+                        {name: int(row[f"{one.proof} {name}"]) for name in names}
+                    )
 
     def _add_wrong(self, place: Place, expected: int, found: int) -> None:
         proof, bank, _, currency = place
@@ -184,26 +240,22 @@ class _Books:
 
     def gapless(self, sums: Sums) -> Iterator[_Row]:
         """The proofs that a bank's ids have no gaps."""
-        named = self._rules.banks(lambda bank: bank.entries.gapless)
-        if not self._ids or not named:
-            return
-        again = [(f"{name}_{how}", how) for name, how in _IDS]
-        for row in pa.concat_tables(self._ids).group_by("bank").aggregate(again).to_pylist():
-            count, before, first, last = (row[f"{name}_{how}_{how}"] for name, how in _IDS)
-            if before is None and first is not None:
-                before = first - 1
-            if row["bank"] in named:
+        for bank in self._rules.banks(lambda bank: bank.entries.gapless):
+            mine = [row for row in self._rows if row["bank"] == bank]
+            ids = {
+                name: [row[name] for row in mine if row[name] is not None]
+                for name in ("closed_id", "first_id", "last_id")
+            }
+            count, last = sum(row["rows"] for row in mine), max(ids["last_id"], default=None)
+            before = max(ids["closed_id"], default=None)
+            if before is None and ids["first_id"]:
+                before = min(ids["first_id"]) - 1
+            if mine:
                 expected = 0 if before is None or last is None else last - before
                 # A row that is there twice must not make up for one that is missing.
-                ids = sums["ids", row["bank"], ""]
-                found = count if ids >= expected else ids
-                yield _row(("gapless", row["bank"], None, None), expected, found)
-
-
-def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
-    """The sum of some columns, with room for any; NULL counts as zero."""
-    wide = (pc.fill_null(piece[name], 0).cast(pa.decimal128(20, 0)) for name in names)
-    return reduce(pc.add, wide)
+                new = sums["ids", bank, ""]
+                yield _row(("gapless", bank, None, None), expected,
+                           count if new >= expected else new)  # fmt: skip
 
 
 def _row(place: Place, expected: int, found: int) -> _Row:

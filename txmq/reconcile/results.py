@@ -31,9 +31,8 @@ import pyarrow as pa
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.columns import ContentHash
+from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import TableFile
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
@@ -287,36 +286,30 @@ class Results:
     def files(self, name: str, *runs: Run) -> list[TableFile]:
         """The files of a table of some runs, as far as they still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
-        return [TableFile(table.folder, part) for table in tables for part in table.parts]
+        return [
+            TableFile(f"{table.folder.spark_path}/{part}")
+            for table in tables
+            for part in table.parts
+        ]
 
-    def drafts(self, run: str) -> dict[str, Folder]:
-        """Empty drafts of all tables of a run."""
-        drafts = {name: self._draft(name, run) for name in TABLES}
-        for draft in drafts.values():
-            draft.remove_all()
-        return drafts
+    def draft(self, name: str, run: str) -> Folder:
+        """The empty folder into which Spark writes a table of a run."""
+        draft = self.folder.at(_DRAFTS, name, f"run={run}")
+        draft.remove_all()
+        return draft
 
-    def write_table(self, name: str, table: pa.Table, day: date, run: str) -> str:
-        """Write a table of a run; returns a hash of its rows, in any order and any files.
-
-        What workers have written into its draft is a part of it. The order of the rows must depend
-        only on them.
+    def take(self, draft: Folder, name: str, day: date, run: str, content: str) -> None:
+        """Take what Spark wrote into the draft of a table; ``content`` is the hash of its rows.
 
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place, draft = self.table(name, day, run).folder, self._draft(name, run)
-        if len(table) or not draft.files("*"):
-            last = draft.create("part-last.parquet")
-            with last as file, parquet_writer(file, table.schema) as writer:
-                writer.write_table(table)
-        content = _content_of(name, draft)
+        place = self.table(name, day, run).folder
         if _has_content(name, place, content):
             draft.remove_all()
         else:
             self._remove_table(name, day, run, content)
             place.publish(draft)
-        return content
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:
         """Check that the rows of a run's tables are those that it wrote: of all tables or some.
@@ -331,9 +324,6 @@ class Results:
                     f"{name} of {run.day} changed since run {run.run_id} wrote "
                     "them: run the day again"
                 )
-
-    def _draft(self, name: str, run: str) -> Folder:
-        return self.folder.at(_DRAFTS, name, f"run={run}")
 
     def _in_force(self, day: date) -> Run | None:
         """A day's run in force, without signatures."""

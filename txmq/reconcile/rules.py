@@ -152,15 +152,14 @@ class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     parts: bool = False
-    """Several debits, orders or credits of one transfer agree if their sums are equal: a debit that
-    is credited in parts, or a batch. By default the second one of each is a break."""
+    """Several debits, orders or credits of one transfer agree if their sums are equal. By default
+    the second one of each is a break."""
     charges: Literal["none", "payer", "payee"] = "none"
-    """Who bears the fees that are booked under the id of a transfer. ``payee``: the order is the
-    sum of credits and fees; ``payer``: it is the sum of credits, and the debit contains the fees
-    too. By default a fee is a break."""
+    """Who bears the fees that are booked under the id of a transfer. By default a fee is a
+    break."""
     charges_max: dict[str, Annotated[int, Meta(ge=0)]] = {}
     """The greatest fee of a transfer by currency, in minor units: ``{ CNY = 50_00 }``. Required
-    with ``charges``. More, another currency, and more than the transfer's amount are a break."""
+    with ``charges``."""
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,8 +172,8 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
     """How many breaks of each class the report shows."""
     quarantine_max: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The most rows of a bank's table that may be unreadable: their amount, moment, currency or
-    account is invalid. The run reports them and does not reconcile them; one more ends it."""
+    """The most rows of a bank's table that may be unreadable. The run reports them and does not
+    reconcile them; one more ends it."""
 
 
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,13 +196,10 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """The column with the kind of booking, or the kind of all rows."""
     namespace: Name | Namespaces = ""
     """The name of the bank that issues the transfer ids in this table; required. If several banks
-    do, a column or the beginning of an id decides: ``{ column = "issuer", names = { 102 = "icbc"
-    } }`` or ``{ names = { IC = "icbc", CC = "ccb" } }``."""
+    do, a column or the beginning of an id decides."""
     kinds: dict[str, tuple[str, ...]] = {}
     """The bank's words for each kind of row: lists under ``debit``, ``credit``, ``return``,
-    ``recall`` and ``fee``. A return pays the payer back, and a recall takes a credit back from the
-    payee. A fee charges for a transfer, on the account that earns it. A row of any other kind
-    belongs to no transfer."""
+    ``recall`` and ``fee``. A row of any other kind belongs to no transfer."""
     id: str = ""
     """The column with the row's own number; it identifies duplicate rows."""
     recorded: str = ""
@@ -396,8 +392,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """Raise it with each change, so that a result names the rules that made it."""
     day: Day = Day()
     money: dict[str, Money] = {}
-    """If no currency is named, any is accepted, and all transfers take the second pass. If some are
-    named, another currency in a bank's book ends the run."""
+    """If no currency is named, any is accepted, and all transfers are decided one by one. If some
+    are named, another currency in a bank's book ends the run."""
     outcomes: Outcomes = Outcomes()
     limits: Limits = Limits()
     recon: Recon | None = None

@@ -171,9 +171,9 @@ def _check_entries(bank: Bank) -> Iterator[str]:
 
 def _check_source(bank: Bank) -> Iterator[str]:
     files, accounts = bank.files, bank.accounts
-    if bool(bank.database) == (files is not None):
+    if bank.database and files is not None:
         yield "write either database or [bank.files]"
-    table = ["table"] if files is None else []
+    table = ["table"] if bank.database else []  # A DataFrame needs none.
     needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance", *table]}
     if files is None or not files.is_statement:
         needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind", *table]
@@ -228,8 +228,8 @@ def _check_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
 def _check_log(rules: Rules) -> Iterator[str]:
     log = rules.log
     given = [place for place in LOG_PLACES if getattr(log, place)]
-    if len(given) != 1:
-        found = " and ".join(given) or "no place"
+    if len(given) > 1:
+        found = " and ".join(given)
         yield f"log has {found}: give exactly one of directory, directories and cluster"
     for directory in _duplicates(*((directory,) for directory in log.directories)):
         yield f"log: directories has {directory!r} twice, so its transfers would count twice"

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from tempfile import gettempdir
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
@@ -42,6 +41,7 @@ LEASE_S: Final = 120
 _RENEW_S: Final = 20
 _ROWS_AT_ONCE: Final = 1 << 17
 _NEW: Final = re.compile(r"\.([^/]+)\.new$")
+_DRAFT: Final = re.compile(r"\.txmq-.*\.writing")
 _SITE: Final = "core-site.xml"
 _HINTS: Final = {
     "hdfs": "install Hadoop's client, and set JAVA_HOME, HADOOP_HOME and "
@@ -73,6 +73,11 @@ class Folder:
 
     def __str__(self) -> str:
         return self.uri
+
+    @property
+    def spark_path(self) -> str:
+        """The name by which Spark knows the folder."""
+        return self.uri if "://" in self.uri else f"file://{Path(self.uri).absolute()}"
 
     def at(self, *names: str) -> Folder:
         """A folder below."""
@@ -188,25 +193,34 @@ class Folder:
         draft.remove_all()
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """Make an empty folder on this machine for files that a folder below will take.
+    def staging(self) -> Iterator[Folder]:
+        """Make an empty folder for files that a folder below will take.
 
         Raises:
             BlockingIOError: Another process does the same elsewhere, and would get in the way.
         """
-        with self.lock(), _draft_folder(Path(gettempdir()), mode=0o700) as draft:
-            yield draft
+        with self.lock():
+            below = FileSelector(self._path, allow_not_found=True)
+            for info in self._system.get_file_info(below):
+                if _DRAFT.fullmatch(info.base_name):  # A killed process left it.
+                    self._system.delete_dir(info.path)
+            draft = self.at(_draft_name())
+            try:
+                yield draft
+            finally:
+                draft.remove_all()
 
-    def take(self, staged: Path, last: str) -> bool:
+    def take(self, staged: Folder, last: str) -> bool:
         """Publish staged files here, ``last`` after all others; False if it is here already."""
         if self.exists(last):
             return False
         self.remove_all()  # A process that died left it, perhaps in other parts.
-        for name in LocalFolder(staged).files():
+        for name in staged.files():
             if name != last:
-                with (staged / name).open("rb") as source, self.create(name) as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-        self.replace(last, (staged / last).read_bytes())
+                if not self._has_objects:
+                    self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
+                self._system.move(staged._at(name), self._at(name))
+        self.replace(last, staged.read(last))
         return True
 
     @contextmanager
@@ -320,6 +334,8 @@ class LocalFolder(Folder):
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; all is synced."""
         assert draft.local is not None
+        for path in draft.local.glob("[._]*"):
+            path.unlink()  # Checksums of Hadoop, under the names of the parts before.
         for number, part in enumerate(sorted(draft.local.iterdir())):
             sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync_path(draft.local)
@@ -328,17 +344,18 @@ class LocalFolder(Folder):
         sync_path(self.local.parent)
 
     @contextmanager
-    def staging(self) -> Iterator[Path]:
-        """See :meth:`Folder.staging`; the folder is hidden in this one."""
+    def staging(self) -> Iterator[Folder]:
+        """See :meth:`Folder.staging`."""
         with _draft_folder(self.local) as draft:
-            yield draft
+            yield self.at(draft.name)
 
-    def take(self, staged: Path, last: str) -> bool:
+    def take(self, staged: Folder, last: str) -> bool:
         """See :meth:`Folder.take`; the staged folder is renamed."""
         if self.exists(last):
             return False
+        assert staged.local is not None
         try:
-            staged.rename(self.local)
+            staged.local.rename(self.local)
         except OSError:
             # Another process was faster; only a complete folder can be in the way.
             if not self.exists(last):
@@ -359,14 +376,14 @@ class LocalFolder(Folder):
 
 
 @contextmanager
-def _draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
+def _draft_folder(home: Path) -> Iterator[Path]:
     """Make an empty folder; it is removed at the end of the block unless it was renamed.
 
     A process locks its draft. One without a lock was left by a process that died; the next writer
     removes it.
     """
     home.mkdir(parents=True, exist_ok=True)
-    draft = home / f".txmq-{secrets.token_hex(8)}.writing"
+    draft = home / _draft_name()
     with ExitStack() as stack:
         # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
         with _try_lock(home):
@@ -375,10 +392,14 @@ def _draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
                 with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
                     if is_left:
                         shutil.rmtree(path, ignore_errors=True)
-            draft.mkdir(mode)
+            draft.mkdir()
             stack.enter_context(_try_lock(draft))
         stack.callback(shutil.rmtree, draft, ignore_errors=True)
         yield draft
+
+
+def _draft_name() -> str:
+    return f".txmq-{secrets.token_hex(8)}.writing"
 
 
 @contextmanager

@@ -35,8 +35,13 @@ class Column(NamedTuple):
 
     name: str
     type: str
-    """``string``, ``long``, ``int`` or ``boolean``, as Spark names them."""
+    """``string``, ``long``, ``int``, ``boolean`` or ``decimal(38,0)``, as Spark names them."""
     is_optional: bool
+
+    @property
+    def spark(self) -> str:
+        """Its type as SQL names it."""
+        return "bigint" if self.type == "long" else self.type
 
 
 class TableSchema(NamedTuple):
@@ -51,19 +56,9 @@ class TableSchema(NamedTuple):
         return tuple(column.name for column in self.columns)
 
     @property
-    def numbers(self) -> tuple[str, ...]:
-        """The columns of its hash total: all numbers."""
-        return tuple(column.name for column in self.columns if column.type in ("long", "int"))
-
-    @property
-    def has_number(self) -> bool:
-        """True if the ids of its rows are numbers."""
-        return "id" in self.numbers
-
-    @property
-    def money(self) -> str | None:
-        """The column added up by currency; ``None`` in a table without money."""
-        return next((name for name in ("amount", "balance") if name in self.names), None)
+    def ddl(self) -> str:
+        """Its columns as SQL names them, each with its type."""
+        return ", ".join(f"`{column.name}` {column.spark}" for column in self.columns)
 
 
 LONE: Final = "/@"
@@ -226,6 +221,15 @@ ITEMS: Final = _table("items", """
     suggestion     string?  the item that may be the other part of this transfer
 """)  # fmt: skip
 """The transfers that are not agreed at the end of the day, and those that were closed on it."""
+
+FOLDED_ITEMS: Final = TableSchema("items", (*ITEMS.columns, Column("fold", "string", False)))
+"""Items with what is equal in all of them whose ids may be one, changed on the way."""
+
+SUMS: Final = _table("sums", """
+    name, of, currency  string
+    value         decimal(38,0)
+""")  # fmt: skip
+"""Sums of money and counts of rows, as in :data:`Sums`."""
 
 BALANCES: Final = _table("balances", """
     bank, account  string

@@ -1,12 +1,14 @@
-"""The summary of a day and its verdict, made from the stored tables, which the signature covers."""
+"""The summary of a day and its verdict; pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
@@ -18,15 +20,13 @@ from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
-from txmq.reconcile.tables import ENTRIES
-from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
+from txmq.reconcile.written_table import sum_groups, top_rows
 
-__all__ = ["judge"]
+__all__ = ["Findings", "judge"]
 
+_Row: TypeAlias = dict[str, Any]
 _CLASSES: Final[list[str]] = list(Class)
 _BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency", "first_seen")
-_BY_AGE: Final = ("-age_days", "-amount", "key")
-_BY_TIME: Final = ("-decided_ms", "position")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
 """Columns of ``ITEMS`` that no report has."""
@@ -36,29 +36,52 @@ _DECISION: Final = (
 )
 
 
+class Findings(NamedTuple):
+    """What the verdict of a day is made from: sums over its tables, and the rows that it shows."""
+
+    totals: Sequence[_Row]
+    """The rows of ``TOTALS``."""
+    proofs: pa.Table
+    """The rows of ``PROOFS``."""
+    explaining: Sequence[_Row]
+    """The items that may explain why the proof of a transfer fails; see :class:`ProofDay`."""
+    groups: Sequence[_Row]
+    """The items by ``class``, ``currency``, ``bucket``, ``age_days`` and ``first_seen``, with their
+    number ``count`` and the sum of each ``amount``."""
+    items: Sequence[_Row]
+    """The first items of each class: the oldest, and then the largest."""
+    decisions: Sequence[_Row]
+    """The latest of the messages that operators decided on the day."""
+    closed: int
+    """The number of items that were closed."""
+    decided_by_hand: int
+    """The number of all decisions by operators."""
+
+
 def judge(
-    tables: Mapping[str, WrittenTable],
+    findings: Findings,
     rules: Rules,
     manifest: Manifest,
     contents: Mapping[str, str],
     explanations: Explanations | None = None,
 ) -> Result:
-    """Summarize a day and decide its verdict.
+    """Summarize a day and decide its verdict; pure.
 
     ``contents`` has the hash of each table that the run has written.
 
     Raises:
-        ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
-            add up to the banks' bookings, or the workers did not read the whole extract.
+        ReconcileRefused: txmq has an error: the classes do not add up to the banks' bookings.
     """
-    _check_all_was_read(tables["balances"], manifest)
-    totals = [msgspec.convert(row, Total) for row in tables["totals"].rows()]
-    proofs, broken, off = _proofs(ProofDay(manifest, tables, explanations), rules)
-    aging, oldest, carried = _aging(tables["items"], manifest.business_date)
-    most = rules.limits.evidence
-    items = top_rows(tables["items"].pieces(), most, _BY_AGE, by="class")
-    items.sort(key=lambda row: _CLASSES.index(row["class"]))  # Rows of a class keep their order.
-    decisions = top_rows(tables["by_hand"].pieces(), most, _BY_TIME)
+    totals = [msgspec.convert(row, Total) for row in findings.totals]
+    day = ProofDay(manifest, [findings.proofs], findings.explaining, explanations)
+    proofs, broken, off = _proofs(day, rules)
+    aging, oldest, carried = _aging(findings.groups, manifest.business_date)
+    items = sorted(
+        findings.items,
+        key=lambda row: (
+            _CLASSES.index(row["class"]), -row["age_days"], -row["amount"], row["key"]
+        ),
+    )  # fmt: skip
     currencies = {total.currency for total in totals} | {proof.currency for proof in proofs}
     found = Result(
         name=rules.name,
@@ -74,12 +97,12 @@ def judge(
             {name: value for name, value in row.items() if name not in _NOT_SHOWN}
             for row in map(mask_sides, items)
         ),
-        closed=tables["closed"].row_count,
+        closed=findings.closed,
         decisions=tuple(
             {name: row["id" if name == "message_id" else name] for name in _DECISION}
-            for row in map(mask_sides, decisions)
+            for row in map(mask_sides, findings.decisions)
         ),
-        decided_by_hand=tables["by_hand"].row_count,
+        decided_by_hand=findings.decided_by_hand,
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
@@ -96,19 +119,6 @@ def judge(
     return msgspec.structs.replace(found, verdict=verdict, why=why, why_at=places)
 
 
-def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
-    """Check that the accounts' bookings equal the extract, to the row and to the cent."""
-    read = balances.pieces("bank", "currency", "rows", "moved")
-    sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
-    for control in (one for one in manifest.controls if one.table == ENTRIES.name):
-        bank = control.source
-        rows = sum(of[1] for (name, _), of in sums.items() if name == bank)
-        amounts = {name: sums.get((bank, name), [0])[-1] for name in control.amounts}
-        now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
-        if (differs := control.difference(now)) is not None:
-            raise ReconcileRefused(f"the workers did not read the whole extract: {differs}")
-
-
 def _proofs(
     day: ProofDay, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
@@ -117,7 +127,8 @@ def _proofs(
     shown = top_rows(day.covered_rows(covers), most, _BY_DIFFERENCE, by="proof")
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(day.covered_rows(covers), ("proof", "bank", "currency"), numbers)
-    for row in day.tables["proofs"].rows(where=pc.field("first_seen").is_null()):
+    wholes = (piece.filter(pc.field("first_seen").is_null()) for piece in day.proofs)
+    for row in chain.from_iterable(piece.to_pylist() for piece in wholes):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
@@ -149,18 +160,22 @@ def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
     return msgspec.convert(row | more, Proof)
 
 
-def _aging(items: WrittenTable, day: str) -> tuple[tuple[Aged, ...], int, int]:
+def _aging(groups: Iterable[_Row], day: str) -> tuple[tuple[Aged, ...], int, int]:
     """The aging matrix, the age of the oldest break, and the number of items of earlier days."""
-    read = items.pieces("class", "bucket", "currency", "amount")
-    sums = sum_groups(read, ("class", "bucket", "currency"), ("amount",))
-    found = [Aged(*place, *of) for place, of in sums.items()]
+    cells = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0])
+    oldest = carried = 0
+    for row in groups:
+        cell = cells[row["class"], row["bucket"], row["currency"]]
+        cell[0] += row["count"]
+        cell[1] += int(row["amount"])
+        if Class(row["class"]).group == "break":
+            oldest = max(oldest, row["age_days"])
+        if row["first_seen"] < day:
+            carried += row["count"]
+    found = [Aged(*place, *of) for place, of in cells.items()]
     found.sort(key=lambda cell: (
         _CLASSES.index(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
-    names = ("group", "age_days", "first_seen")
-    seen = sum_groups(items.pieces(*names), names, ())
-    oldest = max((age for group, age, _ in seen if group == "break"), default=0)
-    carried = sum(count for (_, _, first_seen), (count,) in seen.items() if first_seen < day)
     return tuple(found), oldest, carried
 
 

@@ -22,8 +22,6 @@ from sqlalchemy import make_url
 
 from examples.bank_transfer.tour.programs import die_with_us
 from examples.bank_transfer.tour.world import World
-from txmq.errors import ReconcileRefused
-from txmq.reconcile.java import check_java
 from txmq.reconcile.rules_file import read_rules
 
 __all__ = ["reconcile"]
@@ -91,10 +89,8 @@ def what_is_missing() -> str:
     """A sentence on what Spark needs and this machine lacks; "" if it lacks nothing."""
     if find_spec("pyspark") is None:
         return "this needs pyspark: pip install 'txmq[spark]'"
-    try:
-        check_java(os.environ)
-    except ReconcileRefused as error:
-        return str(error)
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        return "Spark needs Java 17 or later, and none was found: install it, or set JAVA_HOME"
     return ""
 
 

@@ -34,7 +34,7 @@ def test_without_a_java_one_sentence_says_so_and_nothing_has_failed(tmp_path, mo
     agrees, said = reconciled(left(tmp_path))
 
     assert agrees is None
-    assert said.startswith("the ledgers are not reconciled: Spark needs Java, and none was found: ")
+    assert said.startswith("the ledgers are not reconciled: Spark needs Java 17 or later")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

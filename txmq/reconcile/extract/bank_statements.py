@@ -6,6 +6,7 @@ balance, and the next page begins with it. If they do not, the file is incomplet
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -21,6 +22,7 @@ __all__ = ["StatementPage", "Stream", "damaged_row", "kind_of", "refuse", "state
 
 _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
+_NUMBER: Final = re.compile("[0-9]+")
 
 RowFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
@@ -34,8 +36,8 @@ class StatementPage(Struct):
     """Where it ends in the file."""
     account: str = ""
     name: str = ""
-    order: tuple[int, ...] = ()
-    """The numbers of the statement and of the page, as far as the bank numbers them."""
+    number: str = ""
+    """The numbers of the statement and of the page, such as ``7/2``, if the bank numbers them."""
     is_last: bool = True
     """False if more pages of the statement follow."""
     opening: dict[str, Decimal] = {}
@@ -49,6 +51,14 @@ class StatementPage(Struct):
         """An entry that cannot be read."""
         self.is_whole = False
         return damaged_row(self.file, line, why)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Refuse its file.
+
+        Raises:
+            ReconcileRefused: Always; the message begins with the page.
+        """
+        refuse(self.file, self.line, f"statement {self.name} of account {self.account} {why}")
 
 
 Stream: TypeAlias = Iterator[RowFields | QuarantinedRow | StatementPage]
@@ -90,28 +100,30 @@ def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementP
         for currency in page.opening.keys() | page.moved.keys() | page.closing.keys():
             chains[page.account, currency].append(page)
     for (account, currency), chain in sorted(chains.items()):
-        chain.sort(key=lambda page: page.order)
-        balance: Decimal | None = None
-        places = dict[str, str]()
+        chain.sort(key=lambda page: [int(number) for number in _NUMBER.findall(page.number)])
+        places, opening = dict[str, str](), chain[0].opening.get(currency)
+        balance = opening
         for page in chain:
-            where = f"statement {page.name} of account {account}"
             if page.name in places:
-                refuse(page.file, page.line, f"{where} is in {places[page.name]} too: remove one")
+                page.refuse(f"is in {places[page.name]} too: remove one")
             places[page.name] = f"{page.file} line {page.line}"
-            opening, closing = page.opening.get(currency), page.closing.get(currency)
-            if None not in (balance, opening) and balance != opening:
-                why = f"{where} begins with {opening} {currency}, but the page before ends with"
-                refuse(page.file, page.line, f"{why} {balance}: a page is missing")
-            moved = page.moved.get(currency, Decimal(0))
-            begun = balance if opening is None else opening
-            adds_up = opening is None or closing in (None, opening + moved)
-            if page.is_whole and not adds_up:
-                why = f"{where} begins with {opening} {currency}, and its entries sum to {moved}"
-                why = f"{why}, but it ends with {closing}: get a complete file from the bank"
-                refuse(page.file, page.line, why)
-            balance = begun + moved if closing is None and begun is not None else closing
+            balance = _end(page, currency, balance)
         if not page.is_last:
-            refuse(page.file, page.line, f"{where} is not the last page, and no other follows")
+            page.refuse("is not the last page, and no other follows")
         if balance is not None:
-            ends = {"opening": chain[0].opening.get(currency), "closing": balance}
-            yield chain[-1], {"account": account, "currency": currency, **ends}
+            ends = {"opening": opening, "closing": balance}
+            yield page, {"line": page.line, "account": account, "currency": currency} | ends
+
+
+def _end(page: StatementPage, currency: str, before: Decimal | None) -> Decimal | None:
+    """The balance at the end of a page; ``before`` is the one at the end of the page before it."""
+    opening, closing = page.opening.get(currency), page.closing.get(currency)
+    if None not in (before, opening) and before != opening:
+        why = f"begins with {opening} {currency}, but the page before ends with {before}"
+        page.refuse(f"{why}: a page is missing")
+    moved, begun = page.moved.get(currency, Decimal(0)), before if opening is None else opening
+    end = None if begun is None else begun + moved
+    if page.is_whole and opening is not None and closing not in (None, end):
+        why = f"begins with {opening} {currency}, and its entries sum to {moved}"
+        page.refuse(f"{why}, but it ends with {closing}: get a complete file from the bank")
+    return end if closing is None else closing

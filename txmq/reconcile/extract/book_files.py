@@ -10,11 +10,10 @@ states, and otherwise the closing balances of the day before.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -24,11 +23,16 @@ from typing import Any, BinaryIO, Final
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
-from txmq.reconcile.extract.books import BookRequest, error_text
+from txmq.reconcile.extract.bank_statements import (
+    StatementPage,
+    Stream,
+    damaged_row,
+    stated_balances,
+)
+from txmq.reconcile.extract.books import BookReader, BookRequest, Piece, error_text, notes
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
+from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect, TableColumns
@@ -36,33 +40,31 @@ from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, join_halves
+from txmq.reconcile.tables import ACCOUNTS, OPENING, join_halves
 
-__all__ = ["read_files"]
+__all__ = ["open_files"]
 
 _CHUNK: Final = 1 << 16
-_ENDED: Final = ("account", "currency", "closing", "closing_rows")
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 
-def read_files(books: BookRequest) -> ExtractedSource:
-    """Extract a bank's book; the rules know where the result of the day before is.
+@contextmanager
+def open_files(books: BookRequest) -> Iterator[BookReader]:
+    """Read a bank's files, whose book can then be read like a database; the request knows where
+    the result of the day before is.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
     """
-    name, taken_ms = books.bank.name, books.clock.wall_ms()
+    name = books.bank.name
     try:
         # The empty name is a database on the disk that SQLite removes by itself.
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("BEGIN")
-            reader = _FileReader(books, connection)
-            tables = reader.tables()
+            yield _FileReader(books, connection)
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
-    snapshot = hashlib.sha256("\n".join(reader.hashes).encode()).hexdigest()
-    return ExtractedSource(name, "files", snapshot, taken_ms, taken_ms, tables)
 
 
 class _FileDialect(SqliteDialect):
@@ -77,8 +79,8 @@ class _FileReader(SqliteReader):
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         assert books.bank.files is not None
         self._files = files = books.bank.files
-        self._day = books.day
-        self.hashes: list[str] = []
+        self._day = books.date
+        self._hashes: list[tuple[str, str]] = []
         """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
         decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
@@ -95,24 +97,25 @@ class _FileReader(SqliteReader):
 
     def moment(self, value: Any, zone: str) -> int | None:
         """A moment as the bank writes it; a date without a time is its end."""
+        if not isinstance(value, str):
+            return None
         with suppress(ValueError, OverflowError):
-            found = _read(value.strip(), self._files.moments) if isinstance(value, str) else None
+            found = _read(value.strip(), self._files.moments)
             if isinstance(found, datetime):
                 is_zoned = self._files.is_statement and found.tzinfo is not None
                 return milliseconds(found, "" if is_zoned else zone)
             # Nobody knows the time of a date, so grace counts from its end.
-            return None if found is None else self._books.rules.day.window(found).end_ms - 1
+            return self._books.day.window(found).end_ms - 1
         return None
 
-    def tables(self) -> tuple[ExtractedTable, ...]:
-        """Read the files, and write the tables of the extract."""
-        entries = self.entries  # This reads the files.
-        if not self._files.is_dated:
-            return super().tables()
-        self._check_end()
-        count = len(self.hashes)
-        are_all_stated = self.accounts is not None and len(self.hashes) > count
-        return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
+    def _others(self) -> Iterator[Piece]:
+        if self._files.is_dated:
+            self._check_end()
+            yield self.quarantine(self.entries)
+            yield from self._balances()
+        else:
+            yield from super()._others()
+        yield notes([("files", *found) for found in self._hashes])
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         table, names = where.rpartition("/")[2], sorted(columns.names)
@@ -122,22 +125,28 @@ class _FileReader(SqliteReader):
         is_journal = isinstance(columns, EntryColumns)
         for path in self._paths(self._files.path if is_journal else self._files.balances):
             with open_unchanged(path) as file:
-                rows = self._rows(path.name, file, names)
-                self._connection.executemany(insert, self._stored(table, path.name, rows))
-                self.hashes.append(f"{path.name} {LocalFolder(path.parent).sha256(path.name)}")
-        for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
-            rows = iter([(page.line, [balance[name] for name in names])])
-            self._connection.executemany(insert, self._stored(table, page.file, rows))
+                rows = self._stored(table, path.name, names, self._rows(path.name, file, names))
+                self._connection.executemany(insert, rows)
+                digest = LocalFolder(path.parent).sha256(path.name)
+                self._hashes.append((path.name, digest))
+        for page, balance in stated_balances(() if is_journal else self._pages):
+            rows = self._stored(table, page.file, names, iter([balance]))
+            self._connection.executemany(insert, rows)
         time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
         return {"table": table, **time}, self._dialect
 
-    def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
-        """The rows of a file for SQLite; the others are set aside."""
+    def _stored(
+        self, table: str, file: str, columns: Sequence[str], rows: FileRows | Stream
+    ) -> Iterator[Sequence[Any]]:
+        """The rows of a file for SQLite; pages of statements and damaged rows are kept apart."""
         for row in rows:
+            if isinstance(row, StatementPage):
+                self._pages.append(row)
+                continue
             if isinstance(row, QuarantinedRow):
                 self.damaged[table].append(row)
                 continue
-            line, values = row
+            line, values = (row["line"], map(row.get, columns)) if isinstance(row, dict) else row
             try:
                 stored = [_stored_value(value, self._files.decimal) for value in values]
             except ValueError as error:
@@ -151,28 +160,19 @@ class _FileReader(SqliteReader):
             return []
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
-        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
+        if not found and (not self._files.is_dated or self._books.day.is_business(self._day)):
             why = f"{self._books.bank.name}: the file {path} does not exist"
             remedy = f"or add {self._day} to day.holidays if the bank sends none"
             raise ReconcileRefused(f"{why}; get it from the bank, {remedy}")
         return found
 
-    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
-        files = self._files
-        if not files.is_statement:
-            yield from read_rows(name, file, columns, files)
-            return
-        if files.format == "camt.053":
-            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
-        else:
-            found = read_mt940(name, decoded_lines(name, file, files.charset))
-        for item in found:
-            if isinstance(item, StatementPage):
-                self._pages.append(item)
-            elif isinstance(item, QuarantinedRow):
-                yield item
-            else:
-                yield item["line"], [item.get(column) for column in columns]
+    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows | Stream:
+        match self._files.format:
+            case "camt.053":
+                return read_camt(name, iter(partial(file.read, _CHUNK), b""))
+            case "mt940":
+                return read_mt940(name, decoded_lines(name, file, self._files.charset))
+        return read_rows(name, file, columns, self._files)
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
@@ -186,32 +186,33 @@ class _FileReader(SqliteReader):
             remedy = "compare day.cut_off and day.zone with the bank's"
             raise ReconcileRefused(f"{file} line {line}: {why}: {remedy}")
 
-    def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
-        """Write how the accounts began the date, as stated or as the day before ended, and how
+    def _balances(self) -> Iterator[Piece]:
+        """How the accounts began the date, as stated or as the day before ended, and how
         they ended it. On the first date, the end tells the beginning if only the end is stated.
         """
         roles, opening, ended = self._books.bank.entries.roles, [], []
         moved, stated, closed = self._moved(), self._stated(), self._closed()
+        are_all_stated = bool(self._paths(self._files.balances))
         for key in sorted(moved.keys() | stated.keys() | (closed or {}).keys()):
             begun, end = stated.get(key, (None, None))
             carried, rows = (closed or {}).get(key, (0, 0))
-            if begun is None and closed is None and end is not None:
-                begun = end - moved.get(key, 0)
-            elif begun is None:
-                begun = carried
+            change = moved.get(key, 0)
+            if begun is None:
+                begun = end - change if closed is None and end is not None else carried
             if end is None and not are_all_stated:
                 # A bank sends no statement of an account that did not move.
-                end = begun + moved.get(key, 0)
+                end = begun + change
             account, currency = key
             if begun or rows:
                 opening.append((account, roles.get(account, "customer"), currency, begun, rows))
             if end is not None:
                 ended.append((account, currency, end))
-        yield self.write(OPENING, arrow_table(OPENING, opening).to_batches())
-        yield self.write(LATER, [])
+        for batch in arrow_table(OPENING, opening).to_batches():
+            yield OPENING, batch
         if self.accounts is not None:
-            aside = self.quarantine(self.accounts)
-            yield self.write(ACCOUNTS, arrow_table(ACCOUNTS, ended).to_batches(), aside)
+            yield self.quarantine(self.accounts)
+            for batch in arrow_table(ACCOUNTS, ended).to_batches():
+                yield ACCOUNTS, batch
 
     def _moved(self) -> dict[tuple[str, str], int]:
         """The change of each account on the day, by its name and currency."""
@@ -230,15 +231,15 @@ class _FileReader(SqliteReader):
 
     def _closed(self) -> dict[tuple[str, str], tuple[int, int]] | None:
         """How the day before ended: balances and numbers of entries; ``None`` without a result."""
-        results = Results(self._books.rules.directory)
+        results = Results(self._books.directory)
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None
-        columns, of_bank = ("bank", *_ENDED), pc.field("bank") == self._books.bank.name
+        columns = ("bank", "account", "currency", "closing", "closing_rows")
+        of_bank = pc.field("bank") == self._books.bank.name
         rows = results.table("balances", past.day, past.run_id).rows(*columns, where=of_bank)
-        ended = (tuple(row[name] for name in _ENDED) for row in rows)
         return {
-            (account, currency): (closing, count) for account, currency, closing, count in ended
+            (row["account"], row["currency"]): (row["closing"], row["closing_rows"]) for row in rows
         }
 
 

@@ -1,25 +1,30 @@
-"""The reading of a bank's tables, and the code shared by the readers of all databases."""
+"""The reading of a bank's tables, and the code shared by the readers of all databases.
+
+A reader gives the rows of all tables of a bank in one stream, so that a source which has one state
+for one connection only, such as a file of SQLite, has it for all of them.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from datetime import date
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 from msgspec.structs import replace
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
+from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
@@ -27,41 +32,129 @@ from txmq.reconcile.extract.statements import (
     Statements,
     TableColumns,
 )
-from txmq.reconcile.extract.table_writer import TableWriter, control_of
+from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, LIMIT, LOWER_HALF, OPENING, TableSchema
-from txmq.runtime.clock import Clock
+from txmq.reconcile.rules import Bank, Day, DayWindow, Money, Rules
+from txmq.reconcile.tables import (
+    ACCOUNTS,
+    BANK_TABLES,
+    ENTRIES,
+    LATER,
+    LIMIT,
+    LOWER_HALF,
+    OPENING,
+    Column,
+    TableSchema,
+)
 
-__all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]
+__all__ = [
+    "BOOKS",
+    "NOTES",
+    "BookPart",
+    "BookReader",
+    "BookRequest",
+    "BookTables",
+    "Piece",
+    "check_columns",
+    "error_text",
+    "notes",
+    "sums_of_accounts",
+]
+
+NOTES: Final = TableSchema(
+    "notes", tuple(Column(name, "string", is_optional=True) for name in ("about", "place", "note"))
+)
+"""What a source has to say besides its rows: about a table, the place of a row and why it cannot be
+read; about ``files``, the name of one and its hash."""
+BOOKS: Final = {**BANK_TABLES, NOTES.name: NOTES}
+"""The tables that a bank's source gives."""
+
+Piece: TypeAlias = tuple[TableSchema, pa.RecordBatch]
+"""Some rows of a table."""
 
 _SUMS: Final = pa.schema(
-    [pa.field(name, pa.int64()) for name in ("is_sum", "period")]
+    [pa.field("period", pa.int64())]
     + [pa.field(name, pa.string()) for name in ("account", "role", "currency")]
-    + [pa.field(name, pa.int64()) for name in ("low", "high", "lines", "accounts")]
+    + [pa.field(name, pa.int64()) for name in ("low", "high", "lines")]
 )
 """The answer to :meth:`EntryStatements.sums`."""
+_UNREADABLE: Final = 2
+"""The period of rows that cannot be read."""
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
 
 
-class BookRequest(NamedTuple):
-    """The bank to read, the day, and the target directory."""
+class BookRequest(Struct, frozen=True):
+    """The bank to read, and the date."""
 
     bank: Bank
-    rules: Rules
-    day: date
-    window: DayWindow
-    """The moments of the day."""
-    directory: Path
-    """The bank's directory in the extract."""
-    clock: Clock
+    date: dt.date
+    day: Day = Day()
+    """When business dates begin and end."""
+    money: dict[str, Money] = {}
+    directory: str = ""
+    """Where earlier results are, with which a file of one date begins."""
+    quarantine_max: int = 0
+    """The most rows of a table that may be unreadable."""
+
+    @classmethod
+    def of(cls, rules: Rules, bank: Bank, day: dt.date) -> BookRequest:
+        """The request for a bank of the rules."""
+        most = rules.limits.quarantine_max
+        return cls(bank, day, rules.day, rules.money, rules.directory, most)
+
+    @property
+    def window(self) -> DayWindow:
+        """The moments of the date."""
+        return self.day.window(self.date)
+
+    def options(self) -> dict[str, str]:
+        """The request as options of a data source. The URL is apart: Spark hides it in plans."""
+        bank = replace(self.bank, database="")
+        texts = {"date": self.date.isoformat(), "directory": self.directory}
+        others = {"bank": bank, "day": self.day, "money": self.money}
+        others |= {"quarantine_max": self.quarantine_max}
+        plain = {name: msgspec.json.encode(value).decode() for name, value in others.items()}
+        return texts | plain | {"url": self.bank.database}
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> BookRequest:
+        """The request in these options.
+
+        Raises:
+            ReconcileRefused: ``bank`` or ``date`` is missing, or an option is invalid.
+        """
+        if missing := [name for name in ("bank", "date") if not options.get(name)]:
+            raise ReconcileRefused(f"the options {' and '.join(missing)} are missing")
+        kinds = {"bank": Bank, "day": Day, "money": dict[str, Money], "quarantine_max": int}
+        given: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            if name in options:
+                try:
+                    given[name] = msgspec.json.decode(options[name], type=kind)
+                except msgspec.DecodeError as error:
+                    raise ReconcileRefused(f"option {name}: {error}") from error
+        if options.get("url"):
+            given["bank"] = replace(given["bank"], database=options["url"])
+        try:
+            day = dt.date.fromisoformat(options["date"])
+        except ValueError as error:
+            raise ReconcileRefused(f"option date: {error}") from error
+        return cls(date=day, directory=options.get("directory", ""), **given)
 
 
-class BookReader(ABC):
-    """Reads a bank's tables; each kind of database runs the statements in its own way."""
+class BookPart(NamedTuple):
+    """A part of a bank's books: what one task reads."""
+
+    slices: Sequence[str] = ("",)
+    """Conditions for the entries that it has; the empty one is for all."""
+    has_others: bool = True
+    """True if it has all other tables."""
+
+
+class BookTables(ABC):
+    """A bank's tables; each kind of database runs the statements in its own way."""
 
     def __init__(self, books: BookRequest) -> None:
         self.damaged = defaultdict[str, list[QuarantinedRow]](list)
@@ -71,10 +164,6 @@ class BookReader(ABC):
     @abstractmethod
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         """Run a statement in the state of the database that all others see; returns its rows."""
-
-    @abstractmethod
-    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
-        """Run a statement in the same way, if it may have many rows."""
 
     @abstractmethod
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
@@ -89,102 +178,90 @@ class BookReader(ABC):
         books, bank = self._books, self._books.bank
         changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
         bank = replace(bank, entries=replace(bank.entries, **changes))
-        return EntryStatements(bank, books.rules.money, books.window, dialect)
+        return EntryStatements(bank, books.money, books.window, dialect)
 
     @cached_property
     def accounts(self) -> AccountStatements | None:
         """The statements for the table of accounts, if the rules name one."""
-        bank, money = self._books.bank, self._books.rules.money
+        bank, money = self._books.bank, self._books.money
         if bank.accounts is None:
             return None
         changes, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
         accounts = replace(bank.accounts, **changes)
         return AccountStatements(accounts, bank.entries.units, money, dialect)
 
-    def tables(self) -> tuple[ExtractedTable, ...]:
-        """Copy all tables into the extract.
-
-        Raises:
-            ReconcileRefused: A table cannot be read.
-        """
-        found = self.copy_entries()
-        return found if self.accounts is None else (*found, self.copy(self.accounts))
-
-    def copy_entries(self) -> tuple[ExtractedTable, ...]:
-        """Copy the entries of the day, and the sums of accounts before it and after it."""
-        sums = self._sums()
-        return self.copy(self.entries, sums), *self._write_sums(sums)
-
-    def copy(self, statements: Statements, sums: pa.Table | None = None) -> ExtractedTable:
-        """Copy a table into the extract, without the rows that cannot be read.
-
-        Raises:
-            ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
-        """
-        quarantine = self.quarantine(statements, sums)
-        control, rows = self._control(statements), self.batches(statements.rows())
-        return self.write(statements.table, rows, quarantine, control)
-
-    def write(
-        self,
-        table: TableSchema,
-        rows: Iterable[pa.RecordBatch],
-        quarantine: tuple[QuarantinedRow, ...] = (),
-        control: Control | None = None,
-    ) -> ExtractedTable:
-        """Write a table of the extract, as in :meth:`TableWriter.extracted`."""
-        with TableWriter(table, self._books.directory) as writer:
-            for batch in rows:
-                writer.write(batch)
-        return writer.extracted(quarantine, control)
-
-    def quarantine(
-        self, statements: Statements, sums: pa.Table | None = None
-    ) -> tuple[QuarantinedRow, ...]:
-        """The rows of a table that cannot be read; if the sums have none, it is not searched.
+    def quarantine(self, statements: Statements) -> Piece:
+        """Notes about the rows of a table that cannot be read.
 
         Raises:
             ReconcileRefused: They are more than the rules allow; the message shows the first.
         """
-        name, most = statements.table.name, self._books.rules.limits.quarantine_max
+        name, most = statements.table.name, self._books.quarantine_max
         found = list(self.damaged[name])
         count = len(found)
-        if sums is None or pc.any(pc.equal(sums["period"], 2)).as_py():
-            for total, *row in self.ask(statements.unreadable(max(most, 1))):
-                count = len(self.damaged[name]) + total
-                found.append(_quarantined(statements, row))
+        for total, *row in self.ask(statements.unreadable(max(most, 1))):
+            count = len(self.damaged[name]) + total
+            found.append(_quarantined(statements, row))
         if count > most:
             why = f"{quantity(count, 'row')} cannot be read, and limits.quarantine_max is {most}"
             remedy = "correct the book, or raise the limit to report such rows instead"
             first = f"{found[0].row or 'one without an id'}: {found[0].reason}"
             where = f"{self._books.bank.name}/{name}"
             raise ReconcileRefused(f"{where}: {why}: {remedy}; the first is {first}")
-        return tuple(sorted(found))
+        return notes([(name, one.row, one.reason) for one in found])
 
-    def _control(self, statements: Statements) -> Control:
-        rows = self.ask(statements.control())
-        return control_of(self._books.bank.name, statements.table, rows)
 
-    def _sums(self) -> pa.Table:
-        pieces = (pa.table(batch) for batch in self.batches(self.entries.sums()))
-        found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
-        return pa.concat_tables([_SUMS.empty_table(), *found])
+class BookReader(BookTables):
+    """Reads a bank's tables, as rows of Arrow."""
 
-    def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
-        name = self._books.bank.name
-        for period, table in enumerate((OPENING, LATER)):
-            rows = answer.filter(pc.field("period") == period)
-            accounts = rows.filter(pc.field("is_sum") == 0).rename_columns({"lines": "rows"})
-            amounts = _joined(f"{name}/{table.name}", accounts)
-            chosen = accounts.append_column("amount", amounts).select(table.names)
-            columns = ["currency", "accounts", "low", "high", "lines"]
-            totals = rows.filter(pc.field("is_sum") == 1).select(columns).to_pydict()
-            sums = (
-                (currency, count, None, None, *halves, 0)
-                for currency, count, *halves in zip(*totals.values(), strict=True)
-            )
-            control = control_of(name, table, sums)
-            yield self.write(table, chosen.to_batches(), control=control)
+    @abstractmethod
+    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
+        """Run a statement that may have many rows, in the same state."""
+
+    def pieces(self, part: BookPart) -> Iterator[Piece]:
+        """The rows of a part of the books, without those that cannot be read.
+
+        Raises:
+            ReconcileRefused: A table cannot be read, or too many of its rows cannot.
+        """
+        for slice_ in part.slices:
+            for batch in self.batches(self.entries.rows(*filter(None, [slice_]))):
+                yield ENTRIES, batch
+        if part.has_others:
+            yield from self._others()
+
+    def _others(self) -> Iterator[Piece]:
+        """The tables besides the entries, and the notes."""
+        found = map(pa.table, self.batches(self.entries.sums()))
+        pieces = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in found]
+        sums = pa.concat_tables([_SUMS.empty_table(), *pieces])
+        if pc.any(pc.equal(sums["period"], _UNREADABLE)).as_py() or self.damaged:
+            yield self.quarantine(self.entries)
+        yield from sums_of_accounts(self._books.bank.name, sums)
+        if self.accounts is not None:
+            yield self.quarantine(self.accounts)
+            for batch in self.batches(self.accounts.rows()):
+                yield ACCOUNTS, batch
+
+
+def notes(found: Sequence[tuple[str, str, str]]) -> Piece:
+    """Some rows of ``NOTES``."""
+    names = NOTES.names
+    rows = [dict(zip(names, note, strict=True)) for note in found]
+    return NOTES, pa.RecordBatch.from_pylist(rows, arrow_schema(NOTES))
+
+
+def sums_of_accounts(name: str, sums: pa.Table) -> Iterator[Piece]:
+    """The sums of a bank's accounts before the day and after it.
+
+    Raises:
+        ReconcileRefused: A sum does not fit into 64 bits; the message names the account.
+    """
+    for period, table in enumerate((OPENING, LATER)):
+        rows = sums.filter(pc.field("period") == period).rename_columns({"lines": "rows"})
+        amounts = _joined(f"{name}/{table.name}", rows)
+        for batch in rows.append_column("amount", amounts).select(table.names).to_batches():
+            yield table, batch
 
 
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
@@ -44,9 +45,8 @@ def read_camt(file: str, chunks: Iterable[bytes]) -> Stream:
         ReconcileRefused: The file is not camt.053, or has an invalid balance.
     """
     page, head = StatementPage(file), Element("Stmt")
-    has_any = False
+    element: Element | None = None
     for element in _children(file, chunks):
-        has_any = True
         match element.tag:
             case "Stmt":
                 _close(page, head, _line(element))
@@ -61,12 +61,13 @@ def read_camt(file: str, chunks: Iterable[bytes]) -> Stream:
                 page.account = _text(element, "Id/IBAN", "Id/Othr/Id")
             case _:
                 head.append(element)
-    if not has_any:
+    if element is None:
         refuse(file, 1, "it has no statement (Stmt), so it is not camt.053")
 
 
 def _close(page: StatementPage, head: Element, line: int) -> None:
     """Take the balances and numbers of a statement from its elements."""
+    page.line = line
     if not page.account:
         refuse(page.file, line, "the statement has no account (Acct/Id)")
     balances = []
@@ -79,9 +80,8 @@ def _close(page: StatementPage, head: Element, line: int) -> None:
     page.opening = _ends(balances[::-1], "ITBD", "PRCD", "OPBD")
     page.closing = _ends(balances, "ITBD", "CLBD")
     number, part = _text(head, "ElctrncSeqNb"), _text(head, "StmtPgntn/PgNb")
-    page.line = line
+    page.number = f"{number}/{part}"
     page.name = "/".join(filter(None, (_text(head, "Id") or number, part)))
-    page.order = tuple(int(text) if text.isdecimal() else 0 for text in (number, part))
     page.is_last = _text(head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
 
 
@@ -92,28 +92,26 @@ def _rows(page: StatementPage, entry: Element) -> Iterator[RowFields]:
     """
     amount, currency = _money(entry)
     page.moved[currency] += amount
-    transactions = entry.findall("NtryDtls/TxDtls")
-    sign = "DBIT" if amount < 0 else "CRDT"
-    amounts = [_amount_of(one, currency, sign) for one in transactions]
+    sign, transactions = "DBIT" if amount < 0 else "CRDT", entry.findall("NtryDtls/TxDtls")
+    amounts = ((one, _amount_of(one, currency, sign)) for one in transactions)
+    parts = [(one, part) for one, part in amounts if part is not None]
     if len(transactions) == 1:
-        amounts = [amount]
-    elif None in amounts or not amounts:
+        parts = [(transactions[0], amount)]
+    elif not parts or len(parts) < len(transactions):
         # A batch without its amounts stays one row, which names no transfer.
-        transactions, amounts = [entry], [amount]
+        parts = [(entry, amount)]
     row: RowFields = {name: _text(entry, *paths) for name, paths in _OF_ENTRY.items()}
     row |= {"line": _line(entry), "account": page.account, "kind": "charge", "currency": currency}
     rest, included = amount, _charges(entry, currency)
-    for transaction, part in zip(transactions, amounts, strict=True):
-        assert part is not None
-        charge = _charges(transaction, currency)
-        charge = charge or (included if len(transactions) == 1 else Decimal(0))
+    for transaction, part in parts:
+        charge = _charges(transaction, currency) or (included if len(parts) == 1 else Decimal(0))
         rest -= part
         yield row | _transfer(entry, transaction) | {"amount": part - charge}
         if charge:
             yield row | {"amount": charge}
     if rest and rest != included:
-        sum_ = amount - rest
-        raise ValueError(f"it is {amount} {currency}, but its transactions sum to {sum_}")
+        why = f"but its transactions sum to {amount - rest}"
+        raise ValueError(f"it is {amount} {currency}, {why}")
     if rest:
         yield row | {"amount": rest}
 
@@ -123,10 +121,9 @@ def _transfer(entry: Element, transaction: Element) -> RowFields:
     # The payer gave no id.
     row: RowFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
     is_credit, is_reversal = _text(entry, "CdtDbtInd") == "CRDT", _text(entry, "RvslInd") in _TRUE
-    row["kind"] = kind_of(is_credit, is_reversal)
     source = entry if transaction.find("BkTxCd") is None else transaction
-    row["code"] = "-".join(filter(None, (_text(source, f"BkTxCd/{path}") for path in _CODES)))
-    return row
+    code = "-".join(filter(None, (_text(source, f"BkTxCd/{path}") for path in _CODES)))
+    return row | {"kind": kind_of(is_credit, is_reversal), "code": code}
 
 
 def _amount_of(transaction: Element, currency: str, sign: str) -> Decimal | None:
@@ -178,9 +175,23 @@ def _text(element: Element, *paths: str) -> str:
 
 def _children(file: str, chunks: Iterable[bytes]) -> Iterator[Element]:
     """The children of each statement, and then the statement without them."""
+    done: list[Element] = []
+    parser = _parser(file, done)
+    try:
+        for chunk in chain(chunks, [b""]):
+            parser.Parse(chunk, not chunk)
+            yield from done
+            done.clear()
+    except expat.ExpatError as error:
+        refuse(file, error.lineno, f"it is not complete XML: {expat.ErrorString(error.code)}")
+    except (LookupError, ValueError) as error:
+        refuse(file, 1, f"{error}: get the file in UTF-8")
+
+
+def _parser(file: str, done: list[Element]) -> expat.XMLParserType:
+    """A parser that adds the children of each statement to a list, and then the statement."""
     parser = expat.ParserCreate()
     opened: list[Element] = []  # From the statement on.
-    done: list[Element] = []
 
     def start(name: str, attributes: dict[str, str]) -> None:
         plain = name.rpartition(":")[2]
@@ -202,11 +213,4 @@ def _children(file: str, chunks: Iterable[bytes]) -> Iterator[Element]:
     parser.buffer_text = True
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = text, doctype
-    try:
-        for chunk in chunks:
-            parser.Parse(chunk)
-            yield from done
-            done.clear()
-        parser.Parse(b"", True)
-    except expat.ExpatError as error:
-        refuse(file, error.lineno, f"it is not complete XML: {expat.ErrorString(error.code)}")
+    return parser

@@ -1,90 +1,253 @@
 """The extract of a day: all banks at once, then the log.
 
+Spark's workers read the ledgers and write them; the totals in the manifest are those of the files.
 The log is read last, so that it contains every message behind a bank's entries. The extract has a
 temporary name until it is complete, so that a partial one is never used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import date
-from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import NamedTuple
+
+from msgspec.structs import replace
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest
-from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.storage import open_folder
-from txmq.runtime.clock import SystemClock
+from txmq.reconcile.extract.bank_source import SHEETS, BankSource, kind_of
+from txmq.reconcile.extract.books import NOTES, BookRequest
+from txmq.reconcile.extract.frame_books import GivenFrames, frame_sheets
+from txmq.reconcile.extract.loader import load
+from txmq.reconcile.extract.manifest import (
+    BOOKS,
+    FILE,
+    LOG,
+    ExtractedSource,
+    ExtractedTable,
+    Manifest,
+    Part,
+    QuarantinedRow,
+    SourceKind,
+)
+from txmq.reconcile.extract.sheets import TABLE
+from txmq.reconcile.extract.written_sheets import (
+    NO_CONTENT,
+    SOURCE,
+    Note,
+    Written,
+    add_up,
+    hashes_in,
+    read_sheets,
+    write_sheets,
+)
+from txmq.reconcile.log.collapse import LogRequest
+from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, options_of, with_rests_joined
+from txmq.reconcile.log.directory_log import RESTS
+from txmq.reconcile.refusals import raised_here
+from txmq.reconcile.rules import Bank, Rules
+from txmq.reconcile.storage import Folder
+from txmq.reconcile.summary import Control, digest_of
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, ENTRIES, LOG_TABLES
+from txmq.runtime.clock import Clock, SystemClock
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+__all__ = ["describe", "extract_day", "log_of"]
 
-__all__ = ["extract_day"]
+
+class OpenBooks(NamedTuple):
+    """A bank that is being read."""
+
+    frames: Sequence[DataFrame]
+    """Its sheets; the entries may be apart, without the columns of other tables."""
+    source: ExtractedSource
+    """The bank, without the tables."""
 
 
 def extract_day(
+    spark: SparkSession,
     rules: Rules,
     day: date,
+    folder: Folder,
     *,
-    take_log: Callable[[Rules, DayWindow, Path], ExtractedSource],
-    spark: SparkSession | None = None,
+    given: GivenFrames | None = None,
+    clock: Clock | None = None,
 ) -> Manifest:
     """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    ``take_log`` writes the log's tables into the directory ``log`` of an extract. ``spark`` reads
-    banks with a JDBC URL.
+    The extract is a folder below ``extracts/<day>`` of this one. ``given`` has frames in place of
+    ledgers that the rules name.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
+        ConfigError: The package that decompresses a message is not installed.
     """
-    clock, window = SystemClock(), rules.day.window(day)
-    home = open_folder(rules.directory).at("extracts", day.isoformat())
-    readers = [_reader_of(bank, spark) for bank in rules.bank]
+    home = folder.at("extracts", day.isoformat())
     try:
         with home.staging() as draft:
-            with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-                requests = [
-                    BookRequest(bank, rules, day, window, draft / bank.name, clock)
-                    for bank in rules.bank
-                ]
-                banks = list(pool.map(lambda read, books: read(books), readers, requests))
-            log = take_log(rules, window, draft)
-            manifest = Manifest.of(rules, day, (*banks, log))
+            extraction = _Extraction(spark, rules, day, given or GivenFrames(), draft)
+            manifest = extraction.take(clock or SystemClock())
             manifest.write(draft)
             final = home.at(manifest.extract_id)
-            return manifest if final.take(draft, last=FILE) else Manifest.read(final)
+            if not final.take(draft, last=FILE):
+                manifest = Manifest.read(final)
+                load(spark, manifest, final)
+            return manifest
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
-def _reader_of(bank: Bank, spark: SparkSession | None) -> Callable[[BookRequest], ExtractedSource]:
-    """The function that reads a bank; each kind needs packages of its own, imported here."""
-    if bank.files is not None:
-        from txmq.reconcile.extract.book_files import read_files
+class _Extraction(NamedTuple):
+    """An extract that is being taken."""
 
-        return read_files
-    kind = bank.database.partition(":")[0].partition("+")[0]
-    if kind in {"postgresql", "postgres"}:
-        from txmq.reconcile.extract.postgres import read_postgres
+    spark: SparkSession
+    rules: Rules
+    day: date
+    given: GivenFrames
+    draft: Folder
 
-        return read_postgres
-    if kind == "sqlite":
-        from txmq.reconcile.extract.sqlite import read_sqlite
+    def take(self, clock: Clock) -> Manifest:
+        """Read and write all ledgers."""
+        rules, draft = self.rules, self.draft
+        with raised_here():
+            if not (self.given.log or rules.log.places or rules.log.cluster):
+                raise ReconcileRefused(
+                    "log has no place: give exactly one of directory, directories and cluster in "
+                    "the rules, or a DataFrame"
+                )
+            kinds: dict[str, SourceKind] = {
+                bank.name: "frames" if bank.name in self.given.banks else kind_of(bank)
+                for bank in rules.bank
+            }
+            for source in (BankSource, DayLogSource):
+                self.spark.dataSource.register(source)
+            with ExitStack() as stack:
+                banks = [
+                    stack.enter_context(self._open_books(bank, kinds[bank.name], clock))
+                    for bank in rules.bank
+                ]
+                # One job writes the frames of all banks that have the same columns.
+                alike = defaultdict[frozenset[str], list[DataFrame]](list)
+                for one in banks:
+                    for frame in one.frames:
+                        named = frame.withColumn(SOURCE, f.lit(one.source.name))
+                        alike[frozenset(frame.columns)].append(named)
+                for frames in alike.values():
+                    write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+            self._write_log()
+            sources = [one.source for one in banks]
+            return describe(self.spark, rules, self.day, sources, draft, clock.wall_ms())
 
-        return read_sqlite
-    if kind == "jdbc" and spark is not None:
-        if find_spec("pandas") is None:
-            need = "PySpark reads JDBC URLs only with pandas: pip install 'txmq[jdbc]'"
-            raise ReconcileRefused(f"{bank.name}: {need}")
-        from txmq.reconcile.extract.jdbc import read_jdbc
+    @contextmanager
+    def _open_books(self, bank: Bank, kind: SourceKind, clock: Clock) -> Iterator[OpenBooks]:
+        """Read a bank's books during the block: all of its tables in one state, if it has one."""
+        books = BookRequest.of(self.rules, bank, self.day)
+        with ExitStack() as stack:
+            snapshot, taken_ms = "", clock.wall_ms()
+            source_ms = taken_ms
+            reader = self.spark.read.format(BankSource.name()).options(**books.options())
+            if kind == "frames":
+                frames = [frame_sheets(books, self.spark, self.given.of_bank(bank))]
+            elif kind == "jdbc":
+                from txmq.reconcile.extract.jdbc import jdbc_errors, jdbc_tables
 
-        return partial(read_jdbc, spark=spark)
-    why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
-    if kind == "jdbc":
-        why = "Spark reads JDBC URLs, and no session was given"
-    raise ReconcileRefused(f"{bank.name}: {why}")
+                with jdbc_errors(bank):
+                    frames = [frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))]
+            elif kind == "postgresql":
+                from txmq.reconcile.extract.postgres import export_snapshot
+
+                snapshot, source_ms = stack.enter_context(export_snapshot(books))
+                reader.option("snapshot", snapshot)
+                entries = reader.option("part", "entries").load()
+                entries = entries.withColumn(TABLE, f.lit(ENTRIES.name))
+                frames = [reader.option("part", "others").load(), entries]
+            else:
+                frames = [reader.load()]
+            source = ExtractedSource(bank.name, kind, snapshot, taken_ms, source_ms, ())
+            yield OpenBooks(frames, source)
+
+    def _write_log(self) -> None:
+        window, place = self.rules.day.window(self.day), self.draft.at(LOG)
+        if self.given.log:
+            log = self.given.log_sheets(window)
+            write_sheets(log.withColumn(SOURCE, f.lit(LOG)), place)
+            return
+        request = LogRequest(self.rules.log, self.rules.money, window)
+        log = self.spark.read.format(DayLogSource.name()).options(**options_of(request)).load()
+        write_sheets(log.withColumn(SOURCE, f.lit(LOG)), place)
+        rests = place.at(f"{SOURCE}={LOG}", f"{TABLE}={RESTS.name}")
+        if rests.files():
+            found = read_sheets(self.spark, place, LOG_SHEETS)
+            joined = with_rests_joined(request, found.where(f.col(TABLE) == RESTS.name))
+            write_sheets(joined.withColumn(SOURCE, f.lit(LOG)), place)
+            rests.remove_all()
+
+
+def describe(
+    spark: SparkSession,
+    rules: Rules,
+    day: date,
+    banks: Iterable[ExtractedSource],
+    extract: Folder,
+    now_ms: int,
+) -> Manifest:
+    """The manifest of the sheets that were written, whose notes become a part of it.
+
+    ``banks`` are in the order of the rules, without their tables. ``now_ms`` is the moment of the
+    log, unless its notes have an earlier one.
+    """
+    written = {
+        of: one
+        for name, sheets in ((BOOKS, SHEETS), (LOG, LOG_SHEETS))
+        for of, one in add_up(spark, extract, name, sheets).items()
+    }
+    for source, table in written:
+        if table == NOTES.name:
+            place = LOG if source == LOG else BOOKS
+            extract.at(place, f"{SOURCE}={source}", f"{TABLE}={table}").remove_all()
+    log = log_of(_notes_of(LOG, written), now_ms)
+    hashes = hashes_in(spark, extract)
+    sources = (_with_tables(source, rules, written, hashes) for source in (*banks, log))
+    return Manifest.of(rules, day, tuple(sources))
+
+
+def _notes_of(source: str, written: Mapping[tuple[str, str], Written]) -> list[Note]:
+    found = written.get((source, NOTES.name))
+    return found.notes if found else []
+
+
+def _with_tables(
+    source: ExtractedSource,
+    rules: Rules,
+    written: Mapping[tuple[str, str], Written],
+    hashes: Mapping[str, tuple[int, str]],
+) -> ExtractedSource:
+    notes = _notes_of(source.name, written)
+    names = [*LOG_TABLES] if source.name == LOG else [*BANK_TABLES]
+    if source.name in rules.banks(lambda bank: bank.accounts is None):
+        names.remove(ACCOUNTS.name)
+    tables = []
+    for name in names:
+        nothing = Written(Control(source.name, name, 0), NO_CONTENT, {}, [])
+        found = written.get((source.name, name), nothing)
+        parts = tuple(Part(path, rows, *hashes[path]) for path, rows in sorted(found.files.items()))
+        aside = [QuarantinedRow(place, note) for about, place, note in notes if about == name]
+        one = ExtractedTable(name, found.control, found.content, parts, tuple(sorted(aside)))
+        tables.append(one)
+    files = [note[1:] for note in notes if note[0] == "files"]
+    snapshot = digest_of(files) if files else source.snapshot
+    return replace(source, snapshot=snapshot, tables=tuple(tables))
+
+
+def log_of(notes: Iterable[Note], now_ms: int) -> ExtractedSource:
+    """The log by its notes, without tables."""
+    found = defaultdict[str, list[str]](list)
+    for about, place, note in notes:
+        found[about].append(place if about == "broker" else note)
+    moment_ms = min([now_ms, *map(int, found["taken_ms"])])
+    watermark = max(map(int, found["watermark"]), default=0)
+    snapshot, texts = ", ".join(found["broker"]), tuple(found["note"])
+    return ExtractedSource(LOG, "log", snapshot, moment_ms, moment_ms, (), watermark, texts)

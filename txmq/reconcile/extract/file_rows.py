@@ -83,14 +83,8 @@ def _csv_rows(
     name: str, lines: Iterable[tuple[int, str]], columns: Sequence[str], files: BankFiles
 ) -> FileRows:
     last = "\n"
-
-    def texts() -> Iterator[str]:
-        nonlocal last
-        for _, last in lines:
-            yield last
-
     reader = csv.reader(
-        texts(),
+        (last := line for _, line in lines),
         delimiter=files.delimiter,
         quotechar=files.quote or None,
         quoting=csv.QUOTE_MINIMAL if files.quote else csv.QUOTE_NONE,

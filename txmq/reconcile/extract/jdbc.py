@@ -1,69 +1,27 @@
-"""The books of a bank in any other database, read by Spark with the user's JDBC driver.
+"""The tables of a bank in any other database, read by Spark with the user's JDBC driver.
 
 JDBC connections cannot share a snapshot. An entry booked while they read may be in one part and
-missing in another, so read such a bank while it is idle, or from a copy. Spark's workers keep the
-rows of the driver and compute everything else from them, so that the tables of an extract agree
-with each other.
+missing in another, so read such a bank while it is idle, or from a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DecimalType, IntegralType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, TableColumns
-from txmq.reconcile.rules import Bank
+from txmq.reconcile.extract.books import error_text
+from txmq.reconcile.extract.statements import TableColumns
+from txmq.reconcile.rules import Bank, EntryColumns
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
-__all__ = ["SparkDialect", "options", "read_jdbc"]
-
-_WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
-
-
-class SparkDialect(Dialect):
-    """SQL expressions of Spark; the types are those of its schema."""
-
-    def quoted(self, name: str) -> str:
-        return "`" + name.replace("`", "``") + "`"
-
-    def literal(self, text: str) -> str:
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-    def text(self, column: str) -> str:
-        text = f"CAST({self.quoted(column)} AS STRING)"
-        if self.types.get(column) == "decimal":
-            # Some databases have only decimals, and a transfer's id is 4711, not 4711.000.
-            return f"regexp_replace({text}, '[.]0*$', '')"
-        return text
-
-    def code(self, text: str) -> str:
-        return f"{text} RLIKE '^[A-Z]{{3}}$'"
-
-    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
-        quoted = self.quoted(column)
-        if not floored and self.types.get(column) in _WHOLE and scale == "1":
-            return f"CAST({quoted} AS BIGINT)"
-        number = f"(try_cast({quoted} AS DECIMAL(28, 10)) * CAST({scale} AS DECIMAL(7, 0)))"
-        return self.whole(f"floor({number})" if floored else number)
-
-    def moment(self, column: str, held: str, zone: str) -> str:
-        quoted = self.quoted(column)
-        if held == "timestamptz":
-            return f"unix_millis(try_cast({quoted} AS TIMESTAMP))"
-        found = f"try_cast({quoted} AS TIMESTAMP_NTZ)"
-        local = f"convert_timezone({self.literal(zone)}, 'UTC', {found})"
-        micros = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {local})"
-        return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
+__all__ = ["jdbc_errors", "jdbc_tables", "options"]
 
 
 def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
@@ -80,61 +38,23 @@ def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
     }
 
 
-def read_jdbc(books: BookRequest, spark: SparkSession) -> ExtractedSource:
-    """Extract a bank's books with a Spark that has the driver's jar; the database's clock is not
-    read.
-
-    Raises:
-        ReconcileRefused: The database cannot be read, or has an invalid value.
-    """
-    name, taken_ms = books.bank.name, books.clock.wall_ms()
-    try:
-        tables = _JdbcReader(books, spark).tables()
-    except (PySparkException, Py4JError) as error:
-        raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
-    return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
+def jdbc_tables(bank: Bank, spark: SparkSession) -> dict[str, DataFrame]:
+    """A bank's tables, read with a Spark that has the driver's jar."""
+    found = {ENTRIES.name: _read(bank, bank.entries, spark)}
+    if bank.accounts is not None:
+        found[ACCOUNTS.name] = _read(bank, bank.accounts, spark)
+    return found
 
 
-class _JdbcReader(BookReader):
-    def __init__(self, books: BookRequest, spark: SparkSession) -> None:
-        super().__init__(books)
-        self._spark = spark
-
-    def ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return self._spark.sql(statement).collect()
-
-    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
-        # They may be more than fit into the memory of this process.
-        packed = self._spark.sql(statement).mapInArrow(_packed, "stream BINARY")
-        for row in packed.toLocalIterator():
-            yield from pa.ipc.open_stream(row.stream)
-
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        """Keep the driver's rows of a table, and make a view of them."""
-        bank = self._books.bank
-        given = self._spark.read.format("jdbc").options(**options(bank, columns))
-        frame = given.load()
-        types = {field.name: field.dataType.typeName() for field in frame.schema}
-        wanted = columns.names
-        check_columns(where, wanted, types)
-        number = getattr(columns, "id", "")
-        if number and isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
-            frame = _partitioned(given, frame, number, bank.readers)
-        rows = frame.select(*(f.col(f"`{name}`") for name in sorted(wanted)))
-        view = f"txmq_{where.encode().hex()}"
-        # If a worker that keeps rows is lost, Spark fails: it never reads them a second time.
-        kept = rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
-        kept.createOrReplaceTempView(view)
-        return {"table": view, "where": ""}, SparkDialect(types)
-
-
-def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch in a row, as a stream of Arrow."""
-    for batch in batches:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        yield pa.record_batch({"stream": [sink.getvalue().to_pybytes()]})
+def _read(bank: Bank, columns: TableColumns, spark: SparkSession) -> DataFrame:
+    given = spark.read.format("jdbc").options(**options(bank, columns))
+    frame = given.load()
+    number = columns.id if isinstance(columns, EntryColumns) else ""
+    if number not in frame.columns:
+        return frame
+    if isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
+        return _partitioned(given, frame, number, bank.readers)
+    return frame
 
 
 def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers: int) -> DataFrame:
@@ -145,6 +65,19 @@ def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers:
     bounds = {"partitionColumn": number, "numPartitions": str(readers)}
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}
     return given.options(**bounds).load()
+
+
+@contextmanager
+def jdbc_errors(bank: Bank) -> Iterator[None]:
+    """Raise errors of the driver in the block with one sentence.
+
+    Raises:
+        ReconcileRefused: The database cannot be read, or has an invalid value.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise ReconcileRefused(f"{bank.name}: {_error_sentence(error, bank.database)}") from error
 
 
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:

@@ -2,32 +2,36 @@
 
 First the files are checked: each exists once and unchanged, and no other file exists. Then their
 control totals are computed again. At the end of a run the accounts' sums are compared with the same
-totals, which proves that the workers have read everything (:mod:`txmq.reconcile.verdict`).
+totals, which proves that Spark has read everything (:mod:`txmq.reconcile.verdict`).
 """
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Mapping
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
-from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import Role, TableFile, Tables
+from txmq.reconcile.extract.bank_source import SHEETS
+from txmq.reconcile.extract.manifest import BOOKS, LOG, ExtractedTable, Manifest, Part
+from txmq.reconcile.extract.sheets import Sheets
+from txmq.reconcile.extract.written_sheets import NO_CONTENT, add_up, hashes_in
+from txmq.reconcile.ledgers import Files, Role, TableFile
+from txmq.reconcile.log.day_source import LOG_SHEETS
 from txmq.reconcile.storage import Folder
+from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
 __all__ = ["check_totals", "files_in", "load"]
 
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
+_SHEETS: Final[Mapping[str, Sheets]] = {BOOKS: SHEETS, LOG: LOG_SHEETS}
 
 
-def load(manifest: Manifest, folder: Folder) -> Tables:
+def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Files:
     """The ledgers of a day, after the extract was checked.
 
     Raises:
@@ -35,57 +39,61 @@ def load(manifest: Manifest, folder: Folder) -> Tables:
             message names it.
     """
     try:
-        _check_files(manifest, folder)
-        check_totals(manifest, folder)
-    except (OSError, pa.ArrowException) as error:
+        _check_files(manifest, folder, hashes_in(spark, folder))
+        check_totals(spark, manifest, folder)
+    except OSError as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
     return files_in(manifest, folder)
 
 
-def files_in(manifest: Manifest, folder: Folder) -> Tables:
+def files_in(manifest: Manifest, folder: Folder) -> Files:
     """The ledgers of an extract that was checked before."""
-    found: Tables = {Role(name): [] for name in _TABLES}
+    found: Files = {Role(name): [] for name in _TABLES}
     for table in manifest.tables:
         bank = table.written.source if table.table in BANK_TABLES else None
-        found[Role(table.table)] += [TableFile(folder, part.path, bank) for part in table.parts]
+        found[Role(table.table)] += [
+            TableFile(f"{folder.spark_path}/{part.path}", bank) for part in table.parts
+        ]
     return found
 
 
-def _check_files(manifest: Manifest, folder: Folder) -> None:
-    """Check that exactly the extracted files exist, unchanged."""
-    parts = [part for table in manifest.tables for part in table.parts]
-    names = {path: path.rpartition("/")[2] for path in folder.files()}
-    found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}
+def _check_files(manifest: Manifest, folder: Folder, found: Mapping[str, tuple[int, str]]) -> None:
+    """Check that exactly the extracted files exist, unchanged; ``found`` has what is there."""
     for table in manifest.tables:
         _check_names(table, found, folder)
-    for path in sorted(found - {part.path for part in parts}):
+    parts = {part.path: part for table in manifest.tables for part in table.parts}
+    for path in sorted(found.keys() - parts.keys()):
         raise ReconcileRefused(f"{path} is there, and was not extracted")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(partial(_check_content, folder), parts))
+    for path, part in parts.items():
+        _check_content(part, *found[path])
 
 
-def check_totals(manifest: Manifest, folder: Folder) -> None:
-    """Check the control totals of the files against those computed while writing.
-
-    The files are read in any case to compare their hashes.
+def check_totals(spark: SparkSession, manifest: Manifest, folder: Folder) -> None:
+    """Check the control totals of the files against those computed after they were written.
 
     Raises:
         ReconcileRefused: A control total differs; the message names it.
-        OSError: A file cannot be read.
-        pyarrow.ArrowException: A file is not Parquet.
     """
+    now = {
+        of: written
+        for name, sheets in _SHEETS.items()
+        for of, written in add_up(spark, folder, name, sheets).items()
+    }
     for table in manifest.tables:
-        sums = ControlSums(_TABLES[table.table])
-        folder.read_rows([part.path for part in table.parts], sums.add, sums.columns)
-        now = sums.control(table.written.source)
-        if (differs := table.written.difference(now)) is not None:
+        of = table.written.source, table.table
+        control, content = (now[of].control, now[of].content) if of in now else (None, NO_CONTENT)
+        if (differs := table.written.difference(control or Control(*of, 0))) is not None:
             raise ReconcileRefused(differs)
+        if content != table.content:
+            raise ReconcileRefused(f"{table.place}: texts changed since they were extracted")
 
 
-def _check_names(table: ExtractedTable, found: set[str], folder: Folder) -> None:
+def _check_names(table: ExtractedTable, there: Mapping[str, object], folder: Folder) -> None:
     """Check that each part exists once; the message counts rows and names files."""
     rows = {part.path: part.rows for part in table.parts}
-    paths = {path for path in found if path.startswith(f"{table.place}/")}
+    paths = {
+        path for path in there if f"/source={table.written.source}/table={table.table}/" in path
+    }
     missing, foreign = sorted(rows.keys() - paths), sorted(paths - rows.keys())
     if not missing and not foreign:
         return
@@ -105,10 +113,10 @@ def _rows(folder: Folder, name: str) -> int:
         return 0
 
 
-def _check_content(folder: Folder, part: Part) -> None:
-    if (size := folder.size(part.path)) != part.bytes:
+def _check_content(part: Part, size: int, digest: str) -> None:
+    if size != part.bytes:
         was, now = quantity(part.bytes, "byte was", "bytes were"), quantity(size, "is", "are")
         raise ReconcileRefused(f"{part.path}: {was} extracted and {now} there")
-    if (digest := folder.sha256(part.path)) != part.sha256:
+    if digest != part.sha256:
         hashes = f"their hash (SHA-256) was {part.sha256[:12]}… and is {digest[:12]}…"
         raise ReconcileRefused(f"{part.path}: its bytes changed since it was extracted; {hashes}")

@@ -6,8 +6,7 @@ It is written last, so a directory with a manifest holds a complete extract.
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -17,11 +16,23 @@ from txmq.quantity import quantity
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
-from txmq.runtime.disk import sync_path
 
-__all__ = ["FILE", "ExtractedSource", "ExtractedTable", "Manifest", "Part", "QuarantinedRow"]
+__all__ = [
+    "BOOKS",
+    "FILE",
+    "LOG",
+    "ExtractedSource",
+    "ExtractedTable",
+    "Manifest",
+    "Part",
+    "QuarantinedRow",
+    "SourceKind",
+]
 
 FILE: Final = "manifest.json"
+BOOKS: Final = "books"
+LOG: Final = "log"
+"""The folders of an extract; the second is the name of the log's source, too."""
 _FORMAT: Final = 1
 
 
@@ -61,11 +72,14 @@ class ExtractedTable(Struct, frozen=True):
         return f"{self.written.source}/{self.table}"
 
 
+SourceKind: TypeAlias = Literal["postgresql", "sqlite", "jdbc", "files", "frames", "log"]
+
+
 class ExtractedSource(Struct, frozen=True):
     """A bank, or the log."""
 
     name: str
-    kind: Literal["postgresql", "sqlite", "jdbc", "files", "log"]
+    kind: SourceKind
     snapshot: str
     """The database's name of the snapshot, a hash of the files, or the brokers of a cluster; empty
     without one."""
@@ -168,12 +182,10 @@ class Manifest(Struct, frozen=True):
             raise ReconcileRefused(f"{path} was changed: {why}")
         return manifest
 
-    def write(self, directory: Path) -> None:
-        """Write the manifest into the extract's directory.
+    def write(self, folder: Folder) -> None:
+        """Write the manifest into the extract's folder.
 
         Raises:
             OSError: It cannot be written.
         """
-        path = directory / FILE
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        sync_path(path)
+        folder.replace(FILE, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")

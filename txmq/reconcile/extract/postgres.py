@@ -2,14 +2,12 @@
 
 One transaction exports its snapshot and stays open; all others import it. So the extract has all
 rows of a booking or none, even if the bank books during the reading. The rows come as Arrow
-through ADBC; the database itself counts them, under the same snapshot.
+through ADBC.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,14 +16,18 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.books import (
+    BookPart,
+    BookReader,
+    BookRequest,
+    check_columns,
+    error_text,
+)
 from txmq.reconcile.extract.statements import Dialect, TableColumns
-from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Bank, EntryColumns
-from txmq.reconcile.tables import ENTRIES, LIMIT
+from txmq.reconcile.tables import LIMIT
 
-__all__ = ["read_postgres"]
+__all__ = ["entry_parts", "export_snapshot", "open_postgres"]
 
 _CONNECT_S: Final = 15
 _LOCK_S: Final = 30
@@ -94,81 +96,62 @@ def _moment_of_text(quoted: str, held: str) -> str:
     )
 
 
-def read_postgres(books: BookRequest) -> ExtractedSource:
-    """Extract a bank's books.
+@contextmanager
+def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
+    """Keep a snapshot of a bank's database during the block: its name, and its time by the
+    database's clock.
 
     Raises:
-        ReconcileRefused: The database cannot be read, or has an invalid value.
+        ReconcileRefused: The database cannot be reached.
     """
-    url = _url(books.bank.database)
+    time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
+    with _refusing(books), _transaction(_url(books.bank.database)) as first:
+        ((name, source_ms),) = _rows(_table(first, f"SELECT pg_export_snapshot(), {time}"))
+        yield name, source_ms
+
+
+def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
+    """The parts of a bank's entries that may be read at once, one for each reader."""
+    with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
+        slices = _slices(connection, books.bank)
+    parts = (slices[place :: books.bank.readers] for place in range(books.bank.readers))
+    return [BookPart(some, has_others=False) for some in parts if some]
+
+
+@contextmanager
+def open_postgres(books: BookRequest, snapshot: str = "") -> Iterator[BookReader]:
+    """Open a bank's books for reading, under an exported snapshot or one of its own."""
+    with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
+        yield _PostgresReader(books, connection)
+
+
+@contextmanager
+def _refusing(books: BookRequest) -> Iterator[None]:
     try:
-        with _transaction(url) as first:
-            snapshot, source_ms = _export_snapshot(first)
-            taken_ms = books.clock.wall_ms()
-            tables = _PostgresReader(books, url, snapshot, first).tables()
+        yield
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
-    return ExtractedSource(books.bank.name, "postgresql", snapshot, taken_ms, source_ms, tables)
+        text = error_text(error, books.bank.database)
+        raise ReconcileRefused(f"{books.bank.name}: {text}") from error
 
 
 class _PostgresReader(BookReader):
-    """Reads a bank's tables under a snapshot; the first connection owns it."""
+    """Reads a bank's tables over a connection."""
 
-    def __init__(self, books: BookRequest, url: str, snapshot: str, first: Any) -> None:
+    def __init__(self, books: BookRequest, connection: Any) -> None:
         super().__init__(books)
-        self._url = url
-        self._snapshot = snapshot
-        self._first = first
-        self._stopped = threading.Event()
+        self._connection = connection
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        return _rows(self._answer(statement))
+        return _rows(_table(self._connection, statement))
 
     def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
-        yield from self._answer(statement).to_batches()
-
-    def _answer(self, statement: str) -> pa.Table:
-        """The answer over a connection of its own, since several threads ask."""
-        with _transaction(self._url, self._snapshot) as connection:
-            return _table(connection, statement)
-
-    def copy_entries(self) -> tuple[ExtractedTable, ...]:
-        bank, statements = self._books.bank, self.entries
-        slices = iter(_slices(self._first, bank))
-        with (
-            TableWriter(ENTRIES, self._books.directory) as writer,
-            ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
-        ):
-            control = pool.submit(self._control, statements)
-            answer = pool.submit(self._sums)
-            readers: list[Future[Any]] = [
-                pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
-            ]
-            try:
-                done, _ = wait([control, answer, *readers], return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            finally:
-                self._stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-        sums = answer.result()
-        aside = self.quarantine(statements, sums)
-        return writer.extracted(aside, control.result()), *self._write_sums(sums)
-
-    def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
-        with _transaction(self._url, self._snapshot) as connection:
-            # The threads share the iterator of a list, which gives each slice to one of them.
-            for slice_ in slices:
-                with closing(connection.cursor()) as cursor:
-                    cursor.execute(self.entries.rows(slice_))
-                    for batch in cursor.fetch_record_batch():
-                        if self._stopped.is_set():
-                            return
-                        writer.write(batch)
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(statement)
+            yield from cursor.fetch_record_batch()
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         relation = PostgresDialect().relation(columns.table)
-        schema = _table(self._first, f"SELECT * FROM {relation} LIMIT 0").schema
+        schema = _table(self._connection, f"SELECT * FROM {relation} LIMIT 0").schema
         metadata = {field.name: field.metadata or {} for field in schema}
         types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
         check_columns(where, columns.names, types)
@@ -198,7 +181,7 @@ def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
         *([f"SET TRANSACTION SNAPSHOT '{snapshot}'"] if snapshot else []),
         f"SET LOCAL lock_timeout = '{_LOCK_S}s'",
         f"SET LOCAL statement_timeout = '{_STATEMENT_S}s'",
-        # The first connection waits for all others.
+        # The connection that exports the snapshot waits for all others.
         "SET LOCAL idle_in_transaction_session_timeout = '0'",
         "SET LOCAL TimeZone = 'UTC'",
         "SET LOCAL extra_float_digits = '1'",
@@ -211,22 +194,16 @@ def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
         yield connection
 
 
-def _export_snapshot(connection: Any) -> tuple[str, int]:
-    """The snapshot of a connection, for others to import, and its time by the database's clock."""
-    time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
-    ((name, source_ms),) = _rows(_table(connection, f"SELECT pg_export_snapshot(), {time}"))
-    return name, source_ms
-
-
 def _slices(connection: Any, bank: Bank) -> list[str]:
     """Conditions for ranges of pages: rows spread evenly over pages, but not over ids."""
     dialect = PostgresDialect()
     oid = f"to_regclass({dialect.literal(dialect.relation(bank.entries.table))})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
     statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
-    ((kind, pages),) = _rows(_table(connection, statement))
-    if kind not in ("r", "m"):
+    found = _rows(_table(connection, statement))
+    if not found or found[0][0] not in ("r", "m"):
         return [""]  # A view or a partitioned table has no pages of its own.
+    pages = found[0][1]
     least, most = _PAGES
     step = max(least, min(most, -(-pages // (bank.readers * _SLICES_A_READER))))
     starts = range(0, max(pages, 1), step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 from functools import lru_cache, partial
@@ -21,10 +21,9 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns
 
-__all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "read_sqlite", "whole_number"]
+__all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "open_sqlite", "whole_number"]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
@@ -56,8 +55,9 @@ class SqliteDialect(Dialect):
         return f"txmq_moment({self.quoted(column)}, {zone})"
 
 
-def read_sqlite(books: BookRequest) -> ExtractedSource:
-    """Extract a bank's books; this machine's clock is also the database's.
+@contextmanager
+def open_sqlite(books: BookRequest) -> Iterator[BookReader]:
+    """Open a bank's books for reading, in one state.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
@@ -71,11 +71,9 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            taken_ms = books.clock.wall_ms()
-            tables = SqliteReader(books, connection).tables()
+            yield SqliteReader(books, connection)
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
-    return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
 class SqliteReader(BookReader):

@@ -1,8 +1,7 @@
 """The SQL that reads a bank, made from its rules; pure. Each dialect has its own expressions.
 
 An expression gives the extract's column, or NULL if the bank's value is invalid. Such a row is left
-out of all rows and sums, and listed for the quarantine. The database computes the sums under the
-same snapshot, so that rows lost on the way to the files are detected.
+out of all rows and sums, and listed for the quarantine.
 """
 
 from __future__ import annotations
@@ -122,15 +121,6 @@ class Statements:
         chosen = ", ".join(f"{self.values[name]} AS {name}" for name in self.table.names)
         return f"SELECT {chosen} {self._from(*conditions, f'NOT {self._unreadable}')}"
 
-    def control(self) -> str:
-        """A query for the rows that ``control_of`` takes."""
-        ends = "min(id), max(id)" if self.table.has_number else "NULL, NULL"
-        sums = (half for column in self.table.numbers for half in self.halves(column))
-        return (
-            f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({self.rows()}) AS found "
-            "GROUP BY currency"
-        )
-
     def unreadable(self, most: int) -> str:
         """A query for the first rows that cannot be read, up to a number.
 
@@ -209,7 +199,7 @@ class EntryStatements(Statements):
                 moments[column] = dialect.scaled(column, scale, floored=True)
             self._refuse_null(column, moments[column], "not a moment")
         # A blank is no id: all rows with one would be one transfer.
-        has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
+        has_key = f"coalesce(trim({text(entries.key)}), '') <> ''"
         key = f"CASE WHEN {has_key} THEN {self._named_key(entries)} || {text(entries.key)} END"
         if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))
@@ -248,10 +238,9 @@ class EntryStatements(Statements):
         """The sum of every account before the day and after it, and the rows that cannot be read:
         all in one pass over the table.
 
-        A row has 0, the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
-        currency, the sums of the lower and the upper halves of the amounts, number of entries,
-        and 0. Rows that begin with 1 are the sums of these by period and currency; they end with
-        the number of accounts.
+        A row has the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
+        currency, the sums of the lower and the upper halves of the amounts, and the number of
+        entries.
         """
         by, (low, high) = self.values["recorded_ms"], self.halves("amount")
         is_before = f"{by} < {self._window.start_ms}"
@@ -260,14 +249,9 @@ class EntryStatements(Statements):
         named = ("account", "role", "currency", "amount")
         values = ", ".join(f"{self.values[name]} AS {name}" for name in named)
         return (
-            f"WITH lines AS (SELECT {period} AS period, {values} {self._from(f'({is_other})')}), "
-            "found AS (SELECT period, account, role, currency, "
-            f"{low} AS low, {high} AS high, count(*) AS lines "
-            "FROM lines GROUP BY period, account, role, currency) "
-            "SELECT 0 AS is_sum, period, account, role, currency, low, high, lines, 0 AS accounts "
-            "FROM found UNION ALL SELECT 1, period, NULL, NULL, currency, "
-            "CAST(sum(low) AS BIGINT), CAST(sum(high) AS BIGINT), CAST(sum(lines) AS BIGINT), "
-            "count(*) FROM found GROUP BY period, currency"
+            f"WITH found AS (SELECT {period} AS period, {values} {self._from(f'({is_other})')}) "
+            f"SELECT period, account, role, currency, {low} AS low, {high} AS high, "
+            "count(*) AS lines FROM found GROUP BY period, account, role, currency"
         )
 
     def _named_key(self, entries: EntryColumns) -> str:

@@ -1,9 +1,7 @@
 """The logs of a cluster's brokers, read over the wire in ranges that are fixed beforehand.
 
-A plan asks each queue for its end, and finds the part of it that matters for the day. Reading fills
-one file for each range, in any order and on any machine. A file gets its name when it is complete.
-The files lie in the draft of the extract, so a run that was killed leaves nothing to continue with,
-and nothing to mix up.
+A plan asks each queue for its end, and finds the part of it that matters for the day. A task reads
+a broker: it fills one temporary file for each range, in any order, and merges them.
 
 This is the only module of the reconciliation that uses the client (ADR 22).
 """
@@ -11,11 +9,12 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
@@ -36,18 +35,14 @@ from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.log import pulled_records as pulled
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, WriteRows
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, LogNotes, LogRequest, LogRows
 from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.rules import DayWindow, Flow, Rules
+from txmq.reconcile.rules import DayWindow, Flow
 from txmq.reconcile.tables import GroupOffset
 from txmq.runtime.backoff import Backoff
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["number_brokers", "read_cluster"]
+__all__ = ["ClusterPart", "number_brokers", "plan_cluster"]
 
 RECORDS_A_FILE: Final = 50_000
 PATIENCE_S: Final = 120.0
@@ -61,7 +56,6 @@ _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 _OF_TRANSACTIONS: Final = (OP_TOPIC, HALF_TOPIC)
 """Without them the end of a transaction is unknown, so they are read even if pulls are refused."""
-_FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
 _NUMBERS: Final = 1 << 15
 """Above a broker's number, positions and queues have a sign."""
@@ -101,42 +95,48 @@ class BrokerPlan(NamedTuple):
         return queues
 
 
-def read_cluster(
-    rules: Rules, window: DayWindow, draft: Path, write: WriteRows, spark: SparkSession | None
-) -> ExtractedSource:
-    """Write the rows of the logs of a cluster; describe the log, without the written tables.
+class ClusterPart(NamedTuple):
+    """The log of a broker of a cluster."""
 
-    ``draft`` gets a folder of files meanwhile. The workers of ``spark`` read the cluster, and need
-    the draft under this path; without Spark this process reads it.
+    number: int
+    broker: BrokerPlan
+    notes: LogNotes
+
+    def read(self, request: LogRequest) -> Iterator[LogRows | LogNotes]:
+        """The rows of the log."""
+        yield self.notes
+        names, broker = request.log.cluster, self.broker
+        day = BrokerDay(self.number, request.log.flow, request.money, request.window)
+        yield day.rows(offsets=broker.offsets)
+        with TemporaryDirectory(prefix="txmq-log-") as folder:
+            queues = broker.files(Path(folder))
+            if errors := _fetch_ranges(names, chain.from_iterable(queues)):
+                raise ReconcileRefused(errors[0])
+            collapse = Collapse(day, partial(_earlier_half, names, broker))
+            yield from _collapsed(broker, queues, collapse)
+
+
+def plan_cluster(request: LogRequest) -> list[ClusterPart]:
+    """The parts of the logs.
 
     Raises:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
-    names, flows = rules.log.cluster, rules.log.flow
-    moment_ms, brokers, notes = _ask_cluster(
-        names, lambda session: _Planner(session, flows, window).plan()
+    log = request.log
+    moment_ms, brokers, texts = _ask_cluster(
+        log.cluster, lambda session: _Planner(session, log.flow, request.window).plan()
     )
-    folder = draft / _FOLDER
-    folder.mkdir(parents=True)
-    todo = [file for broker in brokers for queue in broker.files(folder) for file in queue]
-    fetch = partial(_fetch_ranges, names)
-    if spark is None or not todo:
-        errors = fetch(todo)
-    else:
-        slices = min(len(todo), 4 * spark.sparkContext.defaultParallelism)
-        errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
-    if errors:
-        raise ReconcileRefused(errors[0])
     numbers = number_brokers(broker.name for broker in brokers)
-    for broker in brokers:
-        day = BrokerDay(numbers[broker.name], flows, rules.money, window)
-        write(day.rows(offsets=broker.offsets))
-        collapse = Collapse(day, partial(_earlier_half, names, broker))
-        _write_rows(broker, folder, collapse, write)
-    shutil.rmtree(folder)
-    snapshot = ", ".join(broker.name for broker in brokers)
-    return ExtractedSource("log", "log", snapshot, moment_ms, moment_ms, (), 0, notes)
+    whole: LogNotes = [("taken_ms", "", str(moment_ms)), *(("note", "", text) for text in texts)]
+    return [
+        ClusterPart(
+            numbers[broker.name],
+            broker,
+            [("broker", broker.name, ""), *([] if place else whole)],
+        )
+        for place, broker in enumerate(brokers)
+    ]
 
 
 def number_brokers(names: Iterable[str]) -> dict[str, int]:
@@ -154,25 +154,27 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
     return numbers
 
 
-def _write_rows(broker: BrokerPlan, folder: Path, collapse: Collapse, write: WriteRows) -> None:
-    """Write the rows of a broker's log in its files."""
+def _collapsed(
+    broker: BrokerPlan, queues: list[list[tuple[Path, QueueRange]]], collapse: Collapse
+) -> Iterator[LogRows]:
+    """The rows of a broker's log in its files."""
 
-    def write_done() -> None:
+    def rows() -> LogRows:
         if not broker.is_txmq:
             for row in collapse.messages:
                 if row.state != "parked":
                     row.decided_by = None
-        write(collapse.take_rows())
+        return collapse.take_rows()
 
-    paths = [[path for path, _ in queue] for queue in broker.files(folder)]
+    paths = [[path for path, _ in queue] for queue in queues]
     records = pulled.merged_records(paths, is_txmq=broker.is_txmq)
     found = (pulled.decided_records if broker.is_txmq else pulled.marked_records)(records)
     for count, item in enumerate(found, 1):
         collapse.take(item)
         if count % _RECORDS_A_BATCH == 0:
-            write_done()
+            yield rows()
     collapse.finish()
-    write_done()
+    yield rows()
 
 
 class _ClusterReader:
@@ -237,14 +239,11 @@ class _ClusterReader:
 
     async def fetch(self, path: Path, wanted: QueueRange, limit: asyncio.Semaphore) -> None:
         """Read a range into its file."""
-        # Spark may repeat a task while the first attempt still runs; both read the same bytes.
-        draft = path.with_name(f".{path.name}.{self.session.entropy.token(8).hex()}")
         async with limit:
-            with draft.open("wb") as file:
+            with path.open("wb") as file:
                 while records := await self.read(wanted):
                     file.writelines(records)
                     wanted = wanted._replace(start=queue_offset_of(records[-1]) + 1)
-            draft.rename(path)
 
 
 def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:

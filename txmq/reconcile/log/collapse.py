@@ -21,11 +21,12 @@ from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.log.flows import facts_of
-from txmq.reconcile.rules import DayWindow, Flow, Money
+from txmq.reconcile.rules import DayWindow, Flow, LogRules, Money
 from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
 
-__all__ = ["BrokerDay", "Collapse", "LogRows", "WriteRows"]
+__all__ = ["BrokerDay", "Collapse", "LogNotes", "LogRequest", "LogRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
@@ -40,7 +41,19 @@ HalfOf: TypeAlias = Callable[[Decision], Record | None]
 
 LogRows: TypeAlias = dict[str, pa.RecordBatch]
 """Rows that will not change any more, by table."""
-WriteRows: TypeAlias = Callable[[LogRows], None]
+LogNotes: TypeAlias = list[tuple[str, str, str]]
+"""What a log has to say besides its rows: ``taken_ms``, ``watermark``, ``broker`` or ``note``, the
+broker, and the text."""
+
+
+class LogRequest(NamedTuple):
+    """The logs to read, and the window of the day."""
+
+    log: LogRules
+    money: Mapping[str, Money]
+    window: DayWindow
+    stretch: int = STRETCH_BYTES
+    """The size of a stretch of a log in a directory."""
 
 
 class BrokerDay(NamedTuple):

@@ -25,6 +25,8 @@ from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.extract.bank_source import BankSource
+from txmq.reconcile.log.day_source import DayLogSource
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 
 __all__ = ["COLUMNS", "LogSource", "raw_records", "register"]
@@ -147,5 +149,6 @@ def _raw_record(found: Found) -> dict[str, Any]:
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session read logs: ``spark.read.format("txmq").load(directory)``."""
-    spark.dataSource.register(LogSource)
+    """Let a session read logs and banks: the formats ``txmq``, ``txmq.log`` and ``txmq.bank``."""
+    for source in (LogSource, DayLogSource, BankSource):
+        spark.dataSource.register(source)

@@ -7,33 +7,51 @@ from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 
+from txmq.metric_rows import FigureRow, RowKind
 from txmq.metrics_text import metrics_text
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import VERDICTS
 from txmq.reconcile.summary import Run
 
-__all__ = ["METRICS", "exposition"]
+__all__ = ["METRICS", "PREFIX", "exposition"]
 
-METRICS: Final[Mapping[str, str]] = {
-    "info": "Always 1; its labels name the versions of txmq, Spark and the rules.",
-    "verdict": "1 for the verdict of the run, and 0 for the others.",
-    "final": "1 if the business date was over when the books were read.",
-    "match_ratio": "The share of the date's own transfers that are agreed; 1 if it has none.",
-    "transfers": "Transfers of each class, with open items of earlier dates.",
-    "at_risk": "The amount at risk in each class, in major units: 12.34 for 12.34 CNY.",
-    "breaks": "Transfers that need a person.",
-    "oldest_break_days": "The age of the oldest break in business days; 0 without breaks.",
-    "in_flight": "Transfers in flight when the date ended, within the grace.",
-    "broken_proofs": "Balance proofs that do not hold and are not explained.",
-    "quarantined_rows": "Rows of the banks' tables that cannot be read.",
-    "closed": "Items of earlier dates that were agreed on this one.",
-    "stage_seconds": "The duration of each stage of the run.",
-    "stage_rows_per_second": "The rows per second of each stage.",
-    "run_seconds": "The duration of the run.",
-    "business_date_end_timestamp_seconds": "The end of the business date.",
-    "last_success_timestamp_seconds": "The end of the last successful run.",
+PREFIX: Final = "txmq_reconcile_"
+_GROUPED: Final = ("class", "group", "currency")
+
+
+def _gauge(meaning: str, *labels: str) -> FigureRow:
+    return FigureRow(RowKind.GAUGE, meaning, labels)
+
+
+METRICS: Final[Mapping[str, FigureRow]] = {
+    "info": _gauge(
+        "Always 1; its labels name the versions of txmq, Spark and the rules.",
+        "version",
+        "spark",
+        "rules",
+    ),
+    "verdict": _gauge("1 for the verdict of the run, and 0 for the others.", "verdict"),
+    "final": _gauge("1 if the business date was over when the books were read."),
+    "match_ratio": _gauge(
+        "The share of the date's own transfers that are agreed; 1 if it has none."
+    ),
+    "transfers": _gauge("Transfers of each class, with open items of earlier dates.", *_GROUPED),
+    "at_risk": _gauge(
+        "The amount at risk in each class, in major units: 12.34 for 12.34 CNY.", *_GROUPED
+    ),
+    "breaks": _gauge("Transfers that need a person."),
+    "oldest_break_days": _gauge("The age of the oldest break in business days; 0 without breaks."),
+    "in_flight": _gauge("Transfers in flight when the date ended, within the grace."),
+    "broken_proofs": _gauge("Balance proofs that do not hold and are not explained."),
+    "quarantined_rows": _gauge("Rows of the banks' tables that cannot be read."),
+    "closed": _gauge("Items of earlier dates that were agreed on this one."),
+    "stage_seconds": _gauge("The duration of each stage of the run.", "stage"),
+    "stage_rows_per_second": _gauge("The rows per second of each stage.", "stage"),
+    "run_seconds": _gauge("The duration of the run."),
+    "business_date_end_timestamp_seconds": _gauge("The end of the business date."),
+    "last_success_timestamp_seconds": _gauge("The end of the last successful run."),
 }
-"""The figures without their prefix ``txmq_reconcile_``, and their meanings. All are gauges."""
+"""The figures without :data:`PREFIX`. Each also has the label ``name``, that of the rules."""
 
 
 def exposition(run: Run) -> str:
@@ -43,8 +61,7 @@ def exposition(run: Run) -> str:
     Values are floats, as Prometheus keeps them.
     """
     families = {
-        name: GaugeMetricFamily(f"txmq_reconcile_{name}", meaning)
-        for name, meaning in METRICS.items()
+        name: GaugeMetricFamily(f"{PREFIX}{name}", row.meaning) for name, row in METRICS.items()
     }
     for metric, value, labels in _samples(run):
         family = families[metric]

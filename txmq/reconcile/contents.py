@@ -1,8 +1,7 @@
-"""Columns of Arrow as arrays of numpy, and their hashes, which are the same everywhere."""
+"""The hash of a table's rows, which is the same on Spark's executors and without Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -12,21 +11,8 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.tables import TableSchema
 
-__all__ = [
-    "ContentHash",
-    "Numbers",
-    "Truths",
-    "Words",
-    "chosen",
-    "hash_column",
-    "index_in",
-    "is_in",
-    "numbers",
-    "truths",
-]
+__all__ = ["ContentHash", "word_of"]
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
-Truths: TypeAlias = npt.NDArray[np.bool_]
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 _WORD: Final = 8
@@ -39,34 +25,6 @@ _ROWS_AT_ONCE: Final = 1 << 14
 """Small enough to stay in the processor's cache."""
 _WORDS_AT_ONCE: Final = 1 << 20
 """The most words of texts, each as long as the longest, in memory."""
-
-
-def chosen(rows: pa.Table, condition: pa.ChunkedArray) -> pa.Table:
-    """The rows for which a condition is true; without a copy if all are, as on most days."""
-    return rows if pc.all(condition, skip_nulls=False).as_py() else rows.filter(condition)
-
-
-def is_in(column: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:
-    """True for each text that is one of some."""
-    return pc.is_in(column, value_set=pa.array(values, pa.string()))
-
-
-def index_in(column: pa.ChunkedArray, values: Sequence[str]) -> Numbers:
-    """The place of each text in a list; -1 if it is not in it."""
-    places = pc.index_in(column, value_set=pa.array(values, pa.string()))
-    return numbers(pc.fill_null(places, -1))
-
-
-def numbers(column: pa.ChunkedArray) -> Numbers:
-    """A column of numbers without NULL."""
-    found: Numbers = column.to_numpy().astype(np.int64, copy=False)
-    return found
-
-
-def truths(column: pa.ChunkedArray) -> Truths:
-    """A column of booleans; NULL is false."""
-    found: Truths = pc.fill_null(column, False).to_numpy()
-    return found
 
 
 class ContentHash:
@@ -85,32 +43,29 @@ class ContentHash:
             rows = np.full(some.num_rows, _START)
             for name in names:
                 # Mixed again, so that a value counts in its own column only.
-                rows = _mix(rows ^ _hash_array(some.column(name), 0))
+                rows = _mix(rows ^ _hash_array(some.column(name)))
             self._sums.append((some.num_rows, int(rows.sum())))
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """The number of rows so far, and the sum of their hashes modulo 2**64."""
+        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
+        return count, total % (1 << 64)
 
     @property
     def word(self) -> str:
         """The hash of the rows so far."""
-        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
-        return f"{count}-{total % (1 << 64):016x}"
+        return word_of(*self.sums)
 
 
-def hash_column(column: pa.ChunkedArray, seed: int = 0) -> Words:
-    """The hashes of a column of texts or numbers.
-
-    Values that collide under one seed do not under another, but for chance.
-    """
-    pieces = [
-        _hash_array(chunk.slice(first, _ROWS_AT_ONCE), seed)
-        for chunk in column.chunks
-        for first in range(0, len(chunk), _ROWS_AT_ONCE)
-    ]
-    return np.concatenate(pieces) if pieces else np.empty(0, np.uint64)
+def word_of(count: int, total: int) -> str:
+    """The hash of some rows, by their number and the sum of their hashes."""
+    return f"{count}-{total % (1 << 64):016x}"
 
 
-def _hash_array(column: pa.Array, seed: int) -> Words:
+def _hash_array(column: pa.Array) -> Words:
     if pa.types.is_string(column.type):
-        found = _hash_texts(column.fill_null(""), seed)
+        found = _hash_texts(column.fill_null(""))
     else:
         found = _mix(column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64))
     if column.null_count:
@@ -118,18 +73,18 @@ def _hash_array(column: pa.Array, seed: int) -> Words:
     return found
 
 
-def _hash_texts(texts: pa.Array, seed: int = 0) -> Words:
+def _hash_texts(texts: pa.Array) -> Words:
     """Hash texts word by word, all of them at once; the padding of shorter ones is ignored."""
     lengths = pc.binary_length(texts).to_numpy()
     words = -(-int(lengths.max()) // _WORD)
     if len(texts) > 1 and len(texts) * words > _WORDS_AT_ONCE:
         half = len(texts) // 2
-        return np.concatenate([_hash_texts(texts[:half], seed), _hash_texts(texts[half:], seed)])
+        return np.concatenate([_hash_texts(texts[:half]), _hash_texts(texts[half:])])
     padded = pc.ascii_rpad(texts, words * _WORD, padding="\0").buffers()[-1]
     table = np.frombuffer(padded, "<u8", len(texts) * words).reshape(len(texts), words)
     found = lengths.astype(np.uint64)
     for place in range(words):
-        word = _mix(table[:, place] ^ np.uint64((seed + place + 1) * _STEP % (1 << 64)))
+        word = _mix(table[:, place] ^ np.uint64((place + 1) * _STEP % (1 << 64)))
         found += np.where(lengths > place * _WORD, word, np.uint64(0))
     return _mix(found)
 

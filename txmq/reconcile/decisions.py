@@ -1,7 +1,7 @@
-"""The second pass: every transfer that does not plainly agree, assembled from all of its rows.
+"""The decision of every transfer that does not plainly agree, assembled from all of its rows; pure.
 
 It reads evidence, one row for each row of a ledger or of the day before, and returns the rows of
-the result. Each place decides its own transfers.
+the result, for some transfers at a time.
 """
 
 from __future__ import annotations
@@ -9,28 +9,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from decimal import Decimal
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.items import BreakLife
-from txmq.reconcile.ledgers import Role
+from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
+from txmq.reconcile.items import BreakLife, folded
+from txmq.reconcile.ledgers import EVIDENCE, Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
     BOOKED,
     FAILURES,
+    FOLDED_ITEMS,
     ITEMS,
     MATCHES,
     MESSAGES,
     RESULTS,
+    SUMS,
     EntryRow,
     FailureRow,
     MessageRow,
@@ -38,9 +42,20 @@ from txmq.reconcile.tables import (
 )
 from txmq.reconcile.transfer import ARRIVED, Consumers, TransferFacts, TransferRows, split_bookings
 
-__all__ = ["SecondPass"]
+__all__ = ["DECIDED", "Decider"]
 
 _AS_ITEM, _AS_MATCH = itemgetter(*ITEMS.names), itemgetter(*MATCHES.names)
+_TABLES: Final = {
+    **{name: table for name, table in RESULTS.items() if name != "by_hand"},
+    "items": FOLDED_ITEMS,
+    "sums": SUMS,
+}
+DECIDED: Final = ", ".join(f"`{name}` struct<{table.ddl}>" for name, table in _TABLES.items())
+"""A row of one of the tables; the other columns are NULL."""
+_COLUMNS: Final = {
+    name: pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
+    for name, table in _TABLES.items()
+}
 _SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
 """The sums of a class that have these kinds; all others are in ``credited``."""
 
@@ -84,8 +99,21 @@ class Decisions(NamedTuple):
         """The rows as Arrow tables."""
         return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
 
+    def as_columns(self) -> pa.Table:
+        """The rows of all tables, as rows of :data:`DECIDED`."""
+        tables = self.tables()
+        folds = pa.array(map(folded, tables["items"]["key"].to_pylist()), pa.string())
+        tables["items"] = tables["items"].append_column("fold", folds)
+        sums = [(*place, Decimal(value)) for place, value in self.sums.items()]
+        tables["sums"] = arrow_table(SUMS, sums)
+        some = (
+            pa.table({name: tables[name].cast(columns).to_struct_array()})
+            for name, columns in _COLUMNS.items()
+        )
+        return pa.concat_tables(some, promote_options="default")
 
-class SecondPass:
+
+class Decider:
     """Decides transfers, each from all of its rows.
 
     ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``offsets`` has
@@ -108,6 +136,15 @@ class SecondPass:
         self._consumers = Consumers(groups, offsets)
         self._life = BreakLife(rules, day, explanations)
         self._both_sides, self._proves_clearing = rules.both_sides, rules.proves_clearing
+
+    def decide_rows(self, evidence: pa.Table) -> pa.Table:
+        """Decide all transfers of some evidence, as rows of :data:`DECIDED`."""
+        of_roles = {}
+        for role, table in EVIDENCE.items():
+            rows = evidence.filter(pc.equal(evidence["role"], role.name))
+            if len(rows):
+                of_roles[role] = pa.Table.from_struct_array(rows[table.name])
+        return self.decide(of_roles).as_columns()
 
     def decide(self, evidence: Mapping[Role, pa.Table]) -> Decisions:
         """Decide all transfers of some evidence."""

@@ -1,0 +1,36 @@
+"""Refusals by code that Spark runs elsewhere.
+
+What a data source raises on a worker arrives here within an error of Spark, as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from txmq.errors import ConfigError, ReconcileRefused
+
+__all__ = ["raised_here"]
+
+_ERRORS: Final = {error.__name__: error for error in (ReconcileRefused, ConfigError)}
+_RAISED: Final = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+)$", re.MULTILINE)
+
+
+@contextmanager
+def raised_here() -> Iterator[None]:
+    """Raise a refusal by a worker as if it were raised in the block.
+
+    Raises:
+        ReconcileRefused: A worker did.
+        ConfigError: A worker did.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        if (found := _RAISED.search(str(error))) is None:
+            raise
+        raise _ERRORS[found[1]](found[2]) from None

@@ -17,7 +17,6 @@ from txmq.reconcile.extract.books import NOTES
 from txmq.reconcile.extract.extraction import describe
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.written_sheets import write_sheets
-from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
@@ -54,10 +53,8 @@ def extracted(spark, directory, folder, plan=PLAN):
 
 
 def reconciled(spark, directory, extract_id):
-    with open_results(directory) as results:
-        rules = rules_in(directory)
-        found = reconcile(spark, rules=rules, date=PLAN.day, extract_id=extract_id)
-        return found.publish(results)
+    found = reconcile(spark, rules=rules_in(directory), date=PLAN.day, extract_id=extract_id)
+    return found.write()
 
 
 def main(master, directory):

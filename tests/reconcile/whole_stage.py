@@ -19,7 +19,7 @@ from txmq.protocol.checked_body import pack
 from txmq.protocol.span import DecisionKind
 from txmq.reconcile import reconcile
 from txmq.reconcile.progress import Progress
-from txmq.reconcile.results import Results, open_results
+from txmq.reconcile.results import Results
 from txmq.reconcile.rules import Money
 from txmq.reconcile.rules_file import read_rules
 from txmq.runtime.disk import LocalDisk
@@ -241,11 +241,8 @@ class Stage:
     def run(self, spark, day, *, rules=None, progress=None, extract_id=None):
         """A whole run, as the command line makes one."""
         rules = rules or self.rules
-        with open_results(rules.directory) as results:
-            found = reconcile(
-                spark, rules=rules, date=day, extract_id=extract_id, progress=progress
-            )
-            return found.publish(results)
+        found = reconcile(spark, rules=rules, date=day, extract_id=extract_id, progress=progress)
+        return found.write()
 
     def results(self):
         return Results(self.directory)

@@ -206,12 +206,14 @@ def _run_all(
     """Run the days in their order; the verdict of each."""
     from txmq.reconcile.day import reconcile as reconcile_day
     from txmq.reconcile.progress import pages_of, show_progress
-    from txmq.reconcile.results import open_results
+    from txmq.reconcile.results import Results, open_results
 
     verdicts = []
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
-        results = stack.enter_context(open_results(rules.directory))
+        with open_results(rules.directory):
+            pass  # Another run, or a directory that cannot be written, shows before Spark starts.
+        results = Results(rules.directory)
         with progress.stage("start Spark"):
             session = stack.enter_context(start(log=_log(rules, days[0])))
         if not quiet and (pages := pages_of(session)):
@@ -222,7 +224,7 @@ def _run_all(
             reconciled = reconcile_day(
                 session, rules=rules, date=day, extract_id=extract_id, progress=progress
             )
-            done = reconciled.publish(results)
+            done = reconciled.write()
             reconciled.release()
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)

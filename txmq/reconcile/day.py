@@ -215,18 +215,17 @@ class Day:
                 the day before has a newer result. The former result of the day stays in force.
         """
         with open_results(self._inputs.rules.directory if path is None else path) as results:
-            return self.publish(results)
+            return self._publish(results)
 
-    def publish(self, results: Results) -> Run:
-        """Write the day into open results, as :meth:`write`.
+    def release(self) -> None:
+        """Free what Spark keeps of the day; its tables are computed again if they are read."""
+        self._outcome.release()
 
-        Raises:
-            ReconcileRefused: See :meth:`write`.
-        """
+    def _publish(self, results: Results) -> Run:
         rules, manifest, past, people, began_ms = self._inputs
         day, progress = self.date, self._progress
         digest = past.result_digest if past else None
-        now = results.previous(day)
+        now = Results(rules.directory).previous(day)
         if (now.result_digest if now else None) != digest:
             raise ReconcileRefused(
                 f"the day before {day} has another result than when this day was reconciled: "
@@ -268,10 +267,6 @@ class Day:
                     schema.write(done, results.table("items", day, name).rows())
         progress.stages = ()  # The next date has its own.
         return done
-
-    def release(self) -> None:
-        """Free what Spark keeps of the day; its tables are computed again if they are read."""
-        self._outcome.release()
 
     def _judge(self, tables: Mapping[str, DataFrame], contents: Mapping[str, str]) -> Result:
         rules, manifest, _, people, _ = self._inputs

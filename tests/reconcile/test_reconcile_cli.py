@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from tests.reconcile.object_store import Store
 from tests.serving import CHECKOUT
+from txmq.cli.reconcile_options import requested_days
 from txmq.cli.root import app
+from txmq.errors import ConfigError
 from txmq.reconcile import results
 
 HOWTO = CHECKOUT / "docs" / "howto"
@@ -212,3 +215,12 @@ def test_a_day_without_a_run_has_nothing_to_sign(rules):
     assert found.stderr == (
         "txmq: 2026-03-31 was not reconciled yet: txmq reconcile --date 2026-03-31\n"
     )
+
+
+def test_so_far_is_the_date_that_runs(rules):
+    _, (running,) = requested_days(rules, None, so_far=True)
+    _, (finished,) = requested_days(rules, None)
+
+    assert running == finished + timedelta(days=1)
+    with pytest.raises(ConfigError, match="leave out --date"):
+        requested_days(rules, running, so_far=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from tests.reconcile.dying_run import write_table
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.day import earlier_days
+from txmq.reconcile.day import earlier_days, reconcile
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
@@ -436,3 +436,12 @@ def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):
 
     with pytest.raises(ReconcileRefused, match=told):
         results.current(DAY)
+
+
+def test_a_day_goes_on_only_from_one_that_was_over(tmp_path):
+    rules = msgspec.structs.replace(breaks.rules(), directory=str(tmp_path))
+    with open_results(tmp_path) as results:
+        results.publish(breaks.run(DAY, is_final=False), {})
+
+    with pytest.raises(ReconcileRefused, match=f"{DAY} was reconciled before it was over"):
+        reconcile(None, rules=rules, date=DAY + timedelta(days=1))

@@ -49,6 +49,31 @@ Jars = Annotated[
     typer.Option("--jar", help="The library of a JDBC driver; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
+    ),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        envvar="SPARK_REMOTE",
+        help="A Spark Connect server that runs already, such as sc://host:15002.",
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option("--memory", help="Java's heap on this machine, or the memory of each executor."),
+]
+Cores = Annotated[
+    int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
+]
 
 
 @app.callback()
@@ -72,34 +97,19 @@ def reconcile(
     reuse: Annotated[
         bool, typer.Option("--reuse-extract", help="Read no ledger, and use the latest extract.")
     ] = False,
-    master: Annotated[
-        str | None,
+    so_far: Annotated[
+        bool,
         typer.Option(
-            "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
+            "--so-far",
+            help="The running business date, up to now. It cannot be signed.",
         ),
-    ] = None,
-    remote: Annotated[
-        str | None,
-        typer.Option(
-            "--remote",
-            envvar="SPARK_REMOTE",
-            help="A Spark Connect server that runs already, such as sc://host:15002.",
-        ),
-    ] = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            "--memory", help="Java's heap on this machine, or the memory of each executor."
-        ),
-    ] = "4g",
-    cores: Annotated[
-        int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
-    ] = None,
+    ] = False,
+    master: Master = None,
+    remote: Remote = None,
+    memory: Memory = "4g",
+    cores: Cores = None,
     jar: Jars = None,
-    spark: Annotated[
-        list[str] | None,
-        typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
-    ] = None,
+    spark: Settings = None,
     ui: Annotated[
         bool | None,
         typer.Option(
@@ -120,22 +130,12 @@ def reconcile(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures(), stop_on_signals():
-        rules, days = requested_days(config, day, first, last)
+        rules, days = requested_days(config, day, first, last, so_far=so_far)
         if extract is not None and (reuse or len(days) > 1):
             raise ConfigError("--extract names the one extract of one date")
-        settings = dict(_setting(setting) for setting in spark or [])
-        from txmq.reconcile.spark import open_spark
-
-        start = partial(
-            open_spark,
-            master,
-            remote=remote,
-            memory=memory,
-            cores=cores,
-            jars=jar or [],
-            settings=settings,
-            ui=sys.stderr.isatty() and not (quiet or remote) if ui is None else ui,
-        )
+        start = _starter(master, remote, memory, cores, jar, spark)
+        wants_ui = sys.stderr.isatty() and not (quiet or remote) if ui is None else ui
+        start = partial(start, ui=wants_ui)
         verdicts = _run_all(rules, days, start, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
 
@@ -145,14 +145,20 @@ def extract_(
     *,
     day: Day = None,
     config: Config = None,
+    master: Master = None,
+    remote: Remote = None,
+    memory: Memory = "1g",
+    cores: Cores = None,
     jar: Jars = None,
+    spark: Settings = None,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
     """Only read the ledgers of a business date into an extract, and print its control totals."""
     with report_failures(), stop_on_signals():
         rules, (wanted,) = requested_days(config, day)
-        manifest = _take(rules, wanted, jar or [], quiet=quiet)
+        start = _starter(master, remote, memory, cores, jar, spark)
+        manifest = _take(rules, wanted, start, quiet=quiet)
         if json:
             as_json(manifest)
             return
@@ -167,18 +173,40 @@ def extract_(
         table(("source", "table", "rows", "amounts", "least id", "most", "hash total"), rows)
 
 
-def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manifest":
+def _starter(
+    master: str | None,
+    remote: str | None,
+    memory: str,
+    cores: int | None,
+    jars: list[Path] | None,
+    settings: list[str] | None,
+) -> Callable[..., AbstractContextManager[Any]]:
+    """What starts Spark by these options."""
+    from txmq.reconcile.spark import open_spark
+
+    return partial(
+        open_spark,
+        master,
+        remote=remote,
+        memory=memory,
+        cores=cores,
+        jars=jars or [],
+        settings=dict(map(_setting, settings or [])),
+    )
+
+
+def _take(
+    rules: "Rules", day: date, start: Callable[..., AbstractContextManager[Any]], *, quiet: bool
+) -> "Manifest":
     """Take the extract of a day."""
     from txmq.reconcile.extract.extraction import extract_day
     from txmq.reconcile.progress import show_progress
-    from txmq.reconcile.spark import open_spark
     from txmq.reconcile.storage import open_folder
 
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
         with progress.stage("start Spark"):
-            opened = open_spark(memory="1g", jars=jars, log=_log(rules, day))
-            session = stack.enter_context(opened)
+            session = stack.enter_context(start(log=_log(rules, day)))
         with progress.stage("extract") as stage:
             manifest = extract_day(session, rules, day, open_folder(rules.directory))
             stage.rows = manifest.rows

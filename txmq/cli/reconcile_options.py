@@ -127,25 +127,36 @@ Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers
 
 
 def requested_days(
-    config: Path | None, day: date | None, first: date | None = None, last: date | None = None
+    config: Path | None,
+    day: date | None,
+    first: date | None = None,
+    last: date | None = None,
+    *,
+    so_far: bool = False,
 ) -> tuple["Rules", list[date]]:
-    """The rules, and the days to run; the last finished day if none is named.
+    """The rules, and the days to run; if none is named, the last finished day, or the running one.
 
     Raises:
         ConfigError: The options contradict each other.
     """
     if (first is None) != (last is None) or (first is not None and day is not None):
         raise ConfigError("write --date for one day, or --from and --to for several")
+    if so_far and (day is not None or first is not None):
+        raise ConfigError("--so-far names the running date: leave out --date, --from and --to")
     rules = rules_of(config, reads_banks=True)
     if first is not None and last is not None:
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
         return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-    return rules, [day or _last_finished(rules)]
+    return rules, [day or (_running(rules) if so_far else _last_finished(rules))]
+
+
+def _running(rules: "Rules") -> date:
+    return rules.day.of(SystemClock().wall_ms())
 
 
 def _last_finished(rules: "Rules") -> date:
-    return rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)
+    return _running(rules) - timedelta(days=1)
 
 
 def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":

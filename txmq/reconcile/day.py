@@ -302,6 +302,8 @@ def _day_before(rules: Rules, day: dt.date, results: Results) -> Run | None:
     past = results.previous(day)
     if past is None:
         return None
+    if not past.result.is_final:
+        raise ReconcileRefused(f"{past.day} was reconciled before it was over: run it again first")
     if past.result.end_ms >= rules.day.window(day).start_ms:
         if (why := results.why_outdated(past, day)) is not None:
             raise ReconcileRefused(why)

@@ -1,10 +1,10 @@
 """A transfer with all of its rows, and the facts in them; pure.
 
-The second pass assembles each transfer that does not plainly agree. These are few on most days, so
+Python assembles each transfer that does not plainly agree. These are few on most days, so
 texts are compared as texts, and sets hold the values that should be single.
 
 A row that names no transfer has no number of its booking. All such rows that a bank wrote at one
-moment meet first (``ledgers.with_keys``). Here each becomes a transfer of its own, together with
+moment meet first (``frames.with_keys``). Here each becomes a transfer of its own, together with
 the row on the clearing account that has the opposite amount.
 """
 

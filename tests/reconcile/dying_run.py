@@ -9,10 +9,10 @@ import sys
 from datetime import date
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tests.reconcile import breaks
 from txmq.reconcile.contents import ContentHash
-from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.results import open_results
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import MATCHES, TABLES, TOTALS
@@ -45,8 +45,8 @@ def write_table(results, name, rows, day, run, parts=1):
     draft = results.draft(name, run)
     for part in range(parts):
         file = draft.create(f"part-{part:05}.parquet")
-        with file as out, parquet_writer(out, rows.schema) as writer:
-            writer.write_table(rows.take(pa.array(range(part, len(rows), parts), pa.int64())))
+        with file as out:
+            pq.write_table(rows.take(pa.array(range(part, len(rows), parts), pa.int64())), out)
     whole = ContentHash(TABLES[name])
     for batch in rows.to_batches():
         whole.add(batch)

@@ -1,6 +1,7 @@
 """A bank's book comes from files, and gives the extract that a database would give."""
 
 import csv
+import hashlib
 import io
 import json
 from datetime import timedelta
@@ -370,9 +371,9 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, monkeypatc
     def grow(*found):
         with path.open("a") as file:
             file.write("9")
-        return "0"
+        return hashlib.sha256()
 
-    monkeypatch.setattr("txmq.reconcile.extract.book_files.LocalFolder.sha256", grow)
+    monkeypatch.setattr("txmq.reconcile.extract.book_files.hashlib.file_digest", grow)
     with pytest.raises(ReconcileRefused, match="ccb.csv changed while it was read"):
         Books(files_of(tmp_path, WHOLE))
 

@@ -11,7 +11,6 @@ settings that they read in ``core-site.xml``.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import secrets
@@ -104,12 +103,6 @@ class Folder:
         """True if a file exists."""
         return any(map(self._is_there, self._names(name)))
 
-    def size(self, name: str) -> int:
-        """The number of bytes of a file."""
-        if (size := self._system.get_file_info(self._at(name)).size) is None:
-            raise FileNotFoundError(f"{self}/{name} does not exist")
-        return int(size)
-
     def read(self, name: str) -> bytes:
         """The bytes of a file."""
         # A file that is being replaced may move between two attempts.
@@ -117,11 +110,6 @@ class Folder:
             with suppress(FileNotFoundError), self._system.open_input_stream(self._at(one)) as file:
                 return bytes(file.read())
         raise FileNotFoundError(f"{self}/{name} does not exist")
-
-    def sha256(self, name: str) -> str:
-        """The SHA-256 of a file, in hexadecimal."""
-        with self._system.open_input_stream(self._at(name)) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def batches(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file in pieces: all columns, or those of some that it has.

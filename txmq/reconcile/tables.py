@@ -302,5 +302,5 @@ RECURRING: Final = frozenset({
     "first_seen", "group", "holder", "kind", "message_state", "problem", "proof", "reason", "role",
     "state", "status", "topic", "was",
 })  # fmt: skip
-"""Columns with few distinct texts. Arrow's files have dictionaries for these alone: for keys and
+"""Columns with few distinct texts. Files have dictionaries for these alone: for keys and
 accounts a dictionary takes time, and saves no more space than compression does."""

@@ -33,11 +33,6 @@ class WrittenTable(NamedTuple):
         """The names of its files."""
         return self.folder.files("*.parquet")
 
-    @property
-    def row_count(self) -> int:
-        """The number of rows."""
-        return sum(len(piece) for piece in self.pieces("key"))
-
     def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """The rows in pieces: all columns or some, and all rows or those that fit a condition."""
         if not (parts := self.parts):

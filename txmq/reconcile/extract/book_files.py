@@ -10,6 +10,7 @@ states, and otherwise the closing balances of the day before.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,6 @@ from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
-from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ACCOUNTS, OPENING, join_halves
 
 __all__ = ["open_files"]
@@ -127,8 +127,8 @@ class _FileReader(SqliteReader):
             with open_unchanged(path) as file:
                 rows = self._stored(table, path.name, names, self._rows(path.name, file, names))
                 self._connection.executemany(insert, rows)
-                digest = LocalFolder(path.parent).sha256(path.name)
-                self._hashes.append((path.name, digest))
+                file.seek(0)
+                self._hashes.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
         for page, balance in stated_balances(() if is_journal else self._pages):
             rows = self._stored(table, page.file, names, iter([balance]))
             self._connection.executemany(insert, rows)

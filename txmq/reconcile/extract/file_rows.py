@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from io import BufferedReader
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -35,7 +36,7 @@ _STATE: Final = attrgetter("st_ino", "st_size", "st_mtime_ns")
 
 
 @contextmanager
-def open_unchanged(path: Path) -> Iterator[BinaryIO]:
+def open_unchanged(path: Path) -> Iterator[BufferedReader]:
     """Open a file, and check at the end of the block that it did not change meanwhile.
 
     Raises:

@@ -1,19 +1,17 @@
-"""Tables in Arrow, and their files of Parquet."""
+"""Tables in Arrow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.report.words import mask, mask_sides
-from txmq.reconcile.tables import LIMIT, RECURRING, TableSchema
+from txmq.reconcile.tables import LIMIT, TableSchema
 
-__all__ = ["arrow_schema", "arrow_table", "parquet_writer"]
+__all__ = ["arrow_schema", "arrow_table"]
 
 _PLACE: Final = (
     *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee"),
@@ -63,17 +61,3 @@ def _place(row: dict[str, Any]) -> str:
     row = mask_sides({"payer": None, "payee": None} | row)
     row["account"] = mask(row.get("account") or "")
     return ", ".join(row[name] for name in _PLACE if row.get(name))
-
-
-def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """A Parquet writer with the layout of all extract files: fast to write and to read."""
-    numbers = {of.name: "DELTA_BINARY_PACKED" for of in schema if pa.types.is_integer(of.type)}
-    return pq.ParquetWriter(
-        path,
-        schema,
-        column_encoding=numbers,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=sorted(RECURRING.intersection(schema.names)),
-        write_page_checksum=True,
-    )

@@ -6,6 +6,7 @@ import msgspec
 import pyarrow as pa
 
 from tests.reconcile import runs
+from tests.reconcile.dying_run import write_table
 from txmq.reconcile.explanations import BreakNote, Explanations
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.results import Results
@@ -45,7 +46,7 @@ def write_reports(directory, text="a fee, T-1"):
     first, *others = busy.items
     items = [first | {"reason": text, "explanation": None}, *others]
     table = pa.Table.from_pylist([row_of(item) for item in items], arrow_schema(ITEMS))
-    content = results.write_table("items", table, DAY, "c" * 16)
+    content = write_table(results, "items", table, DAY, "c" * 16)
     busy = msgspec.structs.replace(busy, contents={"items": content}, why=(*busy.why, text))
     made = runs.run(
         busy, run_id="c" * 16, previous_run_id=before.run_id, previous_digest=before.result_digest

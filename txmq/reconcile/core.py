@@ -90,7 +90,8 @@ def reconcile_frames(
     broken = tables.pop("proofs")
     plain = found.where(F.col("class").isNotNull())
     tables["matches"] = plain.select(*MATCHES.names).unionByName(tables["matches"])
-    places = 1 + tables["items"].count() // _ITEMS_AT_A_PLACE
+    with raised_here():
+        places = 1 + tables["items"].count() // _ITEMS_AT_A_PLACE
     place = F.pmod(F.xxhash64("fold"), F.lit(places))
     tables["items"] = tables["items"].groupBy(place).applyInArrow(with_doubts, ITEMS.ddl)
     messages = rows_of(Role.MESSAGES, frames[Role.MESSAGES], window)

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.contract.contract_cluster import messages
 from tests.contract.test_contract_transactions import COMMIT, ROLLBACK, UNKNOWN, Bank, producer
-from tests.reconcile.log_stage import ALWAYS, Taken, order, rules_of
+from tests.reconcile.log_stage import Taken, order, rules_of
 from txmq.client.settings import StartFrom
 from txmq.client.values import PullOutcome
 from txmq.message import Message
@@ -12,17 +12,17 @@ from txmq.protocol.topics import OP_TOPIC
 from txmq.reconcile.rules import Flow, LogRules
 
 
-async def taken(cluster, directory, topic, group):
+async def taken(cluster, topic, group):
     """The rows of one topic."""
     flow = Flow(topic=topic, namespace="icbc", group=group, key="id")
     rules = rules_of("", flow)
     rules = type(rules)(
         rules.name, rules.directory, rules.bank, LogRules(cluster=cluster.names, flow=(flow,))
     )
-    return await asyncio.to_thread(Taken, rules, directory / str(cluster.name()), ALWAYS)
+    return await asyncio.to_thread(Taken, rules)
 
 
-async def test_transactions_are_read_as_they_ended(cluster, tmp_path):
+async def test_transactions_are_read_as_they_ended(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     bank = Bank(UNKNOWN, UNKNOWN)
     async with producer(cluster, bank) as sending:
@@ -35,7 +35,7 @@ async def test_transactions_are_read_as_they_ended(cluster, tmp_path):
 
     async def read():
         nonlocal found
-        found = await taken(cluster, tmp_path, topic, group)
+        found = await taken(cluster, topic, group)
         return found.states().get("no") == "rolled_back"
 
     await cluster.until(read, "the mark of the rollback")
@@ -84,7 +84,7 @@ async def test_the_index_of_a_queue_leads_to_the_records_that_pulls_return(clust
     assert (beyond.outcome, beyond.next_offset) == (PullOutcome.MOVED, 40)
 
 
-async def test_deliveries_are_read_as_they_ended(cluster, tmp_path):
+async def test_deliveries_are_read_as_they_ended(cluster):
     topic = await cluster.topic()
     group = await cluster.group()
 
@@ -106,7 +106,7 @@ async def test_deliveries_are_read_as_they_ended(cluster, tmp_path):
 
             async def failed():
                 nonlocal found
-                found = await taken(cluster, tmp_path, topic, group)
+                found = await taken(cluster, topic, group)
                 return any(row["group"] == group for row in found.failures)
 
             found = None

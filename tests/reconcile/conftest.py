@@ -11,7 +11,7 @@ def pytest_collection_modifyitems(items):
     """The first test waits until Spark has started."""
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY, Stage
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile import reconcile
 
-pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 
 JOURNAL = ("id", "transfer", "account", "amount", "currency", "kind", "booked_ms", "recorded_ms")
 ACCOUNT = ("number", "currency", "balance")

@@ -14,6 +14,8 @@ from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.rules import AccountColumns, BankFiles
 from txmq.reconcile.tables import PROOFS
 
+pytestmark = pytest.mark.timeout(600)  # Some of them start Spark.
+
 RULES = breaks.rules()
 FRIDAY, SATURDAY, SUNDAY, MONDAY = (date(2026, 11, day) for day in (20, 21, 22, 23))
 OF_SUMS = [

@@ -25,7 +25,7 @@ from txmq.reconcile.extract.jdbc import _error_sentence, options
 from txmq.reconcile.extract.statements import EntryStatements
 from txmq.reconcile.rules import Bank, Day, Money
 
-pytestmark = pytest.mark.timeout(180)  # Spark takes its time where others work beside it.
+pytestmark = pytest.mark.timeout(600)  # Spark takes its time where others work beside it.
 
 
 class Nowhere:

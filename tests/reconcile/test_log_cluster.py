@@ -313,7 +313,7 @@ def test_a_new_broker_leaves_the_numbers_of_the_others():
     assert sum(before[name] != after[name] for name in before) <= 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_day_has_the_same_result_over_the_wire(tmp_path, spark):
     """Spark's workers read the ranges; the classes, sums and proofs are those of the files."""
     stage = Stage.set_up(tmp_path / "stage")

@@ -17,7 +17,7 @@ from txmq.reconcile.tables import MESSAGES
 from txmq.runtime.disk import LocalDisk
 
 PAGE = CHECKOUT / "docs/howto/read-the-log-from-spark.md"
-pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.soak import IS_SOAK, some_of
 from txmq.cli.root import app
 from txmq.reconcile.results import Results
 
-pytestmark = pytest.mark.timeout(300)  # The first run starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first run starts Spark.
 
 SUMMED = "clearing-total", "conservation", "gapless"
 AGREED = "matched", "returned", "rolled-back"

@@ -15,10 +15,10 @@ from tests.serving import CHECKOUT, free_port
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.spark import open_spark
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 
 LOCAL = "local[2]"
-END_SECONDS = 100
+END_SECONDS = 200
 STOPPED = (
     "txmq: SIGTERM stopped this before it was finished; a date that has no verdict above has no "
     "result of this run: start it again\n"

@@ -18,7 +18,7 @@ from tests.reconcile.whole_stage import (
 )
 from txmq.cli.root import app
 
-pytestmark = pytest.mark.timeout(300)  # The first run starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first run starts Spark.
 
 BY_HAND = (
     "INSERT INTO journal (transfer, account, amount, currency, kind, booked_ms, recorded_ms) "

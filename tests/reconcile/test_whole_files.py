@@ -7,7 +7,7 @@ import pytest
 
 from tests.reconcile.whole_stage import PAYEE, RULES, THURSDAY, WEDNESDAY, Posting, Stage, at
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 FILES = """[bank.files]
 path = "in/ccb-{date}.csv"

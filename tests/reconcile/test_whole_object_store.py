@@ -29,10 +29,10 @@ from txmq.cli.root import app
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.results import Results
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 FOLDER, URI = "vault/recon/", "s3a://vault/recon"
-END_SECONDS = 120
+END_SECONDS = 300
 VOID_S = 1_000
 """After so long the claim of a process that was killed is void."""
 

@@ -40,7 +40,7 @@ from txmq.reconcile.ledgers import Role
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.storage import LocalFolder
 
-pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 
 FILES = ["metrics.prom", "report.html", "run.json", "summary.json"]
 

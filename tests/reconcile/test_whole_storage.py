@@ -16,7 +16,7 @@ from txmq.reconcile.results import Results
 from txmq.reconcile.rules import LogRules
 from txmq.reconcile.storage import open_folder
 
-pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 
 CODES = {"clean": 0, "within limits": 1, "over limits": 2}
 SITE = """<configuration>

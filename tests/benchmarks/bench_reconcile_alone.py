@@ -26,6 +26,7 @@ from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 
+from bench_process import tree_cpu_s
 from bench_reconcile_by_hand import reconcile_by_hand
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -192,9 +193,9 @@ def measured(session, work, folder, plan):
     """
     with session(plan) as spark:
         pid = spark._jvm.java.lang.ProcessHandle.current().pid()
-        before, begun = cpu_s(), time.perf_counter()
+        before, begun = tree_cpu_s(os.getpid()), time.perf_counter()
         figures = work(spark, folder, plan)
-        seconds, cpu = time.perf_counter() - begun, cpu_s() - before
+        seconds, cpu = time.perf_counter() - begun, tree_cpu_s(os.getpid()) - before
         jobs = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
         status = Path(f"/proc/{pid}/status").read_text()
     peak_kb = int(re.search(r"VmHWM:\s+(\d+)", status)[1])
@@ -205,22 +206,6 @@ def measured(session, work, folder, plan):
         "rows_per_s": round(3 * plan.transfers / seconds),
         "peak_mb": round(peak_kb / 1024),
     }
-
-
-def cpu_s():
-    """The CPU seconds of this process and of all below it: Java, and Spark's Python workers."""
-    parents, ticks = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # It has ended.
-        pid = int(path.parent.name)
-        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def main(what, folder, transfers):

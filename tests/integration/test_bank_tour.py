@@ -70,7 +70,7 @@ def put_money_into_the_books(kept):
         with closing(sqlite3.connect(kept / "ccb.db", timeout=20)) as books:
             books.execute("UPDATE accounts SET balance = balance + 1 WHERE number = 'CCB-7'")
             books.commit()
-        said, _ = running.communicate(timeout=60)
+        said, _ = running.communicate(timeout=PATIENCE_S)
     return running.returncode, said
 
 
@@ -83,7 +83,7 @@ def take_the_broker_away(kept):
     with touring("--transfers", 100, *chaos, "--directory", kept) as running:
         (kept / "broker").rename(kept.with_name("elsewhere"))
         (kept / "broker").write_bytes(b"")
-        said, _ = running.communicate(timeout=60)
+        said, _ = running.communicate(timeout=PATIENCE_S)
     return running.returncode, said
 
 
@@ -176,7 +176,7 @@ def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
         assert len(children) == 3
         assert len(databases_of(postgres)) == len(before) + 2
         running.send_signal(told)
-        said, _ = running.communicate(timeout=30)
+        said, _ = running.communicate(timeout=PATIENCE_S)
 
     assert running.returncode == 130, said
     assert "Traceback" not in said

@@ -22,7 +22,6 @@ from txmq.reconcile.extract.books import BOOKS, BookPart, BookReader, BookReques
 from txmq.reconcile.extract.manifest import SourceKind
 from txmq.reconcile.extract.sheets import Sheets
 from txmq.reconcile.rules import Bank
-from txmq.reconcile.tables import ENTRIES
 
 __all__ = ["SHEETS", "BankSource", "kind_of"]
 
@@ -38,9 +37,7 @@ class BankSource(DataSource, DataSourceReader):
     Options: ``bank``, ``url``, ``date``, and as in the rules ``day``, ``money``, ``directory`` and
     ``quarantine_max``; the first and the third are required.
 
-    Two sources with one exported ``snapshot`` of PostgreSQL are a bank together: with the ``part``
-    ``entries``, several tasks read these alone, without the columns of other tables; ``others`` has
-    all else, and the notes about entries, too.
+    With an exported ``snapshot`` of PostgreSQL, several tasks read the entries.
     """
 
     @classmethod
@@ -58,8 +55,6 @@ class BankSource(DataSource, DataSourceReader):
     @property
     def _table(self) -> str | None:
         """The table wanted; ``None`` for all of them."""
-        if self.options.get("part") == ENTRIES.name:
-            return ENTRIES.name
         return self.options.get("table") or None
 
     def reader(self, schema: Any) -> BankSource:
@@ -73,14 +68,13 @@ class BankSource(DataSource, DataSourceReader):
         Raises:
             ReconcileRefused: The bank cannot be reached, or an option is invalid.
         """
-        books, part = BookRequest.from_options(self.options), self.options.get("part")
-        if part is None:
+        books, snapshot = BookRequest.from_options(self.options), self.options.get("snapshot")
+        if not snapshot:
             return [InputPartition(BookPart())]
-        if part != ENTRIES.name:
-            return [InputPartition(BookPart(()))]
         from txmq.reconcile.extract.postgres import entry_parts
 
-        return [InputPartition(one) for one in entry_parts(books, self.options["snapshot"])]
+        others = BookPart(())
+        return [InputPartition(one) for one in (*entry_parts(books, snapshot), others)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of the books.

@@ -8,7 +8,7 @@ temporary name until it is complete, so that a partial one is never used.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from functools import reduce
@@ -52,7 +52,7 @@ from txmq.reconcile.refusals import raised_here
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
-from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, ENTRIES, LOG_TABLES
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["describe", "extract_day", "log_of"]
@@ -61,8 +61,7 @@ __all__ = ["describe", "extract_day", "log_of"]
 class OpenBooks(NamedTuple):
     """A bank that is being read."""
 
-    frames: Sequence[DataFrame]
-    """Its sheets; the entries may be apart, without the columns of other tables."""
+    sheets: DataFrame
     source: ExtractedSource
     """The bank, without the tables."""
 
@@ -129,14 +128,8 @@ class _Extraction(NamedTuple):
                     stack.enter_context(self._open_books(bank, kinds[bank.name], clock))
                     for bank in rules.bank
                 ]
-                # One job writes the frames of all banks that have the same columns.
-                alike = defaultdict[frozenset[str], list[DataFrame]](list)
-                for one in banks:
-                    for frame in one.frames:
-                        named = frame.withColumn(SOURCE, f.lit(one.source.name))
-                        alike[frozenset(frame.columns)].append(named)
-                for frames in alike.values():
-                    write_sheets(reduce(DataFrame.unionByName, frames), draft.at(BOOKS))
+                sheets = [one.sheets.withColumn(SOURCE, f.lit(one.source.name)) for one in banks]
+                write_sheets(reduce(DataFrame.unionByName, sheets), draft.at(BOOKS))
             self._write_log()
             sources = [one.source for one in banks]
             return describe(self.spark, rules, self.day, sources, draft, clock.wall_ms())
@@ -150,24 +143,21 @@ class _Extraction(NamedTuple):
             source_ms = taken_ms
             reader = self.spark.read.format(BankSource.name()).options(**books.options())
             if kind == "frames":
-                frames = [frame_sheets(books, self.spark, self.given.of_bank(bank))]
+                sheets = frame_sheets(books, self.spark, self.given.of_bank(bank))
             elif kind == "jdbc":
                 from txmq.reconcile.extract.jdbc import jdbc_errors, jdbc_tables
 
                 with jdbc_errors(bank):
-                    frames = [frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))]
+                    sheets = frame_sheets(books, self.spark, jdbc_tables(bank, self.spark))
             elif kind == "postgresql":
                 from txmq.reconcile.extract.postgres import export_snapshot
 
                 snapshot, source_ms = stack.enter_context(export_snapshot(books))
-                reader.option("snapshot", snapshot)
-                entries = reader.option("part", "entries").load()
-                entries = entries.withColumn(TABLE, f.lit(ENTRIES.name))
-                frames = [reader.option("part", "others").load(), entries]
+                sheets = reader.option("snapshot", snapshot).load()
             else:
-                frames = [reader.load()]
+                sheets = reader.load()
             source = ExtractedSource(bank.name, kind, snapshot, taken_ms, source_ms, ())
-            yield OpenBooks(frames, source)
+            yield OpenBooks(sheets, source)
 
     def _write_log(self) -> None:
         window, place = self.rules.day.window(self.day), self.draft.at(LOG)

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from txmq.reconcile.extract.sheets import TABLE, Sheets
+from txmq.reconcile.spark import setting
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import LIMIT, LOWER_HALF, RECURRING, join_halves
@@ -47,6 +48,8 @@ _CONTENT: Final = "{}-{:016x}"
 NO_CONTENT: Final = _CONTENT.format(0, 0)
 """The hash of a table without rows."""
 _ROWS_A_FILE: Final = 2_000_000
+_WRITERS: Final = "spark.sql.maxConcurrentOutputFileWriters"
+_TABLES_A_TASK: Final = 16
 _MONEY: Final = ("amount", "balance")
 """The columns added up by currency; no table has both."""
 _NOTE: Final = ("about", "place", "note")
@@ -74,7 +77,10 @@ def write_sheets(frame: DataFrame, folder: Folder) -> None:
     # For keys and amounts a dictionary takes time and saves no space.
     plain = {f"parquet.enable.dictionary#{name}" for name in frame.columns if name not in RECURRING}
     options |= dict.fromkeys(plain, "false")
-    frame.write.mode("append").partitionBy(*_PLACE).options(**options).parquet(folder.spark_path)
+    # A task has few tables; otherwise it would sort its rows by table first.
+    with setting(frame.sparkSession, _WRITERS, str(_TABLES_A_TASK)):
+        writer = frame.write.mode("append").partitionBy(*_PLACE).options(**options)
+        writer.parquet(folder.spark_path)
     if folder.local is not None:
         for path in folder.local.rglob(".*.crc"):
             path.unlink()  # Hadoop's own check would hide which file was changed.

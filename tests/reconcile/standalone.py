@@ -30,7 +30,7 @@ PROGRAM = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 @contextlib.contextmanager
 def cluster(cores=1, memory="1g", count=WORKERS):
-    """The URL of a master that has some workers of so many cores and so much memory each."""
+    """A master, by its URL, and its workers with so many cores and so much memory each."""
     home = Path(tempfile.mkdtemp(prefix="txmq-standalone-"))
     port, page = free_port(), free_port()
     url = f"spark://{HOST}:{port}"
@@ -55,7 +55,7 @@ def cluster(cores=1, memory="1g", count=WORKERS):
         ]
         for worker in workers:
             wait_until(lambda: alive(page) == count, worker, "all workers are registered")
-        yield url
+        yield url, workers
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ def test_a_java_that_is_killed_is_told_of(driver):
 
 @pytest.mark.soak
 def test_a_cluster_comes_to_the_same(driver):
-    with standalone.cluster(memory="600m", count=1) as url:
+    with standalone.cluster(memory="600m", count=1) as (url, _):
         assert driver.run(url, "python", SPARK_LOCAL_IP=standalone.HOST) == (0, "4\n", "")
 
 

@@ -31,7 +31,7 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     shutil.copytree(here, there)
 
     alone = reconciled(spark, here, extract_id)
-    with standalone.cluster(cores=1, memory="700m") as url:
+    with standalone.cluster(cores=1, memory="700m") as (url, _):
         subprocess.run(
             [sys.executable, "-m", "tests.reconcile.whole_driver", url, there],
             cwd=CHECKOUT,

@@ -189,11 +189,7 @@ def describe(
     ``banks`` are in the order of the rules, without their tables. ``now_ms`` is the moment of the
     log, unless its notes have an earlier one.
     """
-    written = {
-        of: one
-        for name, sheets in ((BOOKS, SHEETS), (LOG, LOG_SHEETS))
-        for of, one in add_up(spark, extract, name, sheets).items()
-    }
+    written = add_up(spark, extract, {BOOKS: SHEETS, LOG: LOG_SHEETS})
     for source, table in written:
         if table == NOTES.name:
             place = LOG if source == LOG else BOOKS

@@ -17,7 +17,6 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.bank_source import SHEETS
 from txmq.reconcile.extract.manifest import BOOKS, LOG, ExtractedTable, Manifest, Part
-from txmq.reconcile.extract.sheets import Sheets
 from txmq.reconcile.extract.written_sheets import NO_CONTENT, add_up, hashes_in
 from txmq.reconcile.ledgers import Files, Role, TableFile
 from txmq.reconcile.log.day_source import LOG_SHEETS
@@ -28,7 +27,6 @@ from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 __all__ = ["check_totals", "files_in", "load"]
 
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
-_SHEETS: Final[Mapping[str, Sheets]] = {BOOKS: SHEETS, LOG: LOG_SHEETS}
 
 
 def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Files:
@@ -74,11 +72,7 @@ def check_totals(spark: SparkSession, manifest: Manifest, folder: Folder) -> Non
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
-    now = {
-        of: written
-        for name, sheets in _SHEETS.items()
-        for of, written in add_up(spark, folder, name, sheets).items()
-    }
+    now = add_up(spark, folder, {BOOKS: SHEETS, LOG: LOG_SHEETS})
     for table in manifest.tables:
         of = table.written.source, table.table
         control, content = (now[of].control, now[of].content) if of in now else (None, NO_CONTENT)

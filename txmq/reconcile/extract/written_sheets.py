@@ -11,7 +11,7 @@ the hashes of all rows, so their order and their files do not matter.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Final, NamedTuple, TypeAlias
@@ -96,11 +96,24 @@ def read_sheets(spark: SparkSession, folder: Folder, sheets: Sheets) -> DataFram
 
 
 def add_up(
-    spark: SparkSession, extract: Folder, name: str, sheets: Sheets
+    spark: SparkSession, extract: Folder, folders: Mapping[str, Sheets]
 ) -> dict[tuple[str, str], Written]:
-    """What the sheets in a folder of an extract hold, by source and table."""
-    if not extract.at(name).files():
+    """What the sheets in the folders of an extract hold, by source and table."""
+    sums = [
+        _sums(read_sheets(spark, extract.at(name), sheets), sheets)
+        for name, sheets in folders.items()
+        if extract.at(name).files()
+    ]
+    if not sums:
         return {}
+    found = defaultdict[tuple[str, str], list[Row]](list)
+    for row in reduce(DataFrame.unionByName, sums).collect():
+        found[row[SOURCE], row[TABLE]].append(row)
+    return {of: _written(*of, rows, extract) for of, rows in found.items()}
+
+
+def _sums(frame: DataFrame, sheets: Sheets) -> DataFrame:
+    """The totals of each file, by currency; each note has a row of its own."""
     schema = sheets.schema
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
     longs = {name: f.coalesce(f.col(name).cast("long"), f.lit(0)) for name in numbers}
@@ -117,12 +130,7 @@ def add_up(
         f.max(number).alias("most"),
     ]
     file = f.col("_metadata.file_path").alias("file")
-    frame = read_sheets(spark, extract.at(name), sheets)
-    groups = frame.groupBy(file, *_PLACE, "currency", *_NOTE).agg(*wanted).collect()
-    found = defaultdict[tuple[str, str], list[Row]](list)
-    for row in groups:
-        found[row[SOURCE], row[TABLE]].append(row)
-    return {of: _written(*of, rows, extract) for of, rows in found.items()}
+    return frame.groupBy(file, *_PLACE, "currency", *_NOTE).agg(*wanted)
 
 
 def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]:

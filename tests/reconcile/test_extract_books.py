@@ -13,6 +13,7 @@ from tests.extracts import (
     rules_of,
 )
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.bank_source import BankSource
 
 DAY_MS = 86_400_000
 
@@ -208,11 +209,7 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
             "not a whole number of minor units",
         ),
         ([{"amount": "NaN"}], {}, "amount is 'NaN': not a whole number of minor units"),
-        ([{"amount": None}], {}, "id 1, key t-1: amount is empty"),
-        ([{"currency": "yuan"}], {}, "id 1, key t-1: currency is 'yuan'"),
-        ([{"currency": None}], {}, "id 1, key t-1: currency is empty"),
-        ([{"account": None}], {}, "id 1, key t-1: account is empty"),
-        ([{"booked": None}], {}, "id 1, key t-1: booked is empty"),
+        ([{"currency": "yuan"}], {}, "id 1, key t-1: currency is 'yuan': not a currency code"),
         ([{"booked": START_MS - 1, "amount": "0.5"}], {}, "id 1, key t-1: amount is '0.5'"),
         ([{}], {"key": "order_no"}, "column order_no is missing; it has id, transfer"),
         ([{}], {"table": "nowhere"}, "nowhere"),
@@ -268,14 +265,17 @@ def test_several_banks_may_issue_the_ids_of_a_table(bank, tmp_path):
         Books(rules_of(tmp_path, bank_of(bank, namespace=prefixes)))
 
 
-def test_a_table_of_accounts_that_does_not_fit_is_refused(bank, tmp_path):
-    bank.journal([{}])
-    bank.run("CREATE TABLE balances (account TEXT, currency TEXT, balance NUMERIC)")
-    bank.run("INSERT INTO balances VALUES ('alice', 'CNY', 1.5)")
-    accounts = {"table": "balances", "account": "account", "balance": "balance"}
-
-    with pytest.raises(ReconcileRefused, match=r"icbc/accounts: 1 row .* alice: balance is '1.5'"):
-        Books(rules_of(tmp_path, bank_of(bank, accounts=accounts | {"currency": "currency"})))
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"date": "soon"}, r"Invalid RFC3339 encoded date - at `\$.date`"),
+        ({"bank": '{"name": 1}'}, r"Expected `str`, got `int` - at `\$.bank.name`"),
+        ({"bank": "{}"}, "missing required field"),
+    ],
+)
+def test_an_option_of_the_source_that_cannot_be_is_named(option, told):
+    with pytest.raises(ReconcileRefused, match=f"the options of the bank are invalid: .*{told}"):
+        BankSource({"date": "2024-11-20"} | option).partitions()
 
 
 def test_the_password_stands_in_no_error(tmp_path, postgres, bank):

@@ -87,9 +87,9 @@ def test_only_the_shared_snapshot_keeps_out_what_is_booked_between_two_readers(
 
     def count(*, is_shared):
         @contextlib.contextmanager
-        def booked_before(url, snapshot=""):
+        def booked_before(books, snapshot=""):
             bank.run(BOOK)
-            with transaction(url, snapshot if is_shared else "") as connection:
+            with transaction(books, snapshot if is_shared else "") as connection:
                 yield connection
 
         monkeypatch.setattr(reading, "_transaction", booked_before)

@@ -10,41 +10,50 @@ states, and otherwise the closing balances of the day before.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import (
     StatementPage,
-    Stream,
-    damaged_row,
+    read_camt,
+    read_mt940,
     stated_balances,
 )
-from txmq.reconcile.extract.books import BookReader, BookRequest, Piece, error_text, notes
-from txmq.reconcile.extract.camt import read_camt
-from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
-from txmq.reconcile.extract.manifest import QuarantinedRow
-from txmq.reconcile.extract.mt940 import read_mt940
+from txmq.reconcile.extract.books import (
+    BookReader,
+    BookRequest,
+    Columns,
+    Piece,
+    error_text,
+    notes,
+)
+from txmq.reconcile.extract.file_rows import (
+    DAMAGE,
+    BankFile,
+    FileRows,
+    damaged,
+    open_unchanged,
+    read_rows,
+)
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
-from txmq.reconcile.extract.statements import Dialect, TableColumns
+from txmq.reconcile.extract.statements import Dialect
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
-from txmq.reconcile.tables import ACCOUNTS, OPENING, join_halves
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, OPENING, TableSchema, join_halves
 
 __all__ = ["open_files"]
 
-_CHUNK: Final = 1 << 16
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 
@@ -56,7 +65,6 @@ def open_files(books: BookRequest) -> Iterator[BookReader]:
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
     """
-    name = books.bank.name
     try:
         # The empty name is a database on the disk that SQLite removes by itself.
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
@@ -64,11 +72,12 @@ def open_files(books: BookRequest) -> Iterator[BookReader]:
             connection.execute("BEGIN")
             yield _FileReader(books, connection)
     except (sqlite3.Error, OSError, OverflowError) as error:
-        raise ReconcileRefused(f"{name}: {error_text(error)}") from error
+        raise ReconcileRefused(f"{books.bank.name}: {error_text(error)}") from error
 
 
 class _FileDialect(SqliteDialect):
     place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
+    damage = DAMAGE
 
 
 class _FileReader(SqliteReader):
@@ -88,7 +97,7 @@ class _FileReader(SqliteReader):
         self._amount = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
         super().__init__(books, connection)
 
-    def minor(self, value: Any, scale: int | None) -> int | None:
+    def minor(self, value: Any, scale: int) -> int | None:
         """An amount as the bank writes it, in minor units."""
         if self._amount.fullmatch(text := str(value)) is None:
             return None
@@ -110,49 +119,49 @@ class _FileReader(SqliteReader):
 
     def _others(self) -> Iterator[Piece]:
         if self._files.is_dated:
-            self._check_end()
             yield self.quarantine(self.entries)
             yield from self._balances()
         else:
             yield from super()._others()
         yield notes([("files", *found) for found in self._hashes])
 
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        table, names = where.rpartition("/")[2], sorted(columns.names)
-        fields = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
-        self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
-        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
-        is_journal = isinstance(columns, EntryColumns)
-        for path in self._paths(self._files.path if is_journal else self._files.balances):
+    def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
+        """Bring the rows of the files into a table."""
+        names: list[str] = [*sorted(columns.names), DAMAGE]
+        stored = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
+        self._connection.execute(f"CREATE TABLE {table.name} ({', '.join(stored)})")
+        insert = f"INSERT INTO {table.name} VALUES ({', '.join('?' * len(stored))})"
+        for path in self._paths(self._files.path if table is ENTRIES else self._files.balances):
             with open_unchanged(path) as file:
-                rows = self._stored(table, path.name, names, self._rows(path.name, file, names))
+                rows = self._stored(file, names, self._rows(file, columns.names))
                 self._connection.executemany(insert, rows)
-                file.seek(0)
-                self._hashes.append((path.name, hashlib.file_digest(file, "sha256").hexdigest()))
-        for page, balance in stated_balances(() if is_journal else self._pages):
-            rows = self._stored(table, page.file, names, iter([balance]))
-            self._connection.executemany(insert, rows)
-        time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
-        return {"table": table, **time}, self._dialect
+            self._hashes.append((file.name, file.sha256))
+        if table is ACCOUNTS:
+            for page, balance in stated_balances(self._pages):
+                rows = self._stored(page.file, names, iter([(page.line, balance)]))
+                self._connection.executemany(insert, rows)
+        is_dates = isinstance(columns, EntryColumns) and self._files.is_statement
+        time = {"time": "timestamp"} if is_dates else {}
+        return replace(columns, table=table.name, **time), self._dialect
+
+    def _rows(self, file: BankFile, columns: Collection[str]) -> FileRows:
+        match self._files.format:
+            case "camt.053":
+                return read_camt(file, self._pages)
+            case "mt940":
+                return read_mt940(file, self._files.charset, self._pages)
+        return read_rows(file, columns, self._files)
 
     def _stored(
-        self, table: str, file: str, columns: Sequence[str], rows: FileRows | Stream
+        self, file: BankFile, columns: Sequence[str], rows: FileRows
     ) -> Iterator[Sequence[Any]]:
-        """The rows of a file for SQLite; pages of statements and damaged rows are kept apart."""
-        for row in rows:
-            if isinstance(row, StatementPage):
-                self._pages.append(row)
-                continue
-            if isinstance(row, QuarantinedRow):
-                self.damaged[table].append(row)
-                continue
-            line, values = (row["line"], map(row.get, columns)) if isinstance(row, dict) else row
+        """Rows of a file as SQLite keeps them."""
+        for line, values in rows:
             try:
-                stored = [_stored_value(value, self._files.decimal) for value in values]
+                row = [_stored_value(values.get(name), self._files.decimal) for name in columns]
             except ValueError as error:
-                self.damaged[table].append(damaged_row(file, line, error))
-            else:
-                yield (*stored, file, line)
+                row = [damaged(error).get(name) for name in columns]
+            yield (*row, file.name, line)
 
     def _paths(self, pattern: str) -> list[Path]:
         """The files of a pattern; on a date without business there may be none."""
@@ -166,37 +175,23 @@ class _FileReader(SqliteReader):
             raise ReconcileRefused(f"{why}; get it from the bank, {remedy}")
         return found
 
-    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows | Stream:
-        match self._files.format:
-            case "camt.053":
-                return read_camt(name, iter(partial(file.read, _CHUNK), b""))
-            case "mt940":
-                return read_mt940(name, decoded_lines(name, file, self._files.charset))
-        return read_rows(name, file, columns, self._files)
-
-    def _check_end(self) -> None:
-        """Check that no row of a dated file is of a later date, which would not read it."""
-        columns, moment = self._books.bank.entries, self.entries.values["recorded_ms"]
-        named = [*self._dialect.place.values(), columns.recorded or columns.booked]
-        chosen = ", ".join(map(self._dialect.quoted, named))
-        end_ms = self._books.window.end_ms
-        later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
-        for file, line, value in later:
-            why = f"{value!r} is after the end of {self._day}, the date of the file"
-            remedy = "compare day.cut_off and day.zone with the bank's"
-            raise ReconcileRefused(f"{file} line {line}: {why}: {remedy}")
-
     def _balances(self) -> Iterator[Piece]:
         """How the accounts began the date, as stated or as the day before ended, and how
         they ended it. On the first date, the end tells the beginning if only the end is stated.
         """
         roles, opening, ended = self._books.bank.entries.roles, [], []
-        moved, stated, closed = self._moved(), self._stated(), self._closed()
+        sums = ", ".join(self.entries.halves("amount"))
+        query = f"SELECT account, currency, {sums} FROM ({self.entries.rows()}) GROUP BY 1, 2"
+        moved, stated, closed = self._of_accounts(query), {}, self._closed()
+        if self.accounts is not None:
+            names = ("account", "currency", "opening", "balance")
+            stated = self._of_accounts(self.accounts.select(names))
+        past = closed or {}
         are_all_stated = bool(self._paths(self._files.balances))
-        for key in sorted(moved.keys() | stated.keys() | (closed or {}).keys()):
+        for key in sorted({*moved, *stated, *past}):
             begun, end = stated.get(key, (None, None))
-            carried, rows = (closed or {}).get(key, (0, 0))
-            change = moved.get(key, 0)
+            carried, rows = past.get(key, (0, 0))
+            change = join_halves(*moved.get(key, (0, 0)))
             if begun is None:
                 begun = end - change if closed is None and end is not None else carried
             if end is None and not are_all_stated:
@@ -214,18 +209,13 @@ class _FileReader(SqliteReader):
             for batch in arrow_table(ACCOUNTS, ended).to_batches():
                 yield ACCOUNTS, batch
 
-    def _moved(self) -> dict[tuple[str, str], int]:
-        """The change of each account on the day, by its name and currency."""
-        chosen = ", ".join(["account", "currency", *self.entries.halves("amount")])
-        rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
-        return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
-
-    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
-        """The opening balance of each account, if the bank states it, and the closing balance."""
-        rows = [] if self.accounts is None else self.ask(self.accounts.ends())
-        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
+    def _of_accounts(self, statement: str) -> dict[tuple[str, str], Sequence[Any]]:
+        """The answer to a statement, by accounts and their currencies."""
+        rows, found = self.ask(statement), dict[tuple[str, str], Sequence[Any]]()
+        for account, currency, *values in rows:
+            found[account, currency] = values
         if len(found) < len(rows):
-            where = f"{self._books.bank.name}/{ACCOUNTS.name}"
+            where = self.where(ACCOUNTS)
             raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -24,23 +23,20 @@ from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
     EntryStatements,
     Statements,
-    TableColumns,
 )
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import Bank, Day, DayWindow, Money, Rules
+from txmq.reconcile.rules import AccountColumns, Bank, Day, DayWindow, EntryColumns, Money, Rules
 from txmq.reconcile.tables import (
     ACCOUNTS,
     BANK_TABLES,
     ENTRIES,
     LATER,
-    LIMIT,
     LOWER_HALF,
     OPENING,
     Column,
@@ -54,6 +50,7 @@ __all__ = [
     "BookReader",
     "BookRequest",
     "BookTables",
+    "Columns",
     "Piece",
     "check_columns",
     "error_text",
@@ -71,15 +68,17 @@ BOOKS: Final = {**BANK_TABLES, NOTES.name: NOTES}
 
 Piece: TypeAlias = tuple[TableSchema, pa.RecordBatch]
 """Some rows of a table."""
+Columns = TypeVar("Columns", EntryColumns, AccountColumns)
 
-_SUMS: Final = pa.schema(
-    [pa.field("period", pa.int64())]
-    + [pa.field(name, pa.string()) for name in ("account", "role", "currency")]
-    + [pa.field(name, pa.int64()) for name in ("low", "high", "lines")]
-)
+_SUMS: Final = pa.schema({
+    "period": pa.int64(), "account": pa.string(), "role": pa.string(), "currency": pa.string(),
+    "low": pa.int64(), "high": pa.int64(), "lines": pa.int64(),
+})  # fmt: skip
 """The answer to :meth:`EntryStatements.sums`."""
 _UNREADABLE: Final = 2
 """The period of rows that cannot be read."""
+_TEXTS: Final = frozenset({"date", "directory"})
+"""The options that are not JSON."""
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
@@ -111,12 +110,11 @@ class BookRequest(Struct, frozen=True):
 
     def options(self) -> dict[str, str]:
         """The request as options of a data source. The URL is apart: Spark hides it in plans."""
-        bank = replace(self.bank, database="")
-        texts = {"date": self.date.isoformat(), "directory": self.directory}
-        others = {"bank": bank, "day": self.day, "money": self.money}
-        others |= {"quarantine_max": self.quarantine_max}
-        plain = {name: msgspec.json.encode(value).decode() for name, value in others.items()}
-        return texts | plain | {"url": self.bank.database}
+        hidden = replace(self, bank=replace(self.bank, database=""))
+        plain: dict[str, Any] = msgspec.to_builtins(hidden)
+        others = plain.keys() - _TEXTS
+        texts = {name: msgspec.json.encode(plain[name]).decode() for name in others}
+        return plain | texts | {"url": self.bank.database}
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> BookRequest:
@@ -125,23 +123,17 @@ class BookRequest(Struct, frozen=True):
         Raises:
             ReconcileRefused: ``bank`` or ``date`` is missing, or an option is invalid.
         """
-        if missing := [name for name in ("bank", "date") if not options.get(name)]:
-            raise ReconcileRefused(f"the options {' and '.join(missing)} are missing")
-        kinds = {"bank": Bank, "day": Day, "money": dict[str, Money], "quarantine_max": int}
-        given: dict[str, Any] = {}
-        for name, kind in kinds.items():
-            if name in options:
-                try:
-                    given[name] = msgspec.json.decode(options[name], type=kind)
-                except msgspec.DecodeError as error:
-                    raise ReconcileRefused(f"option {name}: {error}") from error
-        if options.get("url"):
-            given["bank"] = replace(given["bank"], database=options["url"])
+        given = {
+            name: options[name] if name in _TEXTS else msgspec.Raw(options[name].encode())
+            for name in cls.__struct_fields__
+            if name in options
+        }
         try:
-            day = dt.date.fromisoformat(options["date"])
-        except ValueError as error:
-            raise ReconcileRefused(f"option date: {error}") from error
-        return cls(date=day, directory=options.get("directory", ""), **given)
+            found = msgspec.json.decode(msgspec.json.encode(given), type=cls)
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(f"the options of the bank are invalid: {error}") from error
+        url = options.get("url") or found.bank.database
+        return replace(found, bank=replace(found.bank, database=url))
 
 
 class BookPart(NamedTuple):
@@ -157,8 +149,6 @@ class BookTables(ABC):
     """A bank's tables; each kind of database runs the statements in its own way."""
 
     def __init__(self, books: BookRequest) -> None:
-        self.damaged = defaultdict[str, list[QuarantinedRow]](list)
-        """Rows that could not even be brought into a table, by the table's name."""
         self._books = books
 
     @abstractmethod
@@ -166,29 +156,32 @@ class BookTables(ABC):
         """Run a statement in the state of the database that all others see; returns its rows."""
 
     @abstractmethod
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+    def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
         """Check the columns of a table.
 
-        Returns the rules that differ where statements read it, and a dialect that knows its types.
+        Returns the columns where statements read them, and a dialect that knows their types.
         """
 
     @cached_property
     def entries(self) -> EntryStatements:
         """The statements for the journal."""
-        books, bank = self._books, self._books.bank
-        changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
-        bank = replace(bank, entries=replace(bank.entries, **changes))
+        books = self._books
+        columns, dialect = self._look_up(ENTRIES, books.bank.entries)
+        bank = replace(books.bank, entries=columns)
         return EntryStatements(bank, books.money, books.window, dialect)
 
     @cached_property
     def accounts(self) -> AccountStatements | None:
         """The statements for the table of accounts, if the rules name one."""
-        bank, money = self._books.bank, self._books.money
+        bank = self._books.bank
         if bank.accounts is None:
             return None
-        changes, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
-        accounts = replace(bank.accounts, **changes)
-        return AccountStatements(accounts, bank.entries.units, money, dialect)
+        columns, dialect = self._look_up(ACCOUNTS, bank.accounts)
+        return AccountStatements(columns, bank.entries.units, self._books.money, dialect)
+
+    def where(self, table: TableSchema) -> str:
+        """The bank and the table, for errors."""
+        return f"{self._books.bank.name}/{table.name}"
 
     def quarantine(self, statements: Statements) -> Piece:
         """Notes about the rows of a table that cannot be read.
@@ -197,18 +190,16 @@ class BookTables(ABC):
             ReconcileRefused: They are more than the rules allow; the message shows the first.
         """
         name, most = statements.table.name, self._books.quarantine_max
-        found = list(self.damaged[name])
-        count = len(found)
-        for total, *row in self.ask(statements.unreadable(max(most, 1))):
-            count = len(self.damaged[name]) + total
-            found.append(_quarantined(statements, row))
-        if count > most:
+        found = self.ask(statements.unreadable(max(most, 1)))
+        aside = [(name, *_quarantined(statements, *row)) for _, *row in found]
+        if found and (count := found[0][0]) > most:
             why = f"{quantity(count, 'row')} cannot be read, and limits.quarantine_max is {most}"
             remedy = "correct the book, or raise the limit to report such rows instead"
-            first = f"{found[0].row or 'one without an id'}: {found[0].reason}"
-            where = f"{self._books.bank.name}/{name}"
+            _, place, reason = aside[0]
+            first = f"{place or 'one without an id'}: {reason}"
+            where = self.where(statements.table)
             raise ReconcileRefused(f"{where}: {why}: {remedy}; the first is {first}")
-        return notes([(name, one.row, one.reason) for one in found])
+        return notes(aside)
 
 
 class BookReader(BookTables):
@@ -225,17 +216,16 @@ class BookReader(BookTables):
             ReconcileRefused: A table cannot be read, or too many of its rows cannot.
         """
         for slice_ in part.slices:
-            for batch in self.batches(self.entries.rows(*filter(None, [slice_]))):
+            for batch in self.batches(self.entries.rows(slice_)):
                 yield ENTRIES, batch
         if part.has_others:
             yield from self._others()
 
     def _others(self) -> Iterator[Piece]:
         """The tables besides the entries, and the notes."""
-        found = map(pa.table, self.batches(self.entries.sums()))
-        pieces = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in found]
-        sums = pa.concat_tables([_SUMS.empty_table(), *pieces])
-        if pc.any(pc.equal(sums["period"], _UNREADABLE)).as_py() or self.damaged:
+        batches = self.batches(self.entries.sums())
+        sums = pa.Table.from_batches((batch.cast(_SUMS) for batch in batches), _SUMS)
+        if pc.any(pc.equal(sums["period"], _UNREADABLE)).as_py():
             yield self.quarantine(self.entries)
         yield from sums_of_accounts(self._books.bank.name, sums)
         if self.accounts is not None:
@@ -246,8 +236,7 @@ class BookReader(BookTables):
 
 def notes(found: Sequence[tuple[str, str, str]]) -> Piece:
     """Some rows of ``NOTES``."""
-    names = NOTES.names
-    rows = [dict(zip(names, note, strict=True)) for note in found]
+    rows = [dict(zip(NOTES.names, note, strict=True)) for note in found]
     return NOTES, pa.RecordBatch.from_pylist(rows, arrow_schema(NOTES))
 
 
@@ -264,21 +253,23 @@ def sums_of_accounts(name: str, sums: pa.Table) -> Iterator[Piece]:
             yield table, batch
 
 
-def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
-    """A row of the answer to :meth:`Statements.unreadable`, without the number of all."""
-    index, value, *places = row
+def _quarantined(
+    statements: Statements, index: int, value: str | None, *places: str | None
+) -> tuple[str, str]:
+    """The place of a row that cannot be read, and why, from :meth:`Statements.unreadable`."""
     fault = statements.faults[index]
-    found = [
+    place = ", ".join(
         # Reports show it: in one line, and accounts with a mask.
-        f"{name} {one_line(mask(place) if name == 'account' else place, _SHOWN)}"
-        for name, place in zip(statements.place, places, strict=True)
-        if place is not None
-    ]
-    held = "is empty"
-    if value is not None:
-        hint = did_you_mean(value, fault.known)
-        held = f"is {value[:_SHOWN]!r}: {fault.expected}{hint}"
-    return QuarantinedRow(", ".join(found), f"{fault.column} {held}")
+        f"{name} {one_line(mask(text) if name == 'account' else text, _SHOWN)}"
+        for name, text in zip(statements.place, places, strict=True)
+        if text is not None
+    )
+    if value is None:
+        return place, f"{fault.column} is empty"
+    if not fault.expected:
+        return place, value
+    hint = did_you_mean(value, fault.known)
+    return place, f"{fault.column} is {value[:_SHOWN]!r}: {fault.expected}{hint}"
 
 
 def _joined(where: str, accounts: pa.Table) -> pa.ChunkedArray:
@@ -288,12 +279,12 @@ def _joined(where: str, accounts: pa.Table) -> pa.ChunkedArray:
     try:
         return sums.cast(pa.int64())
     except pa.ArrowInvalid:
-        place = pc.index(pc.greater(pc.abs(sums), pa.scalar(LIMIT - 1, _WIDE)), True).as_py()
-        row = accounts.slice(place, 1).to_pylist()[0]
+        found = accounts.append_column("sum", sums).to_pylist()
+        worst = max(found, key=lambda row: abs(row["sum"]))
         raise ReconcileRefused(
-            f"{where}: the entries of account {mask(row['account'])} add up to "
-            f"{sums[place].as_py()} {row['currency']} in minor units, which does not fit into 64 "
-            "bits: correct the wrong entry in the book"
+            f"{where}: the entries of account {mask(worst['account'])} add up to {worst['sum']} "
+            f"{worst['currency']} in minor units, which does not fit into 64 bits: correct the "
+            "wrong entry in the book"
         ) from None
 
 

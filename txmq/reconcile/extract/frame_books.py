@@ -11,6 +11,7 @@ from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -22,13 +23,14 @@ from txmq.reconcile.extract.bank_source import SHEETS
 from txmq.reconcile.extract.books import (
     BookRequest,
     BookTables,
+    Columns,
     check_columns,
     sums_of_accounts,
 )
 from txmq.reconcile.extract.sheets import TABLE
-from txmq.reconcile.extract.statements import Dialect, TableColumns
-from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Rules
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LOG_TABLES, MESSAGES
+from txmq.reconcile.extract.statements import Dialect
+from txmq.reconcile.rules import Bank, DayWindow, Rules
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LOG_TABLES, MESSAGES, TableSchema
 
 __all__ = ["GivenFrames", "SparkDialect", "frame_sheets"]
 
@@ -93,12 +95,13 @@ class GivenFrames(NamedTuple):
         """
         given = {name: _named(ENTRIES.name, of) for name, of in banks.items()}
         log = {} if messages is None else _named(MESSAGES.name, messages)
-        _check_names("banks", given, [bank.name for bank in rules.bank])
-        for bank in (one for one in rules.bank if one.name in given):
-            tables = [ENTRIES.name, *([ACCOUNTS.name] if bank.accounts else [])]
-            _check_names(bank.name, given[bank.name], tables)
-            if missing := [name for name in tables if name not in given[bank.name]]:
-                raise ConfigError(f"{bank.name}: the frame of {missing[0]} is missing")
+        known = {bank.name: bank for bank in rules.bank}
+        _check_names("banks", given, list(known))
+        for name, frames in given.items():
+            tables = [ENTRIES.name, *([ACCOUNTS.name] if known[name].accounts else [])]
+            _check_names(name, frames, tables)
+            if missing := [table for table in tables if table not in frames]:
+                raise ConfigError(f"{name}: the frame of {missing[0]} is missing")
         _check_names("messages", log, list(LOG_TABLES))
         return cls(given, log)
 
@@ -113,10 +116,8 @@ class GivenFrames(NamedTuple):
 
     def log_sheets(self, window: DayWindow) -> DataFrame:
         """The log's tables in one frame, without messages that are of other dates alone."""
-        decided = f.coalesce("decided_ms", "stored_ms")
-        is_ours = (f.col("stored_ms") < window.end_ms) & (
-            f.greatest(decided, "stored_ms") >= window.start_ms
-        )
+        last_ms = f.greatest("decided_ms", "stored_ms")  # It skips NULL.
+        is_ours = (f.col("stored_ms") < window.end_ms) & (last_ms >= window.start_ms)
         frames = []
         for name, frame in self.log.items():
             table = LOG_TABLES[name]
@@ -152,7 +153,18 @@ def frame_sheets(
     Raises:
         ReconcileRefused: A table or a column is missing, or too many rows cannot be read.
     """
-    return _FrameBooks(books, spark, tables).sheets()
+    found, name = _FrameBooks(books, spark, tables), books.bank.name
+    frames = [spark.sql(found.entries.rows()).withColumn(TABLE, f.lit(ENTRIES.name))]
+    sums = spark.sql(found.entries.sums())
+    frames.append(sums.mapInArrow(partial(_sums_in_sheets, name), from_arrow_schema(SHEETS.schema)))
+    notes = [found.quarantine(found.entries)]
+    if found.accounts is not None:
+        notes.append(found.quarantine(found.accounts))
+        frames.append(spark.sql(found.accounts.rows()).withColumn(TABLE, f.lit(ACCOUNTS.name)))
+    sheets = [SHEETS.rows(name, *one) for one in notes if one[1].num_rows]
+    if sheets:
+        frames.append(spark.createDataFrame(pa.Table.from_batches(sheets)))
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
 
 class _FrameBooks(BookTables):
@@ -163,29 +175,12 @@ class _FrameBooks(BookTables):
         self._spark = spark
         self._tables = tables
 
-    def sheets(self) -> DataFrame:
-        """All tables in one frame."""
-        name, sql = self._books.bank.name, self._spark.sql
-        frames = [sql(self.entries.rows()).withColumn(TABLE, f.lit(ENTRIES.name))]
-        sums = sql(self.entries.sums())
-        whole = from_arrow_schema(SHEETS.schema)
-        frames.append(sums.mapInArrow(partial(_sums_in_sheets, name), whole))
-        notes = [self.quarantine(self.entries)]
-        if self.accounts is not None:
-            notes.append(self.quarantine(self.accounts))
-            frames.append(sql(self.accounts.rows()).withColumn(TABLE, f.lit(ACCOUNTS.name)))
-        sheets = [SHEETS.rows(name, *one) for one in notes if one[1].num_rows]
-        if sheets:
-            frames.append(self._spark.createDataFrame(pa.Table.from_batches(sheets)))
-        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
-
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._spark.sql(statement).collect()
 
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+    def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
         """Keep the rows of a table, and make a view of them."""
-        name = ENTRIES.name if isinstance(columns, EntryColumns) else ACCOUNTS.name
-        frame = self._tables[name]
+        where, frame = self.where(table), self._tables[table.name]
         types = {field.name: field.dataType.typeName() for field in frame.schema}
         check_columns(where, columns.names, types)
         rows = frame.select(*(f.col(f"`{name}`") for name in sorted(columns.names)))
@@ -193,7 +188,7 @@ class _FrameBooks(BookTables):
         # If a worker that keeps rows is lost, Spark fails: it never reads them a second time.
         kept = rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
         kept.createOrReplaceTempView(view)
-        return {"table": view, "where": ""}, SparkDialect(types)
+        return replace(columns, table=view, where=""), SparkDialect(types)
 
 
 def _sums_in_sheets(name: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DecimalType, IntegralType
 
@@ -47,24 +47,21 @@ def jdbc_tables(bank: Bank, spark: SparkSession) -> dict[str, DataFrame]:
 
 
 def _read(bank: Bank, columns: TableColumns, spark: SparkSession) -> DataFrame:
-    given = spark.read.format("jdbc").options(**options(bank, columns))
-    frame = given.load()
+    """A table; several connections read it if its ids are numbers, and the first of them also
+    reads rows without one.
+    """
+    reader = spark.read.format("jdbc").options(**options(bank, columns))
+    frame = reader.load()
     number = columns.id if isinstance(columns, EntryColumns) else ""
-    if number not in frame.columns:
+    types = {field.name: field.dataType for field in frame.schema}
+    if not isinstance(types.get(number), IntegralType | DecimalType):
         return frame
-    if isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
-        return _partitioned(given, frame, number, bank.readers)
-    return frame
-
-
-def _partitioned(given: DataFrameReader, frame: DataFrame, number: str, readers: int) -> DataFrame:
-    """Split by ranges of numbers for several connections; the first also reads rows without."""
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
     if least is None:
         return frame
-    bounds = {"partitionColumn": number, "numPartitions": str(readers)}
+    bounds = {"partitionColumn": number, "numPartitions": str(bank.readers)}
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}
-    return given.options(**bounds).load()
+    return reader.options(**bounds).load()
 
 
 @contextmanager

@@ -20,12 +20,13 @@ from txmq.reconcile.extract.books import (
     BookPart,
     BookReader,
     BookRequest,
+    Columns,
     check_columns,
     error_text,
 )
-from txmq.reconcile.extract.statements import Dialect, TableColumns
+from txmq.reconcile.extract.statements import Dialect
 from txmq.reconcile.rules import Bank, EntryColumns
-from txmq.reconcile.tables import LIMIT
+from txmq.reconcile.tables import LIMIT, TableSchema
 
 __all__ = ["entry_parts", "export_snapshot", "open_postgres"]
 
@@ -105,14 +106,14 @@ def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
         ReconcileRefused: The database cannot be reached.
     """
     time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
-    with _refusing(books), _transaction(_url(books.bank.database)) as first:
-        ((name, source_ms),) = _rows(_table(first, f"SELECT pg_export_snapshot(), {time}"))
+    with _transaction(books) as first:
+        ((name, source_ms),) = _ask(first, f"SELECT pg_export_snapshot(), {time}")
         yield name, source_ms
 
 
 def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
     """The parts of a bank's entries that may be read at once, one for each reader."""
-    with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
+    with _transaction(books, snapshot) as connection:
         slices = _slices(connection, books.bank)
     parts = (slices[place :: books.bank.readers] for place in range(books.bank.readers))
     return [BookPart(some, has_others=False) for some in parts if some]
@@ -121,17 +122,8 @@ def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
 @contextmanager
 def open_postgres(books: BookRequest, snapshot: str = "") -> Iterator[BookReader]:
     """Open a bank's books for reading, under an exported snapshot or one of its own."""
-    with _refusing(books), _transaction(_url(books.bank.database), snapshot) as connection:
+    with _transaction(books, snapshot) as connection:
         yield _PostgresReader(books, connection)
-
-
-@contextmanager
-def _refusing(books: BookRequest) -> Iterator[None]:
-    try:
-        yield
-    except (adbc.Error, pa.ArrowException, OSError) as error:
-        text = error_text(error, books.bank.database)
-        raise ReconcileRefused(f"{books.bank.name}: {text}") from error
 
 
 class _PostgresReader(BookReader):
@@ -142,16 +134,18 @@ class _PostgresReader(BookReader):
         self._connection = connection
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
-        return _rows(_table(self._connection, statement))
+        return _ask(self._connection, statement)
 
     def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
         with closing(self._connection.cursor()) as cursor:
             cursor.execute(statement)
             yield from cursor.fetch_record_batch()
 
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        relation = PostgresDialect().relation(columns.table)
-        schema = _table(self._connection, f"SELECT * FROM {relation} LIMIT 0").schema
+    def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
+        where, relation = self.where(table), PostgresDialect().relation(columns.table)
+        with closing(self._connection.cursor()) as cursor:
+            cursor.execute(f"SELECT * FROM {relation} LIMIT 0")
+            schema = cursor.fetch_arrow_table().schema
         metadata = {field.name: field.metadata or {} for field in schema}
         types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
         check_columns(where, columns.names, types)
@@ -162,10 +156,10 @@ class _PostgresReader(BookReader):
                 if column and types[column] == other:
                     why = f'{column} is a {other}, but the rules have time = "{columns.time}"'
                     raise ReconcileRefused(f"{where}: {why}")
-        return {}, PostgresDialect(types)
+        return columns, PostgresDialect(types)
 
 
-def _url(given: str) -> str:
+def _driver_url(given: str) -> str:
     """The URL for the driver's library, with a limit for the time to connect."""
     scheme, colon, rest = given.partition("://")
     url = f"{scheme.partition('+')[0]}{colon}{rest}"
@@ -174,8 +168,13 @@ def _url(given: str) -> str:
 
 
 @contextmanager
-def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
-    """A connection in a transaction that only reads, and that sees the snapshot."""
+def _transaction(books: BookRequest, snapshot: str = "") -> Iterator[Any]:
+    """A connection in a transaction that only reads, and that sees the snapshot.
+
+    Raises:
+        ReconcileRefused: The database cannot be reached, or fails in the block.
+    """
+    url = books.bank.database
     statements = [
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
         *([f"SET TRANSACTION SNAPSHOT '{snapshot}'"] if snapshot else []),
@@ -187,11 +186,14 @@ def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
         "SET LOCAL extra_float_digits = '1'",
         "SET LOCAL standard_conforming_strings = 'on'",
     ]
-    with closing(adbc.connect(url)) as connection:
-        for statement in statements:
-            with closing(connection.cursor()) as cursor:
-                cursor.execute(statement)
-        yield connection
+    try:
+        with closing(adbc.connect(_driver_url(url))) as connection:
+            for statement in statements:
+                with closing(connection.cursor()) as cursor:
+                    cursor.execute(statement)
+            yield connection
+    except (adbc.Error, pa.ArrowException, OSError) as error:
+        raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
 
 
 def _slices(connection: Any, bank: Bank) -> list[str]:
@@ -199,25 +201,22 @@ def _slices(connection: Any, bank: Bank) -> list[str]:
     dialect = PostgresDialect()
     oid = f"to_regclass({dialect.literal(dialect.relation(bank.entries.table))})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
-    statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
-    found = _rows(_table(connection, statement))
-    if not found or found[0][0] not in ("r", "m"):
+    tables = f"pg_class WHERE oid = {oid} AND relkind IN ('r', 'm')"
+    found = _ask(connection, f"SELECT {size} FROM {tables}")
+    if not found:
         return [""]  # A view or a partitioned table has no pages of its own.
-    pages = found[0][1]
+    ((pages,),) = found
     least, most = _PAGES
     step = max(least, min(most, -(-pages // (bank.readers * _SLICES_A_READER))))
-    starts = range(0, max(pages, 1), step)
-    ranges = [
-        f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid" for start in starts[:-1]
+    # Every row of the snapshot is in a page that already exists.
+    return [
+        f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid"
+        for start in range(0, max(pages, 1), step)
     ]
-    return [*ranges, f"ctid >= '({starts[-1]},0)'::tid"]
 
 
-def _table(connection: Any, statement: str) -> pa.Table:
+def _ask(connection: Any, statement: str) -> list[tuple[Any, ...]]:
     with closing(connection.cursor()) as cursor:
         cursor.execute(statement)
-        return cursor.fetch_arrow_table()
-
-
-def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found

@@ -7,7 +7,7 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
@@ -20,8 +20,15 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.statements import Dialect, TableColumns
+from txmq.reconcile.extract.books import (
+    BookReader,
+    BookRequest,
+    Columns,
+    check_columns,
+    error_text,
+)
+from txmq.reconcile.extract.statements import Dialect
+from txmq.reconcile.tables import LIMIT, TableSchema
 
 __all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "open_sqlite", "whole_number"]
 
@@ -29,7 +36,6 @@ _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
 _CACHED: Final = 1 << 16
 """The SQL converts each value several times, and books repeat many values."""
-_GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = Context(prec=10_000)
 """By default, 28 digits are kept, and others are rounded away."""
 
@@ -76,10 +82,37 @@ def open_sqlite(books: BookRequest) -> Iterator[BookReader]:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
 
 
+def whole_number(given: object, factor: int, *, floored: bool = False) -> int | None:
+    """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
+    if isinstance(given, float):
+        given = repr(given)  # The shortest text of the number, as it was written.
+    if not isinstance(given, int | str):
+        return None
+    try:
+        exact = _EXACT.multiply(Decimal(given), factor)
+        is_long = abs(exact) < LIMIT
+    except ArithmeticError:  # It is not a number, or far too great.
+        return None
+    found = floor(exact) if is_long else None
+    return found if floored or found == exact else None
+
+
+def milliseconds(found: datetime, zone: str) -> int | None:
+    """A moment with a zone of its own, or in a zone; ``None`` if it has both or neither."""
+    if bool(zone) == (found.tzinfo is not None):
+        return None
+    if zone:
+        # An ambiguous hour is the second one, as in PostgreSQL.
+        found = found.replace(tzinfo=ZoneInfo(zone), fold=1)
+    return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
 class SqliteReader(BookReader):
     """Reads a bank's tables in one transaction, with functions for its amounts and moments."""
 
     _dialect = SqliteDialect()
+    minor: Callable[[Any, int], int | None] = staticmethod(whole_number)
+    """An amount in minor units; ``None`` if it is invalid."""
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         super().__init__(books)
@@ -88,10 +121,6 @@ class SqliteReader(BookReader):
         named = ("txmq_minor", self.minor), ("txmq_floor", floored), ("txmq_moment", self.moment)
         for name, function in named:
             connection.create_function(name, 2, lru_cache(_CACHED)(function), deterministic=True)
-
-    def minor(self, value: Any, scale: int | None) -> int | None:
-        """An amount in minor units; ``None`` if it is invalid."""
-        return whole_number(value, scale)
 
     def moment(self, value: Any, zone: str) -> int | None:
         """A moment in ISO format: in the given zone, or with its own zone if none is given."""
@@ -110,37 +139,12 @@ class SqliteReader(BookReader):
             arrays = list(map(pa.array, zip(*rows, strict=True)))
             yield pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+    def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
         # SQLite reads an unknown column name as a text, so the names are checked first.
         relation = self._dialect.relation(columns.table)
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
         names = [field[0] for field in cursor.description]
         known = {name.casefold() for name in names}
-        wanted = columns.names
-        check_columns(where, (name for name in wanted if name.casefold() not in known), names)
-        return {}, self._dialect
-
-
-def whole_number(given: object, factor: int | None, *, floored: bool = False) -> int | None:
-    """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
-    if isinstance(given, float):
-        given = repr(given)  # The shortest text of the number, as it was written.
-    if not isinstance(given, int | str) or factor is None:  # An unknown currency has no scale.
-        return None
-    try:
-        exact = _EXACT.multiply(Decimal(given), factor)
-        is_long = abs(exact) <= _GREATEST
-    except ArithmeticError:  # It is not a number, or far too great.
-        return None
-    found = floor(exact) if is_long else None
-    return found if floored or found == exact else None
-
-
-def milliseconds(found: datetime, zone: str) -> int | None:
-    """A moment with a zone of its own, or in a zone; ``None`` if it has both or neither."""
-    if bool(zone) == (found.tzinfo is not None):
-        return None
-    if zone:
-        # An ambiguous hour is the second one, as in PostgreSQL.
-        found = found.replace(tzinfo=ZoneInfo(zone), fold=1)
-    return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+        unknown = (name for name in columns.names if name.casefold() not in known)
+        check_columns(self.where(table), unknown, names)
+        return columns, self._dialect

@@ -6,7 +6,7 @@ out of all rows and sums, and listed for the quarantine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
@@ -14,11 +14,11 @@ from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LIMIT, LOWER_HALF
 
 __all__ = ["AccountStatements", "Dialect", "EntryStatements", "Statements", "TableColumns"]
 
-
 TableColumns: TypeAlias = EntryColumns | AccountColumns
 
 _TIME_SCALES: Final = {"milliseconds": "1", "seconds": "1000"}
 """The milliseconds in a unit of numbers that are moments."""
+_IN_MINOR: Final = "not a whole number of minor units"
 
 
 class Dialect(Protocol):
@@ -28,6 +28,8 @@ class Dialect(Protocol):
     """The database's types of columns, where it has any."""
     place: Mapping[str, str] = {}
     """The columns that identify a row in an error; its id and its key if there are none."""
+    damage: str = ""
+    """The column with the reason why a row has no other values, where there are such rows."""
 
     def __init__(self, types: Mapping[str, str] | None = None) -> None:
         self.types = types or {}
@@ -69,6 +71,7 @@ class RowFault(NamedTuple):
 
     column: str
     expected: str
+    """What the column should have; empty if it has the reason itself."""
     condition: str
     """An SQL condition that is true for such rows, and never NULL."""
     known: Collection[str] = ()
@@ -85,12 +88,13 @@ class Statements:
         self, columns: TableColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
         if isinstance(columns, EntryColumns):
-            self.table, amount, names = ENTRIES, columns.amount, ["id", "key"]
+            self.table, amount = ENTRIES, columns.amount
+            place = {"id": columns.id, "key": columns.key}
         else:
-            self.table, amount, names = ACCOUNTS, columns.balance, ["account"]
+            self.table, amount = ACCOUNTS, columns.balance
+            place = {"account": columns.account}
         self.dialect = dialect
-        given = {name: getattr(columns, name) for name in names}
-        self.place = dialect.place or {name: column for name, column in given.items() if column}
+        self.place = dialect.place or {name: column for name, column in place.items() if column}
         """The columns that identify a row, by the names that messages use."""
         self._columns = columns
         self._scale = self._scale_of(columns.currency, units, money)
@@ -99,16 +103,18 @@ class Statements:
         """The expression of each column of the extract."""
         self.faults: list[RowFault] = []
         """The reasons why a row cannot be read."""
+        if dialect.damage:
+            damage = dialect.quoted(dialect.damage)
+            self.faults.append(RowFault(dialect.damage, "", f"{damage} IS NOT NULL"))
         if isinstance(columns.currency, str):
             # It comes first: the amounts of an unknown currency have no unit.
             known = sorted(money)
             expected = f"not one of {', '.join(known)}" if known else "not a currency code"
-            condition = f"{currency} IS NULL"
-            self.faults.append(RowFault(columns.currency, expected, condition, known))
+            self._require(columns.currency, currency, expected, known)
         # The least number has no opposite of 64 bits.
         minor = f"NULLIF({self._minor(amount)}, CAST('{-LIMIT}' AS BIGINT))"
-        self._refuse_null(amount, minor, "not a whole number of minor units")
-        self._refuse_null(columns.account, account, "not an account")
+        self._require(amount, minor, _IN_MINOR)
+        self._require(columns.account, account, "not an account")
 
     @staticmethod
     def halves(number: str) -> tuple[str, str]:
@@ -116,10 +122,13 @@ class Statements:
         low, high = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
         return f"CAST({low} AS BIGINT)", f"CAST({high} AS BIGINT)"
 
-    def rows(self, *conditions: str) -> str:
+    def select(self, names: Iterable[str], *conditions: str) -> str:
+        """A query for some values of the rows that can be read."""
+        return f"SELECT {self._named(names)} {self._from(*conditions, f'NOT {self._unreadable}')}"
+
+    def rows(self, condition: str = "") -> str:
         """A query for the rows that can be read; its columns are those of the extract."""
-        chosen = ", ".join(f"{self.values[name]} AS {name}" for name in self.table.names)
-        return f"SELECT {chosen} {self._from(*conditions, f'NOT {self._unreadable}')}"
+        return self.select(self.table.names, condition)
 
     def unreadable(self, most: int) -> str:
         """A query for the first rows that cannot be read, up to a number.
@@ -128,18 +137,21 @@ class Statements:
         the values of ``place``; the last two as text.
         """
         text, found = self.dialect.text, self._from(self._unreadable)
-        whens = [(f"WHEN {fault.condition} THEN", fault.column) for fault in self.faults]
-        index = " ".join(f"{when} {at}" for at, (when, _) in enumerate(whens))
-        values = " ".join(f"{when} {text(column)}" for when, column in whens)
+        index = value = "CASE"
+        for at, fault in enumerate(self.faults):
+            index += f" WHEN {fault.condition} THEN {at}"
+            value += f" WHEN {fault.condition} THEN {text(fault.column)}"
         places = map(text, self.place.values())
-        count = f"(SELECT count(*) {found})"
-        chosen = ", ".join([count, f"CASE {index} END", f"CASE {values} END", *places])
+        chosen = ", ".join([f"(SELECT count(*) {found}), {index} END, {value} END", *places])
         order = ", ".join(map(self.dialect.quoted, self.place.values()))
         return f"SELECT {chosen} {found} ORDER BY {order} LIMIT {most}"
 
     @property
     def _unreadable(self) -> str:
         return f"({' OR '.join(f'({fault.condition})' for fault in self.faults)})"
+
+    def _named(self, names: Iterable[str]) -> str:
+        return ", ".join(f"{self.values[name]} AS {name}" for name in names)
 
     def _from(self, *conditions: str) -> str:
         given = f"({self._columns.where})" if self._columns.where else ""
@@ -149,14 +161,14 @@ class Statements:
     def _minor(self, column: str) -> str:
         return self.dialect.scaled(column, self._scale)
 
-    def _refuse_null(
-        self, column: str, expression: str, expected: str, *, optional: bool = False
-    ) -> None:
-        """Let the bank's NULL, or an invalid value, be a fault; with ``optional`` only the last."""
-        when = f"{expression} IS NULL"
-        if optional:
-            when += f" AND {self.dialect.text(column)} IS NOT NULL"
-        self.faults.append(RowFault(column, expected, when))
+    def _require(self, column: str, found: str, expected: str, known: Collection[str] = ()) -> None:
+        """Let a NULL or an invalid value be a fault."""
+        self.faults.append(RowFault(column, expected, f"{found} IS NULL", known))
+
+    def _check(self, column: str, found: str, expected: str) -> None:
+        """Let an invalid value be a fault."""
+        condition = f"{found} IS NULL AND {self.dialect.text(column)} IS NOT NULL"
+        self.faults.append(RowFault(column, expected, condition))
 
     def _currency(self, columns: TableColumns, money: Mapping[str, Money]) -> str:
         """The currency; NULL if it is unknown."""
@@ -171,15 +183,18 @@ class Statements:
         """The number of minor units in a major one."""
         if units == "minor":
             return "1"
-        if isinstance(currency, Constant):
-            return str(10 ** money.get(currency.value, Money()).digits)
         powers = {name: str(10**one.digits) for name, one in sorted(money.items())}
-        if len(set(powers.values())) <= 1:
-            return next(iter(powers.values()), str(10 ** Money().digits))
-        whens = " ".join(
-            f"WHEN {self.dialect.literal(name)} THEN {powers[name]}" for name in powers
-        )
-        return f"(CASE {self.dialect.text(currency)} {whens} END)"
+        return self._case(currency, powers, str(10 ** Money().digits))
+
+    def _case(self, column: str | Constant, results: Mapping[str, str], otherwise: str) -> str:
+        """The expression that belongs to a column's value."""
+        if isinstance(column, Constant):
+            return results.get(column.value, otherwise)
+        if not results:
+            return otherwise
+        literal = self.dialect.literal
+        whens = " ".join(f"WHEN {literal(word)} THEN {found}" for word, found in results.items())
+        return f"(CASE {self.dialect.text(column)} {whens} ELSE {otherwise} END)"
 
 
 class EntryStatements(Statements):
@@ -188,19 +203,15 @@ class EntryStatements(Statements):
     def __init__(
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
-        entries, text = bank.entries, dialect.text
+        entries, text, literal = bank.entries, dialect.text, dialect.literal
         super().__init__(entries, entries.units, money, dialect)
-        decisive = entries.recorded or entries.booked
-        scale, moments = _TIME_SCALES.get(entries.time), dict[str, str]()
-        for column in dict.fromkeys((entries.booked, decisive)):
-            if scale is None:
-                moments[column] = dialect.moment(column, entries.time, bank.zone)
-            else:
-                moments[column] = dialect.scaled(column, scale, floored=True)
-            self._refuse_null(column, moments[column], "not a moment")
+        self._window = window
+        recorded = booked = self._moment(entries.booked, bank)
+        if entries.recorded:
+            recorded = self._moment(entries.recorded, bank)
         # A blank is no id: all rows with one would be one transfer.
         has_key = f"coalesce(trim({text(entries.key)}), '') <> ''"
-        key = f"CASE WHEN {has_key} THEN {self._named_key(entries)} || {text(entries.key)} END"
+        key = f"CASE WHEN {has_key} THEN {self._issuer(entries)} || {text(entries.key)} END"
         if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
@@ -209,30 +220,32 @@ class EntryStatements(Statements):
         id_ = "CAST(NULL AS BIGINT)"
         if entries.id:
             id_ = dialect.scaled(entries.id, "1")
-            self._refuse_null(entries.id, id_, "not a whole number", optional=True)
-        kinds = {word: kind for kind, words in entries.kinds.items() for word in words}
-        kind, amount = self._case(entries.kind, kinds, "other"), self._minor(entries.amount)
+            self._check(entries.id, id_, "not a whole number")
+        kinds = {word: literal(kind) for kind, words in entries.kinds.items() for word in words}
+        kind, amount = self._case(entries.kind, kinds, "'other'"), self._minor(entries.amount)
         if entries.amounts == "unsigned":
             # Only the kind says in which direction the money went.
             if isinstance(entries.kind, str):
-                self._refuse_null(entries.kind, text(entries.kind), "not a kind")
+                self._require(entries.kind, text(entries.kind), "not a kind")
             is_paid = f"{kind} IN ('debit', 'recall')"
             amount = f"CASE WHEN {is_paid} THEN -({amount}) ELSE {amount} END"
-        role = self._case(entries.account, entries.roles, "customer")
-        self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
-        recorded = moments[decisive]
+        roles = {account: literal(role) for account, role in entries.roles.items()}
+        role = self._case(entries.account, roles, "'customer'")
         if bank.files is not None and bank.files.is_dated:
-            # A row of a dated file counts from its date on, however early it was booked. SQLite
-            # reads files; its max of two values is the greater one, or NULL.
+            # No file would have the later rows; earlier ones count on the date of the file. SQLite
+            # reads files: its max of two values is the greater one, or NULL.
+            expected = "after the end of the file's date: compare day.cut_off and day.zone"
+            is_later = f"coalesce({recorded} >= {window.end_ms}, FALSE)"
+            self.faults.append(RowFault(entries.recorded or entries.booked, expected, is_later))
             recorded = f"max({recorded}, {window.start_ms})"
-        self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": recorded}
-        self._window = window
+        self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
+        self.values |= {"booked_ms": booked, "recorded_ms": recorded}
 
-    def rows(self, *conditions: str) -> str:
+    def rows(self, condition: str = "") -> str:
         """A query for the day's entries."""
         by, window = self.values["recorded_ms"], self._window
         within = f"{by} >= {window.start_ms} AND {by} < {window.end_ms}"
-        return super().rows(*conditions, within)
+        return self.select(self.table.names, condition, within)
 
     def sums(self) -> str:
         """The sum of every account before the day and after it, and the rows that cannot be read:
@@ -244,37 +257,38 @@ class EntryStatements(Statements):
         """
         by, (low, high) = self.values["recorded_ms"], self.halves("amount")
         is_before = f"{by} < {self._window.start_ms}"
-        is_other = f"{self._unreadable} OR {is_before} OR {by} >= {self._window.end_ms}"
+        is_other = f"({self._unreadable} OR {is_before} OR {by} >= {self._window.end_ms})"
         period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {is_before} THEN 0 ELSE 1 END"
-        named = ("account", "role", "currency", "amount")
-        values = ", ".join(f"{self.values[name]} AS {name}" for name in named)
+        values = self._named(("account", "role", "currency", "amount"))
         return (
-            f"WITH found AS (SELECT {period} AS period, {values} {self._from(f'({is_other})')}) "
+            f"WITH found AS (SELECT {period} AS period, {values} {self._from(is_other)}) "
             f"SELECT period, account, role, currency, {low} AS low, {high} AS high, "
             "count(*) AS lines FROM found GROUP BY period, account, role, currency"
         )
 
-    def _named_key(self, entries: EntryColumns) -> str:
+    def _moment(self, column: str, bank: Bank) -> str:
+        """A column's moment in milliseconds."""
+        held = bank.entries.time
+        if (scale := _TIME_SCALES.get(held)) is None:
+            found = self.dialect.moment(column, held, bank.zone)
+        else:
+            found = self.dialect.scaled(column, scale, floored=True)
+        self._require(column, found, "not a moment")
+        return found
+
+    def _issuer(self, entries: EntryColumns) -> str:
         """The beginning of a key: the bank that issues it; NULL if it is unknown."""
-        namespace, text = entries.namespace, self.dialect.text(entries.key)
-        literal = self.dialect.literal
+        namespace, text, literal = entries.namespace, self.dialect.text, self.dialect.literal
         if isinstance(namespace, str):
             return literal(f"{namespace}/")
-        whens = []
-        for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0])):
-            start = f"substr({text}, 1, {len(word)})"
-            decisive = self.dialect.text(namespace.column) if namespace.column else start
-            whens.append(f"WHEN {decisive} = {literal(word)} THEN {literal(f'{name}/')}")
+        results = {word: literal(f"{name}/") for word, name in namespace.names.items()}
+        if namespace.column:
+            return self._case(namespace.column, results, "NULL")
+        whens = [
+            f"WHEN substr({text(entries.key)}, 1, {len(word)}) = {literal(word)} THEN {found}"
+            for word, found in sorted(results.items(), key=lambda pair: -len(pair[0]))
+        ]
         return f"CASE {' '.join(whens)} END"
-
-    def _case(self, column: str | Constant, words: Mapping[str, str], otherwise: str) -> str:
-        literal = self.dialect.literal
-        if isinstance(column, Constant):
-            return literal(words.get(column.value, otherwise))
-        whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
-        if not whens:
-            return literal(otherwise)
-        return f"CASE {self.dialect.text(column)} {' '.join(whens)} ELSE {literal(otherwise)} END"
 
 
 class AccountStatements(Statements):
@@ -284,15 +298,7 @@ class AccountStatements(Statements):
         self, accounts: AccountColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
         super().__init__(accounts, units, money, dialect)
-        self.values["balance"] = self._minor(accounts.balance)
-        self._opening = "NULL"
+        self.values |= {"balance": self._minor(accounts.balance), "opening": "NULL"}
         if accounts.opening:
-            self._opening = self._minor(accounts.opening)
-            why = "not a whole number of minor units"
-            self._refuse_null(accounts.opening, self._opening, why, optional=True)
-
-    def ends(self) -> str:
-        """All accounts with their balances at the beginning and the end of the day."""
-        values = self.values | {"opening": self._opening}
-        chosen = ", ".join(values[name] for name in ("account", "currency", "opening", "balance"))
-        return f"SELECT {chosen} {self._from(f'NOT {self._unreadable}')}"
+            self.values["opening"] = opening = self._minor(accounts.opening)
+            self._check(accounts.opening, opening, _IN_MINOR)

@@ -118,10 +118,8 @@ class Books:
             yield from self._sheets(bank, BankSource(books.options()))
             return
         with postgres.export_snapshot(books) as (snapshot, _):
-            named = books.options() | {"snapshot": snapshot}
-            yield from self._sheets(bank, BankSource(named | {"part": "others"}))
-            for entry in self._sheets(bank, BankSource(named | {"part": "entries"})):
-                yield entry | {"table": "entries"}
+            source = BankSource(books.options() | {"snapshot": snapshot})
+            yield from self._sheets(bank, source)
 
     def _sheets(self, bank, source):
         self.parts[bank.name] = source.partitions()

@@ -4,6 +4,7 @@ import contextlib
 import threading
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from tests.extracts import NOON_MS, Books, bank_of, book, rules_of
 from txmq.errors import ReconcileRefused
@@ -126,6 +127,34 @@ def test_a_lock_that_nobody_releases_is_told(bank, tmp_path, monkeypatch):
         connection.exec_driver_sql("LOCK TABLE journal IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(ReconcileRefused, match="icbc: .*lock"):
             Books(rules_of(tmp_path, bank_of(bank)))
+
+
+def test_nobody_rewrites_the_journal_while_it_is_read(bank, tmp_path, monkeypatch):
+    exported = reading.export_snapshot
+
+    @contextlib.contextmanager
+    def then_rewrite(books):
+        with exported(books) as found:
+            # VACUUM FULL takes this lock.
+            with pytest.raises(OperationalError, match="lock"):
+                bank.run("LOCK TABLE journal IN ACCESS EXCLUSIVE MODE NOWAIT")
+            yield found
+
+    monkeypatch.setattr(reading, "export_snapshot", then_rewrite)
+
+    assert sums_of(Books(rules_of(tmp_path, bank_of(bank)))) == (ROWS, 0)
+
+
+def test_rows_of_tables_that_inherit_are_read_too(bank, tmp_path):
+    bank.run("CREATE TABLE older () INHERITS (journal)")
+    bank.run(
+        "INSERT INTO older (id, transfer, account, amount, currency, kind, booked) SELECT n, 'T', "
+        f"repeat('a', 200), 0, 'CNY', 'debit', {NOON_MS} FROM generate_series(1, 20000) AS n"
+    )
+
+    rows, _ = sums_of(Books(rules_of(tmp_path, bank_of(bank))))
+
+    assert rows == ROWS + 20_000
 
 
 def test_a_sqlite_bank_is_read_in_one_state_too(tmp_path):

@@ -108,6 +108,9 @@ def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
     time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
     with _transaction(books) as first:
         ((name, source_ms),) = _ask(first, f"SELECT pg_export_snapshot(), {time}")
+        # Nobody may rewrite the journal, as VACUUM FULL does: its rows would be on other pages.
+        journal = PostgresDialect().relation(books.bank.entries.table)
+        _ask(first, f"SELECT 1 FROM {journal} LIMIT 0")
         yield name, source_ms
 
 
@@ -208,11 +211,12 @@ def _slices(connection: Any, bank: Bank) -> list[str]:
     ((pages,),) = found
     least, most = _PAGES
     step = max(least, min(most, -(-pages // (bank.readers * _SLICES_A_READER))))
-    # Every row of the snapshot is in a page that already exists.
-    return [
-        f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid"
-        for start in range(0, max(pages, 1), step)
+    starts = range(0, max(pages, 1), step)
+    ranges = [
+        f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid" for start in starts[:-1]
     ]
+    # A table that inherits from this one may have more pages.
+    return [*ranges, f"ctid >= '({starts[-1]},0)'::tid"]
 
 
 def _ask(connection: Any, statement: str) -> list[tuple[Any, ...]]:

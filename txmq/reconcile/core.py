@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from txmq.reconcile.balances import WIDE, balances
+from txmq.reconcile.balances import balances, exact_sum
 from txmq.reconcile.classes import Class
 from txmq.reconcile.decisions import Decider
 from txmq.reconcile.explanations import Explanation
@@ -124,7 +124,7 @@ def _add_plain(sums: Sums, plain: DataFrame) -> None:
     """Add the sums of the classes of plain transfers."""
     received = {Class.MATCHED: "credited", Class.RETURNED: "returned"}
     by_class = plain.groupBy("class", "currency", "ordered").agg(
-        F.count("*").alias("transfers"), F.sum(F.col("amount").cast(WIDE)).alias("amount")
+        F.count("*").alias("transfers"), exact_sum(F.col("amount")).alias("amount")
     )
     for row in by_class.collect():
         class_, amount = Class(row["class"]), int(row["amount"])

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.balances import WIDE
+from txmq.reconcile.balances import exact_sum
 from txmq.reconcile.differences import EXPLAINING, EXPLAINING_CLASSES, IS_OF_TRANSFER
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.tables import ENTRIES
@@ -27,7 +27,7 @@ def findings_in(tables: Mapping[str, DataFrame], most: int) -> Findings:
     items, by_hand = tables["items"], tables["by_hand"]
     proofs = tables["proofs"].toArrow()
     groups = items.groupBy(*_GROUPS).agg(
-        F.count("*").alias("count"), F.sum(F.col("amount").cast(WIDE)).alias("amount")
+        F.count("*").alias("count"), exact_sum(F.col("amount")).alias("amount")
     )
     oldest = Window.partitionBy("class").orderBy(F.desc("age_days"), F.desc("amount"), "key")
     first = items.withColumn("place", F.row_number().over(oldest)).where(F.col("place") <= most)
@@ -64,7 +64,7 @@ def check_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
         ReconcileRefused: They do not: the workers did not read the whole extract.
     """
     sums = balances.groupBy("bank", "currency").agg(
-        F.sum("rows").alias("rows"), F.sum(F.col("moved").cast(WIDE)).alias("moved")
+        F.sum("rows").alias("rows"), exact_sum(F.col("moved")).alias("moved")
     )
     found: dict[tuple[str, str], Row] = {
         (row["bank"], row["currency"]): row for row in sums.collect()

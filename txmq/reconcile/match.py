@@ -64,7 +64,8 @@ def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
             for how, end in (("least", F.min), ("most", F.max))]  # fmt: skip
     sums = [F.try_sum(condition * F.col("signed")).alias(f"sum_{number}")
             for number, condition in enumerate(_zero_sums(rules))]  # fmt: skip
-    by_key = together.groupBy("key").agg(*counts, *ends, *sums)
+    # Few keys have several rows in one task: rows are smaller than their sums.
+    by_key = together.repartition("key").groupBy("key").agg(*counts, *ends, *sums)
     of_day = by_key.where(sum((F.col(tag) for tag in _TAGS[:-1]), F.lit(0)) > 0)
     class_, is_void = _class(len(sums)), F.col("class") == Class.ROLLED_BACK.value
     currencies = F.array(*map(F.lit, ["", *sorted(rules.money)]))
@@ -191,16 +192,17 @@ def decide(frames: Frames, suspects: DataFrame, window: DayWindow, decider: Deci
     ``suspects`` has their keys, and whether they were agreed on an earlier day.
     """
     count = suspects.count()
-    keys = F.broadcast(suspects) if count <= _FEW else suspects
-    rows = [
-        _shaped(role, with_keys(role, rows_of(role, frames[role], window)))
-        for role in EVIDENCE
-        if role in frames
-    ]
-    together = reduce(DataFrame.unionByName, rows).join(keys, "key")
-    # Of other dates only those transfers are known, whose money moved again.
-    is_old = F.col("role").isin(*(role.name for role in OLD))
-    evidence = together.where(~is_old | F.col("was_agreed"))
+    keys = {
+        # Of other dates only those transfers are known, whose money moved again.
+        is_old: F.broadcast(some) if count <= _FEW else some
+        for is_old, some in ((False, suspects), (True, suspects.where("was_agreed")))
+    }
+    rows = []
+    for role in (role for role in EVIDENCE if role in frames):
+        found = with_keys(role, rows_of(role, frames[role], window))
+        found = found.join(keys[role in OLD], "key", "left_semi")
+        rows.append(_shaped(role, found))
+    evidence = reduce(DataFrame.unionByName, rows)
     # Many keys at a time: a call of Python for each one would cost more than the decision.
     place = F.pmod(F.xxhash64("key"), F.lit(count // _KEYS_AT_A_PLACE + 1))
 

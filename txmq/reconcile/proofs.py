@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.balances import KINDS, WIDE
+from txmq.reconcile.balances import KINDS, WIDE, exact_sum
 from txmq.reconcile.core import ReconciledDay
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, OTHER, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
@@ -97,8 +97,7 @@ def _sums_of(accounts: DataFrame, comparisons: Iterable[_Comparison]) -> list[di
         compared.append(F.count_if(one.where).alias(f"{one.proof} rows"))
         compared.append(F.count_if(one.is_wrong).alias(f"{one.proof} wrong"))
     sums = accounts.groupBy("bank", "role", "currency").agg(
-        *(F.sum(F.col(name).cast("decimal(20,0)")).cast(WIDE).alias(name)
-          for name in (*KINDS, "moved")),
+        *(exact_sum(F.col(name)).alias(name) for name in (*KINDS, "moved")),
         F.sum("rows").alias("rows"), F.max("closed_id").alias("closed_id"),
         F.min("first_id").alias("first_id"), F.max("last_id").alias("last_id"),
         F.count_if(F.col("closing").isNull()).alias("too_great"), *compared,

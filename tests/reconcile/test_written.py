@@ -60,7 +60,9 @@ def test_nothing_is_nothing():
 def test_a_table_is_all_of_its_parts(tmp_path):
     for number in range(3):
         part = tmp_path / f"part-{number}.parquet"
-        parquet.write_table(pa.table({"a": [number] * number, "b": [7] * number}), part)
+        columns = {"a": [number] * number, "b": [7] * number}
+        schema = pa.schema(dict.fromkeys(columns, pa.int64()))
+        parquet.write_table(pa.table(columns, schema), part)
     table = WrittenTable("items", LocalFolder(tmp_path))
     assert list(table.rows("a")) == [{"a": 1}, {"a": 2}, {"a": 2}]
     assert list(table.rows(where=pc.field("a") == 1)) == [{"a": 1, "b": 7}]

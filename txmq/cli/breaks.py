@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -30,13 +31,16 @@ from txmq.cli.reconcile_options import (
     rules_of,
     run_of,
 )
+from txmq.cli.spreadsheet import as_csv
 from txmq.errors import ConfigError
 from txmq.quantity import quantity
+from txmq.reconcile import Class, Rules, Run
+from txmq.reconcile.report.words import amount, mask_sides, moment
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from txmq.reconcile.rules import Rules
-    from txmq.reconcile.summary import Run
+    from txmq.reconcile.archive import ItemFilter
+    from txmq.reconcile.results import Results
 
 __all__ = ["app", "withdraw"]
 
@@ -92,12 +96,9 @@ def breaks(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.report.words import amount, mask_sides
-        from txmq.reconcile.written_table import items_of
-
-        chosen = _filter(class_, bank, account, older_than, file, status=status)
-        rules, run = run_of(config, day)
-        items = items_of(rules.directory, run, **chosen, is_complete=everything)
+        wanted, named = _filter(class_, status, bank, account, older_than), ids_of(None, file)
+        rules, results, run = run_of(config, day)
+        items = _find(results, run, wanted, named, is_complete=everything)
         found = _with_notes(items if unmasked else list(map(mask_sides, items)), rules)
         if export is not None:
             _export(found, run, export)
@@ -106,12 +107,7 @@ def breaks(
         print_rows(
             found,
             (
-                "break",
-                "class",
-                "status",
-                "days",
-                "amount",
-                "",
+                *("break", "class", "status", "days", "amount", ""),
                 *(_TEXTS[name][0] for name in words),
             ),
             (
@@ -151,9 +147,9 @@ def explain(
         from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanation, Explanations
 
-        chosen = _filter(class_, bank, account, older_than, file, ids)
-        rules, run = run_of(config, day)
-        items = _choose(rules, run, chosen, yes=yes)
+        wanted, named = _filter(class_, None, bank, account, older_than), ids_of(ids, file)
+        rules, results, run = run_of(config, day)
+        items = _choose(results, run, wanted, named, yes=yes)
         rows = differences_in(rules.directory, run, is_complete=True)
         differences = msgspec.convert(rows, list[Difference])
         said = by, reason, SystemClock().wall_ms(), differences
@@ -211,9 +207,9 @@ def assign(
         news = owner, ticket, due.isoformat() if due else "", comment
         if not any(news) or not by.strip():
             raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
-        chosen = _filter(class_, bank, account, older_than, file, ids)
-        rules, run = run_of(config, day)
-        items = _choose(rules, run, chosen, yes=yes)
+        wanted, named = _filter(class_, None, bank, account, older_than), ids_of(ids, file)
+        rules, results, run = run_of(config, day)
+        items = _choose(results, run, wanted, named, yes=yes)
         now_ms = SystemClock().wall_ms()
         Explanations(rules.directory).add(
             [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
@@ -223,39 +219,45 @@ def assign(
 
 def _filter(
     class_: str | None,
+    status: str | None,
     bank: str | None,
     account: str | None,
     older_than: int | None,
-    file: typer.FileText | None,
-    ids: Sequence[str] | None = None,
-    status: str | None = None,
-) -> dict[str, Any]:
-    """The items that the user asks for, as ``items_of`` takes them."""
-    from txmq.reconcile.classes import Class
+) -> "ItemFilter":
+    from txmq.reconcile.archive import ItemFilter
 
     check_name("class", class_, list(Class))
-    wanted = {"class": class_, "status": status, "bank": bank, "account": account}
-    return {"wanted": wanted, "ids": ids_of(ids, file), "older_than": older_than}
+    return ItemFilter(class_, status, bank, account, older_than)
+
+
+def _find(
+    results: "Results",
+    run: Run,
+    wanted: "ItemFilter",
+    ids: Sequence[str],
+    *,
+    is_complete: bool = False,
+) -> list[dict[str, Any]]:
+    """The items that fit; of those with ids, also the ones in flight or explained."""
+    from txmq.reconcile.archive import find_items, items_of
+
+    items = items_of(results, run, wanted, is_complete=is_complete or bool(ids))
+    return find_items(items, ids) if ids else items
 
 
 def _choose(
-    rules: "Rules", run: "Run", chosen: Mapping[str, Any], *, yes: bool
+    results: "Results", run: Run, wanted: "ItemFilter", ids: Sequence[str], *, yes: bool
 ) -> list[dict[str, Any]]:
     """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
-    from txmq.reconcile.written_table import items_of
-
-    if not chosen["ids"] and {chosen["older_than"], *chosen["wanted"].values()} == {None}:
+    if not ids and set(wanted) == {None}:
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
-    items = items_of(rules.directory, run, **chosen)
-    day = run.result.business_date
-    confirm_rows(len(items), "breaks", day, _lines(items, run), yes=yes)
+    items = _find(results, run, wanted, ids)
+    confirm_rows(len(items), "breaks", run.result.business_date, _lines(items, run), yes=yes)
     return items
 
 
-def _lines(items: list[dict[str, Any]], run: "Run") -> Iterator[str]:
+def _lines(items: list[dict[str, Any]], run: Run) -> Iterator[str]:
     """A line for each break, and the sums of each currency."""
-    from txmq.reconcile.report.words import amount
-
     counts, sums = Counter[str](), Counter[str]()
     for item in items:
         yield f"{item['break_id']} {item['class']} of {shortened(item['key'])}"
@@ -266,27 +268,21 @@ def _lines(items: list[dict[str, Any]], run: "Run") -> Iterator[str]:
         yield f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk"
 
 
-def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, Any]]:
+def _with_notes(items: list[dict[str, Any]], rules: Rules) -> list[dict[str, Any]]:
     """Breaks with their owners, tickets, due dates and comments."""
-    from txmq.reconcile.explanations import BreakNote, Explanations
-    from txmq.reconcile.report.words import moment
+    from txmq.reconcile.explanations import BreakNotes, Explanations
 
-    day, known = rules.day, Explanations(rules.directory).notes()
+    day, notes = rules.day, Explanations(rules.directory).notes()
     today, found = day.of(SystemClock().wall_ms()).isoformat(), []
     for item in items:
-        latest, comments = known.get(item["break_id"], (BreakNote("", "", 0), []))
+        owner, ticket, due, comments = notes.get(item["break_id"], BreakNotes())
         lines = (f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments)
-        more = {"owner": latest.owner, "ticket": latest.ticket, "due": latest.due}
-        more["overdue"] = "overdue" if latest.due and latest.due < today else ""
-        found.append(item | more | {"comments": "\n".join(lines)})
+        more = {"owner": owner, "ticket": ticket, "due": due, "comments": "\n".join(lines)}
+        found.append(item | more | {"overdue": "overdue" if due and due < today else ""})
     return found
 
 
-def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
-    from decimal import Decimal
-
-    from txmq.cli.spreadsheet import as_csv
-
+def _export(items: Sequence[Mapping[str, Any]], run: Run, path: Path) -> None:
     if path.suffix != ".csv":
         raise ConfigError(f"the file {path} is not .csv: name one that is")
     rows = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -29,10 +29,9 @@ from txmq.cli.reconcile_options import (
     run_of,
 )
 from txmq.errors import ConfigError
+from txmq.reconcile import Result
+from txmq.reconcile.report.words import mask, signed
 from txmq.runtime.clock import SystemClock
-
-if TYPE_CHECKING:
-    from txmq.reconcile.summary import Result
 
 __all__ = ["app"]
 
@@ -72,14 +71,12 @@ def proofs(
             differences_in,
             old_entries_like,
         )
-        from txmq.reconcile.report.words import mask
-        from txmq.reconcile.results import Results
 
         check_name("proof", proof, ABOUT_PROOFS)
         wanted = proof, bank, account, ids_of(None, file)
-        rules, run = run_of(config, day)
+        rules, results, run = run_of(config, day)
         rows = differences_in(rules.directory, run, *wanted, is_complete=everything)
-        hints = old_entries_like(Results(rules.directory), run, rows, rules.day.history)
+        hints = old_entries_like(results, run, rows, rules.day.history)
         for row in rows:
             row["hint"] = hints.get(row["id"], row["hint"])
         for row in () if unmasked else rows:
@@ -141,7 +138,7 @@ def explain(
         wanted = proof, bank, account, ids_of(ids, file)
         if not any(wanted):
             raise ConfigError("name differences by their ids, or choose them with --proof, …")
-        rules, run = run_of(config, day)
+        rules, _, run = run_of(config, day)
         rows = differences_in(rules.directory, run, *wanted)
         first, now_ms = run.result.business_date, SystemClock().wall_ms()
         lines = (f"{row['id']} {row['proof']}: {_amounts(row, run.result)}" for row in rows)
@@ -159,8 +156,6 @@ def explain(
             )
 
 
-def _amounts(row: Mapping[str, Any], result: "Result") -> str:
-    from txmq.reconcile.report.words import signed
-
+def _amounts(row: Mapping[str, Any], result: Result) -> str:
     places = result.places(row["currency"])
     return ", ".join(signed(amount, places) for amount in row["amounts"])

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
@@ -16,12 +16,12 @@ from typer.core import TyperGroup
 from txmq.cli.common import confirm, fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
+from txmq.extras import named_extra
+from txmq.reconcile import Rules, Run, read_rules
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from txmq.reconcile.results import Results
-    from txmq.reconcile.rules import Rules
-    from txmq.reconcile.summary import Run
 
 __all__ = [
     "NOT_RUN",
@@ -50,14 +50,6 @@ __all__ = [
 NOT_RUN: Final = 3
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
-_EXTRA: Final = {
-    "pyspark",
-    "py4j",
-    "pyarrow",
-    "adbc_driver_postgresql",
-    "jinja2",
-    "prometheus_client",
-}
 
 
 class ReconcileGroup(TyperGroup):
@@ -133,7 +125,7 @@ def requested_days(
     last: date | None = None,
     *,
     so_far: bool = False,
-) -> tuple["Rules", list[date]]:
+) -> tuple[Rules, list[date]]:
     """The rules, and the days to run; if none is named, the last finished day, or the running one.
 
     Raises:
@@ -148,18 +140,14 @@ def requested_days(
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
         return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-    return rules, [day or (_running(rules) if so_far else _last_finished(rules))]
+    return rules, [day or _last_finished(rules) + timedelta(days=so_far)]
 
 
-def _running(rules: "Rules") -> date:
-    return rules.day.of(SystemClock().wall_ms())
+def _last_finished(rules: Rules) -> date:
+    return rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)
 
 
-def _last_finished(rules: "Rules") -> date:
-    return _running(rules) - timedelta(days=1)
-
-
-def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":
+def rules_of(config: Path | None, *, reads_banks: bool = False) -> Rules:
     """The rules in a file. Only a command that reads the banks needs their passwords.
 
     Raises:
@@ -169,26 +157,25 @@ def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":
         raise ConfigError(
             "the rules are missing; write --config recon.toml, or set TXMQ_RECONCILE_CONFIG"
         )
-    from txmq.reconcile.rules_file import read_rules
-
     return read_rules(config, reads_banks=reads_banks)
 
 
-def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
-    """The rules, and the run in force of a day; of the last finished day if none is named.
+def run_of(config: Path | None, day: date | None) -> tuple[Rules, "Results", Run]:
+    """The rules, their results, and the run in force of a day: the last finished one if none is
+    named.
 
     Raises:
         ConfigError: No file of rules is named, or the file is invalid.
         ReconcileRefused: The day has no run.
     """
-    rules = rules_of(config)
-    wanted = day or _last_finished(rules)
     from txmq.reconcile.results import Results
 
-    run = Results(rules.directory).current(wanted)
+    rules = rules_of(config)
+    wanted, results = day or _last_finished(rules), Results(rules.directory)
+    run = results.current(wanted)
     if run is None:
         raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
-    return rules, run
+    return rules, results, run
 
 
 def ids_of(named: Collection[str] | None, file: typer.FileText | None) -> tuple[str, ...]:
@@ -251,7 +238,7 @@ def stop_on_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # A second one would break off the cleaning up.
         raise _Terminated
 
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, terminate)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except _Terminated:
@@ -278,7 +265,8 @@ def report_failures() -> Iterator[None]:
         typer.Exit: With 3.
     """
     try:
-        yield
+        with named_extra():
+            yield
     except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as error:
         fail(str(error), NOT_RUN)
     except (typer.Exit, typer.Abort):
@@ -297,12 +285,6 @@ def report_failures() -> Iterator[None]:
             "try again when the file system works",
             NOT_RUN,
         )
-    except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
-        if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
-            fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)
+    except Exception:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         note_lines(traceback.format_exc().rstrip("\n"))
         raise typer.Exit(NOT_RUN) from None
-
-
-def _root(error: ModuleNotFoundError) -> str:
-    return (error.name or "").partition(".")[0]

@@ -1,7 +1,7 @@
 """``txmq reconcile signoff``: two people sign the result of a day."""
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -10,14 +10,16 @@ from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, say, table
 from txmq.cli.reconcile_options import Config, Day, report_failures, run_of
 from txmq.errors import ConfigError
+from txmq.reconcile import Rules, Run
+from txmq.reconcile.report.words import moment
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from txmq.reconcile.results import Results
-    from txmq.reconcile.rules import Rules
-    from txmq.reconcile.summary import Run
+    from txmq.reconcile.results import Results, Role
 
 __all__ = ["signoff"]
+
+_ROLES: Final[dict[str | None, "Role"]] = {"preparer": "preparer", "reviewer": "reviewer"}
 
 
 def signoff(
@@ -43,21 +45,17 @@ def signoff(
 ) -> None:
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
-        from txmq.reconcile.results import Results, Role
-
-        roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
-        rules, run = run_of(config, day)
-        results = Results(rules.directory)
+        rules, results, run = run_of(config, day)
         if not show:
-            if role not in roles:
+            if role not in _ROLES:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
             results.verify(run)
-            signed = results.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
+            signed = results.sign(_ROLES[role], run, by, SystemClock().wall_ms(), note, despite)
             _publish(rules, results, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, results, json=json)
 
 
-def _publish(rules: "Rules", results: "Results", run: "Run") -> None:
+def _publish(rules: Rules, results: "Results", run: Run) -> None:
     """Add the names wherever the result is kept."""
     from txmq.reconcile.report.page import page
 
@@ -69,7 +67,7 @@ def _publish(rules: "Rules", results: "Results", run: "Run") -> None:
             schema.sign(run)
 
 
-def _show_signatures(run: "Run", results: "Results", *, json: bool) -> None:
+def _show_signatures(run: Run, results: "Results", *, json: bool) -> None:
     state, given = results.signature_state(run), results.signatures(run.result.business_date)
     outdated = results.why_outdated(run)
     if json:
@@ -79,13 +77,10 @@ def _show_signatures(run: "Run", results: "Results", *, json: bool) -> None:
     say(f"{run.result.business_date}: {state}, {run.result.verdict}, {run.result_digest}")
     if outdated is not None:
         say(outdated)
-    if not given:
-        return
-    from txmq.reconcile.report.words import moment
-
     rows = []
     for one in given:
         which = "this one" if one.result_digest == run.result_digest else "another one"
         at = moment(one.at_ms, run.result.zone)
         rows.append([one.role, one.by, at, which, one.note, one.despite])
-    table(("as", "by", "at", "result", "note", "despite"), rows)
+    if rows:
+        table(("as", "by", "at", "result", "note", "despite"), rows)

@@ -281,7 +281,8 @@ class Results:
 
     def table(self, name: str, day: date, run: str) -> WrittenTable:
         """A table of a run, for reading without Spark."""
-        return WrittenTable.of_run(self.folder, day, run, name)
+        folder = self.folder.at("results", name, f"business_date={day}", f"run={run}")
+        return WrittenTable(f"{name} of {day}", folder)
 
     def files(self, name: str, *runs: Run) -> list[TableFile]:
         """The files of a table of some runs, as far as they still exist."""
@@ -307,9 +308,19 @@ class Results:
         place = self.table(name, day, run).folder
         if _has_content(name, place, content):
             draft.remove_all()
-        else:
-            self._remove_table(name, day, run, content)
-            place.publish(draft)
+            return
+        if place.files("*"):
+            # The same inputs give the same rows, unless txmq or Spark has changed. A signed table
+            # stays, unless it was damaged and the new one equals the signed one.
+            signed = self._signed_run(day.isoformat(), run)
+            if signed is not None and signed.result.contents.get(name) != content:
+                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
+            current = self._in_force(day)
+            if current is not None and current.run_id == run:
+                # Until the run is complete again.
+                self.folder.at("runs", day.isoformat()).remove("current")
+            place.remove_all()
+        place.take(draft)
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:
         """Check that the rows of a run's tables are those that it wrote: of all tables or some.
@@ -341,24 +352,6 @@ class Results:
         """A run if it is signed; then none of its files is ever replaced."""
         is_signed = any(signature.run_id == run for signature in self.signatures(day))
         return _read_run(self.folder.at("runs", day, run)) if is_signed else None
-
-    def _remove_table(self, name: str, day: date, run: str, content: str) -> None:
-        """Remove a table that differs from the new one.
-
-        The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
-        in force until it is complete again. A signed table stays, unless it was damaged and the
-        new one equals the signed one.
-        """
-        place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
-        if not place.files("*"):
-            return
-        signed = self._signed_run(day.isoformat(), run)
-        if signed is not None and signed.result.contents.get(name) != content:
-            raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
-        current = self._in_force(day)
-        if current is not None and current.run_id == run:
-            of_day.remove("current")
-        place.remove_all()
 
 
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
@@ -414,16 +407,13 @@ def _read_run(folder: Folder) -> Run:
         raise ReconcileRefused(f"{folder}/run.json is not the file of a run: {error}") from error
 
 
-def _content_of(name: str, folder: Folder) -> str:
-    """A hash of the rows in a folder's files, in any order; without files that Spark ignores."""
-    contents = ContentHash(TABLES[name])
-    folder.read_rows(folder.files("[!._]*"), contents.add)
-    return contents.word
-
-
 def _has_content(name: str, place: Folder, content: str | None) -> bool:
     """True if the files of a table have these rows, perhaps cut into other files."""
+    found = ContentHash(TABLES[name])
+    parts = place.files("[!._]*")  # Those that Spark reads.
     try:
-        return bool(place.files("*")) and _content_of(name, place) == content
+        for batch in place.batches(parts) if parts else ():
+            found.add(batch)
     except (OSError, pa.ArrowException):
-        return False  # An unreadable table is not the same.
+        return False
+    return bool(parts) and found.word == content

@@ -17,16 +17,16 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
@@ -54,8 +54,8 @@ _HINTS: Final = {
 class Folder:
     """A folder on a remote file system; its URI names it in messages.
 
-    A store that has objects has no folders: a file appears when it is closed, and replaces an older
-    one. On other file systems files appear in part, and a move replaces nothing.
+    In a store of objects a file appears when it is closed, and replaces an older one. On other file
+    systems files appear in part, and a move replaces nothing.
 
     Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
     that it needs does not exist.
@@ -111,46 +111,36 @@ class Folder:
                 return bytes(file.read())
         raise FileNotFoundError(f"{self}/{name} does not exist")
 
-    def batches(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file in pieces: all columns, or those of some that it has.
+    def batches(
+        self, names: Sequence[str], columns: Sequence[str] = (), where: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of Parquet files in pieces, so that few are in memory at once.
+
+        They have all columns, or those of ``columns`` that exist; ``where`` chooses rows.
 
         Raises:
-            pyarrow.ArrowException: It is not Parquet.
+            pyarrow.ArrowException: A file is not Parquet.
         """
-        with pq.ParquetFile(self._at(name), filesystem=self._system) as file:
-            there = [column for column in columns if column in file.schema_arrow.names] or None
-            yield from file.iter_batches(_ROWS_AT_ONCE, columns=there, use_threads=False)
+        found = ds.dataset([self._at(name) for name in names], filesystem=self._system)
+        there = [column for column in columns if column in found.schema.names] or None
+        yield from found.to_batches(
+            columns=there,
+            filter=where,
+            batch_size=_ROWS_AT_ONCE,
+            batch_readahead=1,
+            fragment_readahead=1,
+        )
 
-    def read_rows(
-        self,
-        names: Iterable[str],
-        take: Callable[[pa.RecordBatch], None],
-        columns: Sequence[str] = (),
-    ) -> None:
-        """Read Parquet files in parallel, one for each core; see :meth:`batches`.
-
-        ``take`` receives the rows in pieces, in any order and from several threads.
-        """
-
-        def read(name: str) -> None:
-            for batch in self.batches(name, columns):
-                take(batch)
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(read, names))
-
-    @contextmanager
-    def create(self, name: str) -> Iterator[Any]:
-        """Open a new file for writing; no reader may know its name before it is complete."""
-        if not self._has_objects:
-            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file; no reader may know its name before it is complete."""
+        self._make_room(name)
         with self._system.open_output_stream(self._at(name)) as file:
-            yield file
+            file.write(data)
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a small file: after a crash it is the old or the new one."""
         if self._has_objects:
-            self._put(name, data)
+            self.write(name, data)
             return
         _, new = self._names(name)
         if self._is_there(new) and not self._is_there(name):
@@ -158,7 +148,7 @@ class Folder:
             self._system.move(self._at(new), self._at(name))
         # Readers take the new file where the old one is missing, so it must be complete by then.
         draft = new if self._is_there(name) else f".{name}.draft"
-        self._put(draft, data)
+        self.write(draft, data)
         self._delete(name)
         self._system.move(self._at(draft), self._at(name))
 
@@ -171,14 +161,6 @@ class Folder:
         """Remove the folder and all files below; harmless if it does not exist."""
         if self._system.get_file_info(self._path).type != FileType.NotFound:
             self._system.delete_dir(self._path)
-
-    def publish(self, draft: Folder) -> None:
-        """Take the parts of a table that were written into a draft, and number them."""
-        if not self._has_objects:
-            self._system.create_dir(self._path, recursive=True)
-        for number, part in enumerate(draft.files("part-*")):
-            self._system.move(draft._at(part), self._at(f"part-{number:05d}.parquet"))
-        draft.remove_all()
 
     @contextmanager
     def staging(self) -> Iterator[Folder]:
@@ -198,17 +180,23 @@ class Folder:
             finally:
                 draft.remove_all()
 
-    def take(self, staged: Folder, last: str) -> bool:
-        """Publish staged files here, ``last`` after all others; False if it is here already."""
-        if self.exists(last):
+    def take(self, draft: Folder, last: str = "") -> bool:
+        """Take the files of a draft, which is removed; the parts of a table are numbered.
+
+        ``last`` comes after all others. If it is here already nothing changes, and this is False.
+        """
+        if last and self.exists(last):
             return False
         self.remove_all()  # A process that died left it, perhaps in other parts.
-        for name in staged.files():
-            if name != last:
-                if not self._has_objects:
-                    self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
-                self._system.move(staged._at(name), self._at(name))
-        self.replace(last, staged.read(last))
+        numbered = _numbered(draft.files("part-*"))
+        for name in draft.files():
+            if name != last and name[0] not in "._":
+                new = numbered.get(name, name)
+                self._make_room(new)
+                self._system.move(draft._at(name), self._at(new))
+        if last:
+            self.replace(last, draft.read(last))
+        draft.remove_all()
         return True
 
     @contextmanager
@@ -231,7 +219,7 @@ class Folder:
             while not ended.wait(_RENEW_S):
                 with suppress(OSError):  # A store that does not answer may answer the next time.
                     if self._is_there(own):
-                        self._put(own, author)
+                        self.write(own, author)
 
         def check() -> None:
             if not self._is_there(own):
@@ -240,7 +228,7 @@ class Folder:
                     f"seconds, and another one may write into {self}; run it again"
                 )
 
-        self._put(own, author)
+        self.write(own, author)
         infos = self._system.get_file_info(FileSelector(self._at("claims")))
         times = {f"claims/{info.base_name}": info.mtime_ns / 1e9 for info in infos}
         now = times.pop(own, 0)
@@ -290,9 +278,10 @@ class Folder:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
 
-    def _put(self, name: str, data: bytes) -> None:
-        with self.create(name) as file:
-            file.write(data)
+    def _make_room(self, name: str) -> None:
+        """Make the folder of a file."""
+        if not self._has_objects:
+            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
 
 
 class LocalFolder(Folder):
@@ -319,34 +308,44 @@ class LocalFolder(Folder):
         """See :meth:`Folder.remove`."""
         LocalDisk(self.local).remove(name)
 
-    def publish(self, draft: Folder) -> None:
-        """See :meth:`Folder.publish`; all is synced."""
+    @contextmanager
+    def staging(self) -> Iterator[Folder]:
+        """See :meth:`Folder.staging`; several processes may do this at once.
+
+        Each locks its draft. One without a lock was left by a process that died.
+        """
+        self.local.mkdir(parents=True, exist_ok=True)
+        draft = self.at(_draft_name())
+        assert draft.local is not None
+        with ExitStack() as stack:
+            # Until the draft has its lock, the lock of this folder keeps others from removing it.
+            with _locked(self.local):
+                for path in self.local.glob(".txmq-*.writing"):
+                    # It may be renamed at this moment, or belong to another user.
+                    with suppress(OSError), _locked(path, fcntl.LOCK_NB) as is_left:
+                        if is_left:
+                            shutil.rmtree(path, ignore_errors=True)
+                draft.local.mkdir()
+                stack.enter_context(_locked(draft.local))
+            stack.callback(shutil.rmtree, draft.local, ignore_errors=True)
+            yield draft
+
+    def take(self, draft: Folder, last: str = "") -> bool:
+        """See :meth:`Folder.take`; the draft is renamed."""
+        if last and self.exists(last):
+            return False
         assert draft.local is not None
         for path in draft.local.glob("[._]*"):
             path.unlink()  # Checksums of Hadoop, under the names of the parts before.
-        for number, part in enumerate(sorted(draft.local.iterdir())):
-            sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
+        for name, new in _numbered(draft.files("part-*")).items():
+            sync_path((draft.local / name).rename(draft.local / new))
         sync_path(draft.local)
         self.local.parent.mkdir(parents=True, exist_ok=True)
-        draft.local.rename(self.local)
-        sync_path(self.local.parent)
-
-    @contextmanager
-    def staging(self) -> Iterator[Folder]:
-        """See :meth:`Folder.staging`."""
-        with _draft_folder(self.local) as draft:
-            yield self.at(draft.name)
-
-    def take(self, staged: Folder, last: str) -> bool:
-        """See :meth:`Folder.take`; the staged folder is renamed."""
-        if self.exists(last):
-            return False
-        assert staged.local is not None
         try:
-            staged.local.rename(self.local)
+            draft.local.rename(self.local)
         except OSError:
             # Another process was faster; only a complete folder can be in the way.
-            if not self.exists(last):
+            if not (last and self.exists(last)):
                 raise
             return False
         sync_path(self.local.parent)
@@ -355,35 +354,19 @@ class LocalFolder(Folder):
     @contextmanager
     def lock(self) -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        with ExitStack() as stack:
-            stack.callback(LocalDisk(self.local).lock().release)
+        held = LocalDisk(self.local).lock()
+        try:
             yield lambda: None
+        finally:
+            held.release()
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
 
 
-@contextmanager
-def _draft_folder(home: Path) -> Iterator[Path]:
-    """Make an empty folder; it is removed at the end of the block unless it was renamed.
-
-    A process locks its draft. One without a lock was left by a process that died; the next writer
-    removes it.
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    draft = home / _draft_name()
-    with ExitStack() as stack:
-        # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
-        with _try_lock(home):
-            for path in home.glob(".txmq-*.writing"):
-                # It may be renamed at this moment, or belong to another user.
-                with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
-                    if is_left:
-                        shutil.rmtree(path, ignore_errors=True)
-            draft.mkdir()
-            stack.enter_context(_try_lock(draft))
-        stack.callback(shutil.rmtree, draft, ignore_errors=True)
-        yield draft
+def _numbered(parts: Sequence[str]) -> dict[str, str]:
+    """The names that the parts of a table get."""
+    return {part: f"part-{number:05d}.parquet" for number, part in enumerate(parts)}
 
 
 def _draft_name() -> str:
@@ -391,8 +374,8 @@ def _draft_name() -> str:
 
 
 @contextmanager
-def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
-    """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
+def _locked(folder: Path, how: int = 0) -> Iterator[bool]:
+    """Lock a folder if the file system can; on one that cannot, nothing is cleaned up."""
     descriptor, is_locked = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), False
     try:
         with suppress(OSError):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.storage import Directory, Folder, open_folder
-from txmq.reconcile.summary import Run
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.storage import Folder
 
-__all__ = ["WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
+__all__ = ["WrittenTable", "sum_groups", "top_rows"]
 
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
@@ -39,21 +37,14 @@ class WrittenTable(NamedTuple):
             why = f"the {self.name} are missing in {self.folder}"
             raise ReconcileRefused(f"{why}: run the day again")
         try:
-            for batch in (one for part in parts for one in self.folder.batches(part, columns)):
-                piece = pa.Table.from_batches([batch])
-                yield piece if where is None else piece.filter(where)
+            for batch in self.folder.batches(parts, columns, where):
+                yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 
     def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
         """The rows one by one, as :meth:`pieces` has them."""
         return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
-
-    @classmethod
-    def of_run(cls, results: Directory, day: date, run_id: str, name: str) -> WrittenTable:
-        """A table of a run, in a directory of results."""
-        folder = open_folder(results).at("results", name, f"business_date={day}", f"run={run_id}")
-        return cls(f"{name} of {day}", folder)
 
 
 def sum_groups(
@@ -74,9 +65,9 @@ def sum_groups(
 
 
 def top_rows(
-    pieces: Iterable[pa.Table], most: int, order: Sequence[str], *, by: str | None = None
+    pieces: Iterable[pa.Table], most: int | None, order: Sequence[str], *, by: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first rows in an order, up to a number: of all rows, or of each group.
+    """The first rows in an order, up to a number if there is one: of all, or of each group.
 
     The order names columns; a ``-`` before a name puts its greatest value first.
     """
@@ -91,63 +82,3 @@ def top_rows(
             kept[group] = rows.take(pc.sort_indices(rows, sort_keys=keys)[:most])
     groups = sorted(kept, key=lambda group: group or "")
     return [row for group in groups for row in kept[group].to_pylist()]
-
-
-def items_of(
-    directory: Directory,
-    run: Run,
-    wanted: Mapping[str, str | None] | None = None,
-    ids: Sequence[str] = (),
-    older_than: int | None = None,
-    *,
-    is_complete: bool = False,
-) -> list[dict[str, Any]]:
-    """The items of a run that are not agreed: the oldest first, then the largest.
-
-    ``wanted`` has the ``class``, the ``status``, the ``bank`` or the ``account`` of the items; an
-    item must fit all of them, and be more than ``older_than`` business days old. ``ids`` are those
-    of breaks, or their beginnings. Items in flight and explained ones are left out, unless
-    ``is_complete``, or a class, a status or an id is wanted.
-
-    Raises:
-        ReconcileRefused: The items cannot be read.
-        UsageError: No item matches an id, or several do.
-    """
-    named = {name: value for name, value in (wanted or {}).items() if value is not None}
-    takes_all = is_complete or ids or named.keys() & {"class", "status"}
-    least = -1 if older_than is None else older_than
-    found = [
-        item
-        for item in WrittenTable.of_run(directory, run.day, run.run_id, "items").rows()
-        if (takes_all or item["group"] == "break") and item["age_days"] > least
-        if all(value in _values(item, name) for name, value in named.items())
-    ]
-    if ids:
-        found = find_items(found, ids)
-    return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
-
-
-def _values(item: dict[str, Any], name: str) -> list[str]:
-    """The banks or the accounts of an item, as they are in the books; or one of its columns."""
-    columns = {"bank": ("debit_bank", "credit_bank"), "account": ("payer", "payee")}
-    return [one for of in columns.get(name, (name,)) for one in (item[of] or "").split(" / ")]
-
-
-def find_items(
-    items: list[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
-) -> list[dict[str, Any]]:
-    """The items whose ids begin as given, each once.
-
-    Raises:
-        UsageError: No item matches, or several do.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for id_ in ids:
-        fit = [item for item in items if item[name].startswith(id_)]
-        if len(fit) != 1 or not id_:
-            noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
-            many = f"several {noun}s" if fit else f"no {noun}"
-            remedy = f"see txmq reconcile {command} --all"
-            raise UsageError(f"{id_!r} matches {many} of this day; {remedy}")
-        found[fit[0][name]] = fit[0]
-    return list(found.values())

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.reconcile.dying_run import write_table
 from tests.reconcile.test_reconcile_cli import RULES
-from txmq.cli.reconcile_options import warn_of_later_days
+from txmq.cli.reconcile import warn_of_later_days
 from txmq.cli.root import app
 from txmq.reconcile.archive import ItemFilter, ReportArchive
 from txmq.reconcile.differences import OF_ACCOUNTS, OF_TRANSFERS

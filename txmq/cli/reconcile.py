@@ -2,15 +2,15 @@
 
 import sys
 from contextlib import AbstractContextManager, ExitStack
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 from rich.console import Console
 
-from txmq.cli import breaks, proofs
+from txmq.cli.clearing import breaks_app, proofs_app, signoff
 from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
@@ -18,23 +18,25 @@ from txmq.cli.reconcile_options import (
     Day,
     ReconcileGroup,
     date_of,
+    last_finished,
     report_failures,
-    requested_days,
+    rules_of,
     stop_on_signals,
-    warn_of_later_days,
 )
-from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
 from txmq.reconcile import Rules, Run
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from txmq.reconcile.results import Results
+
+__all__ = ["app", "requested_days", "warn_of_later_days"]
 
 _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
-app.add_typer(breaks.app, name="breaks")
-app.add_typer(proofs.app, name="proofs")
+app.add_typer(breaks_app, name="breaks")
+app.add_typer(proofs_app, name="proofs")
 app.command()(signoff)
 
 
@@ -176,6 +178,31 @@ def extract_(
         table(("source", "table", "rows", "amounts", "least id", "most", "hash total"), rows)
 
 
+def requested_days(
+    config: Path | None,
+    day: date | None,
+    first: date | None = None,
+    last: date | None = None,
+    *,
+    so_far: bool = False,
+) -> tuple[Rules, list[date]]:
+    """The rules, and the days to run; if none is named, the last finished day, or the running one.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+    if (first is None) != (last is None) or (first is not None and day is not None):
+        raise ConfigError("write --date for one day, or --from and --to for several")
+    if so_far and (day is not None or first is not None):
+        raise ConfigError("--so-far names the running date: leave out --date, --from and --to")
+    rules = rules_of(config, reads_banks=True)
+    if first is not None and last is not None:
+        if last < first:
+            raise ConfigError(f"--to {last} is before --from {first}")
+        return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
+    return rules, [day or last_finished(rules) + timedelta(days=so_far)]
+
+
 def _session(
     rules: Rules,
     day: date,
@@ -242,6 +269,15 @@ def _run_all(
             codes.append(_CODES[done.result.verdict])
         warn_of_later_days(results)
     return max(codes)
+
+
+def warn_of_later_days(results: "Results") -> None:
+    """After a rerun, name the later days that are outdated: the next night would be refused for
+    them.
+    """
+    newest = results.current(results.days()[-1])
+    if newest is not None and (why := results.why_outdated(newest)) is not None:
+        note(f"txmq: {why}")
 
 
 def _show_run(run: Run, report: str, *, json: bool) -> None:

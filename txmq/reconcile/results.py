@@ -88,11 +88,6 @@ def open_results(directory: Directory) -> Iterator[Results]:
             check_lock = stack.enter_context(folder.lock())
             drafts = folder.at(_DRAFTS)
             drafts.remove_all()  # A killed run left them.
-        except BlockingIOError as error:
-            why = "" if folder.local else f" ({error})"
-            raise ReconcileRefused(
-                f"another run works in {folder}{why}: wait until it has ended, and try again"
-            ) from error
         except OSError as error:
             raise ReconcileRefused(
                 f"directory {str(folder)!r} cannot be written: {error}"
@@ -357,13 +352,13 @@ class Results:
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
     """The signatures of each result of a day by its digest, in the order of their preparation."""
     found: dict[str, SignOff] = {}
-    prepared: dict[str, tuple[str, int, str, str]] = {}
     for one in signatures:
         digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
         if one.role == "preparer":
-            prepared[digest], found[digest] = words, SignOff(digest, *words)
-        elif digest in prepared:
-            found[digest] = SignOff(digest, *prepared[digest], *words)
+            found[digest] = SignOff(digest, *words)
+        elif digest in found:
+            prepared = msgspec.structs.astuple(found[digest])[: 1 + len(words)]
+            found[digest] = SignOff(*prepared, *words)
     return found
 
 

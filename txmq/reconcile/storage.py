@@ -10,15 +10,13 @@ settings that they read in ``core-site.xml``.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -29,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from txmq.errors import ConfigError, ReconcileRefused, UsageError
+from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.rules import SCHEMES
 from txmq.runtime.disk import LocalDisk, sync_path
 
@@ -40,7 +38,7 @@ LEASE_S: Final = 120
 _RENEW_S: Final = 20
 _ROWS_AT_ONCE: Final = 1 << 17
 _NEW: Final = re.compile(r"\.([^/]+)\.new$")
-_DRAFT: Final = re.compile(r"\.txmq-.*\.writing")
+_WAIT: Final = "wait until it has ended, and try again"
 _SITE: Final = "core-site.xml"
 _HINTS: Final = {
     "hdfs": "install Hadoop's client, and set JAVA_HOME, HADOOP_HOME and "
@@ -167,18 +165,18 @@ class Folder:
         """Make an empty folder for files that a folder below will take.
 
         Raises:
-            BlockingIOError: Another process does the same elsewhere, and would get in the way.
+            ReconcileRefused: Another process does the same.
         """
-        with self.lock():
-            below = FileSelector(self._path, allow_not_found=True)
-            for info in self._system.get_file_info(below):
-                if _DRAFT.fullmatch(info.base_name):  # A killed process left it.
-                    self._system.delete_dir(info.path)
-            draft = self.at(_draft_name())
+        with self.lock() as check_lock:
+            drafts = self.at(".drafts")
+            drafts.remove_all()  # A killed process left them.
             try:
-                yield draft
+                yield drafts.at(secrets.token_hex(8))
             finally:
-                draft.remove_all()
+                # Otherwise the next one does. A process that lost its lock has none there.
+                with suppress(OSError, ReconcileRefused):
+                    check_lock()
+                    drafts.remove_all()
 
     def take(self, draft: Folder, last: str = "") -> bool:
         """Take the files of a draft, which is removed; the parts of a table are numbered.
@@ -200,13 +198,13 @@ class Folder:
         return True
 
     @contextmanager
-    def lock(self) -> Iterator[Callable[[], None]]:
+    def lock(self, who: str = "another run works") -> Iterator[Callable[[], None]]:
         """Keep other writers out of the folder.
 
         The block receives a function that raises :class:`ReconcileRefused` if the lock was lost.
 
         Raises:
-            BlockingIOError: Another process writes there.
+            ReconcileRefused: Another process writes there; ``who`` is its description.
         """
         # Arrow can neither lock a file nor create one only if it does not exist. But all of these
         # file systems list a file as soon as it is written: of two processes that write claims and
@@ -235,8 +233,10 @@ class Folder:
         for other, time in times.items():
             if now - time < LEASE_S:
                 self._delete(own)
-                why = f"the claim of a process that was killed is void after {LEASE_S} seconds"
-                raise BlockingIOError(f"{self}/{other} claims {self}; {why}")
+                raise ReconcileRefused(
+                    f"{who} in {self} ({self}/{other} claims it; the claim of a process that was "
+                    f"killed is void after {LEASE_S} seconds): {_WAIT}"
+                )
             self._delete(other)
         renewal = threading.Thread(target=renew, name="txmq-claim", daemon=True)
         renewal.start()
@@ -248,19 +248,9 @@ class Folder:
             with suppress(OSError):  # Otherwise it becomes void.
                 self._delete(own)
 
-    @contextmanager
-    def lock_signatures(self) -> Iterator[None]:
-        """Lock the files that people write, such as signatures; runs do not wait for this lock.
-
-        Raises:
-            UsageError: Another process writes them.
-        """
-        try:
-            with self.at("runs").lock():
-                yield
-        except BlockingIOError as error:
-            why = f"another person signs or explains a break in {self} at this moment"
-            raise UsageError(f"{why}; try again") from error
+    def lock_signatures(self) -> AbstractContextManager[object]:
+        """Lock the files that people write, such as signatures; runs do not wait for this lock."""
+        return self.at("runs").lock("another person signs or explains a break")
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
@@ -308,28 +298,6 @@ class LocalFolder(Folder):
         """See :meth:`Folder.remove`."""
         LocalDisk(self.local).remove(name)
 
-    @contextmanager
-    def staging(self) -> Iterator[Folder]:
-        """See :meth:`Folder.staging`; several processes may do this at once.
-
-        Each locks its draft. One without a lock was left by a process that died.
-        """
-        self.local.mkdir(parents=True, exist_ok=True)
-        draft = self.at(_draft_name())
-        assert draft.local is not None
-        with ExitStack() as stack:
-            # Until the draft has its lock, the lock of this folder keeps others from removing it.
-            with _locked(self.local):
-                for path in self.local.glob(".txmq-*.writing"):
-                    # It may be renamed at this moment, or belong to another user.
-                    with suppress(OSError), _locked(path, fcntl.LOCK_NB) as is_left:
-                        if is_left:
-                            shutil.rmtree(path, ignore_errors=True)
-                draft.local.mkdir()
-                stack.enter_context(_locked(draft.local))
-            stack.callback(shutil.rmtree, draft.local, ignore_errors=True)
-            yield draft
-
     def take(self, draft: Folder, last: str = "") -> bool:
         """See :meth:`Folder.take`; the draft is renamed."""
         if last and self.exists(last):
@@ -341,20 +309,17 @@ class LocalFolder(Folder):
             sync_path((draft.local / name).rename(draft.local / new))
         sync_path(draft.local)
         self.local.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.local.rename(self.local)
-        except OSError:
-            # Another process was faster; only a complete folder can be in the way.
-            if not (last and self.exists(last)):
-                raise
-            return False
+        draft.local.rename(self.local)
         sync_path(self.local.parent)
         return True
 
     @contextmanager
-    def lock(self) -> Iterator[Callable[[], None]]:
+    def lock(self, who: str = "another run works") -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        held = LocalDisk(self.local).lock()
+        try:
+            held = LocalDisk(self.local).lock()
+        except BlockingIOError as error:
+            raise ReconcileRefused(f"{who} in {self}: {_WAIT}") from error
         try:
             yield lambda: None
         finally:
@@ -367,23 +332,6 @@ class LocalFolder(Folder):
 def _numbered(parts: Sequence[str]) -> dict[str, str]:
     """The names that the parts of a table get."""
     return {part: f"part-{number:05d}.parquet" for number, part in enumerate(parts)}
-
-
-def _draft_name() -> str:
-    return f".txmq-{secrets.token_hex(8)}.writing"
-
-
-@contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[bool]:
-    """Lock a folder if the file system can; on one that cannot, nothing is cleaned up."""
-    descriptor, is_locked = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), False
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-            is_locked = True
-        yield is_locked
-    finally:
-        os.close(descriptor)
 
 
 Directory: TypeAlias = str | Path | Folder

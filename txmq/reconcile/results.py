@@ -353,12 +353,17 @@ def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
     """The signatures of each result of a day by its digest, in the order of their preparation."""
     found: dict[str, SignOff] = {}
     for one in signatures:
-        digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
+        digest = one.result_digest
         if one.role == "preparer":
-            found[digest] = SignOff(digest, *words)
+            found[digest] = SignOff(digest, one.by, one.at_ms, one.note, one.despite)
         elif digest in found:
-            prepared = msgspec.structs.astuple(found[digest])[: 1 + len(words)]
-            found[digest] = SignOff(*prepared, *words)
+            found[digest] = msgspec.structs.replace(
+                found[digest],
+                reviewer=one.by,
+                reviewed_ms=one.at_ms,
+                reviewed_note=one.note,
+                reviewed_despite=one.despite,
+            )
     return found
 
 

@@ -100,7 +100,9 @@ def open_spark(
     place = remote or master or f"local[{cores or '*'}]"
     name = place.partition(";")[0]  # A server's address may hold a token.
     _check_address(name, is_server=bool(remote))
-    _check_jars(jars)
+    for jar in jars:
+        if not jar.is_file():
+            raise ConfigError(f"jar {jar} does not exist")
     if SparkSession.getActiveSession() is not None:
         raise UsageError("this process has an open Spark session; close it first")
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder, _quiet():
@@ -147,12 +149,6 @@ def setting(session: SparkSession, name: str, value: str) -> Iterator[None]:
                 session.conf.unset(name)
             else:
                 session.conf.set(name, before)
-
-
-def _check_jars(jars: Sequence[Path]) -> None:
-    for jar in jars:
-        if not jar.is_file():
-            raise ConfigError(f"jar {jar} does not exist")
 
 
 def _check_address(place: str, *, is_server: bool) -> None:

@@ -8,9 +8,8 @@ complete tables untouched.
     <directory>/runs/D/<run id>/run.json, report.html, …
     <directory>/runs/D/current
 
-Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved. On a
-store of objects they move file by file; a table that a killed run left in part has no run in
-force, and the rerun writes it again.
+Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved file
+by file. A table that a killed run left in part has no run in force, and the rerun writes it again.
 
 One person prepares a day's result, another one reviews it, and both sign its hash. Signatures are
 only ever added. A signature is valid while its result is in force: a run of the day with other
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
 from typing import Final, Literal, TypeAlias
 
@@ -85,20 +84,12 @@ def open_results(directory: Directory) -> Iterator[Results]:
     folder = open_folder(directory)
     with ExitStack() as stack:
         try:
-            check_lock = stack.enter_context(folder.lock())
-            drafts = folder.at(_DRAFTS)
-            drafts.remove_all()  # A killed run left them.
+            check_lock = stack.enter_context(folder.drafting(_DRAFTS))
         except OSError as error:
             raise ReconcileRefused(
                 f"directory {str(folder)!r} cannot be written: {error}"
             ) from error
-        try:
-            yield Results(folder, check_lock)
-        finally:
-            # The next run removes them otherwise. A run that lost its lock has none there.
-            with suppress(OSError, ReconcileRefused):
-                check_lock()
-                drafts.remove_all()
+        yield Results(folder, check_lock)
 
 
 class Results:
@@ -314,7 +305,6 @@ class Results:
             if current is not None and current.run_id == run:
                 # Until the run is complete again.
                 self.folder.at("runs", day.isoformat()).remove("current")
-            place.remove_all()
         place.take(draft)
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:

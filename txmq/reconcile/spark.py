@@ -100,9 +100,7 @@ def open_spark(
     place = remote or master or f"local[{cores or '*'}]"
     name = place.partition(";")[0]  # A server's address may hold a token.
     _check_address(name, is_server=bool(remote))
-    for jar in jars:
-        if not jar.is_file():
-            raise ConfigError(f"jar {jar} does not exist")
+    _check_jars(jars)
     if SparkSession.getActiveSession() is not None:
         raise UsageError("this process has an open Spark session; close it first")
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder, _quiet():
@@ -149,6 +147,12 @@ def setting(session: SparkSession, name: str, value: str) -> Iterator[None]:
                 session.conf.unset(name)
             else:
                 session.conf.set(name, before)
+
+
+def _check_jars(jars: Sequence[Path]) -> None:
+    for jar in jars:
+        if not jar.is_file():
+            raise ConfigError(f"jar {jar} does not exist")
 
 
 def _check_address(place: str, *, is_server: bool) -> None:

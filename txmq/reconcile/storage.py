@@ -1,8 +1,7 @@
 """The folders of extracts and results, on this machine or on a file system that Spark reaches.
 
-This is the one port to these files. On this machine a folder is renamed when it is complete. A
-store of objects cannot rename a folder, so a writer there puts files where no reader looks yet,
-and one small file, written last, puts them in force.
+This is the one port to these files. A store of objects cannot rename a folder, so a writer puts
+files where no reader looks yet, and one small file, written last, puts them in force.
 
 A location is opened as Arrow's file system, under the URI that Hadoop's programs use, and with the
 settings that they read in ``core-site.xml``.
@@ -161,22 +160,31 @@ class Folder:
             self._system.delete_dir(self._path)
 
     @contextmanager
+    def drafting(self, place: str) -> Iterator[Callable[[], None]]:
+        """Lock the folder, and empty a place below for drafts, now and at the end.
+
+        See :meth:`lock`.
+        """
+        with self.lock() as check_lock:
+            drafts = self.at(place)
+            drafts.remove_all()  # A killed process left them.
+            try:
+                yield check_lock
+            finally:
+                # Otherwise the next one does. A process that lost its lock has none there.
+                with suppress(OSError, ReconcileRefused):
+                    check_lock()
+                    drafts.remove_all()
+
+    @contextmanager
     def staging(self) -> Iterator[Folder]:
         """Make an empty folder for files that a folder below will take.
 
         Raises:
             ReconcileRefused: Another process does the same.
         """
-        with self.lock() as check_lock:
-            drafts = self.at(".drafts")
-            drafts.remove_all()  # A killed process left them.
-            try:
-                yield drafts.at(secrets.token_hex(8))
-            finally:
-                # Otherwise the next one does. A process that lost its lock has none there.
-                with suppress(OSError, ReconcileRefused):
-                    check_lock()
-                    drafts.remove_all()
+        with self.drafting(".drafts"):
+            yield self.at(".drafts", secrets.token_hex(8))
 
     def take(self, draft: Folder, last: str = "") -> bool:
         """Take the files of a draft, which is removed; the parts of a table are numbered.
@@ -186,12 +194,13 @@ class Folder:
         if last and self.exists(last):
             return False
         self.remove_all()  # A process that died left it, perhaps in other parts.
-        numbered = _numbered(draft.files("part-*"))
+        parts = draft.files("part-*")
         for name in draft.files():
-            if name != last and name[0] not in "._":
-                new = numbered.get(name, name)
+            if name != last and name[0] not in "._":  # Spark's own files.
+                new = f"part-{parts.index(name):05d}.parquet" if name in parts else name
                 self._make_room(new)
                 self._system.move(draft._at(name), self._at(new))
+        self._sync()
         if last:
             self.replace(last, draft.read(last))
         draft.remove_all()
@@ -268,6 +277,9 @@ class Folder:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
 
+    def _sync(self) -> None:
+        """Sync the files below; a remote file system does so itself."""
+
     def _make_room(self, name: str) -> None:
         """Make the folder of a file."""
         if not self._has_objects:
@@ -298,21 +310,6 @@ class LocalFolder(Folder):
         """See :meth:`Folder.remove`."""
         LocalDisk(self.local).remove(name)
 
-    def take(self, draft: Folder, last: str = "") -> bool:
-        """See :meth:`Folder.take`; the draft is renamed."""
-        if last and self.exists(last):
-            return False
-        assert draft.local is not None
-        for path in draft.local.glob("[._]*"):
-            path.unlink()  # Checksums of Hadoop, under the names of the parts before.
-        for name, new in _numbered(draft.files("part-*")).items():
-            sync_path((draft.local / name).rename(draft.local / new))
-        sync_path(draft.local)
-        self.local.parent.mkdir(parents=True, exist_ok=True)
-        draft.local.rename(self.local)
-        sync_path(self.local.parent)
-        return True
-
     @contextmanager
     def lock(self, who: str = "another run works") -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
@@ -325,13 +322,10 @@ class LocalFolder(Folder):
         finally:
             held.release()
 
-    def _names(self, name: str) -> tuple[str, ...]:
-        return (name,)
-
-
-def _numbered(parts: Sequence[str]) -> dict[str, str]:
-    """The names that the parts of a table get."""
-    return {part: f"part-{number:05d}.parquet" for number, part in enumerate(parts)}
+    def _sync(self) -> None:
+        self.local.mkdir(parents=True, exist_ok=True)  # A draft may have had no files.
+        for path in (*self.local.rglob("*"), self.local, self.local.parent):
+            sync_path(path)
 
 
 Directory: TypeAlias = str | Path | Folder

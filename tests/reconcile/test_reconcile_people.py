@@ -209,7 +209,7 @@ def test_items_that_are_gone_are_no_clean_day(asking, home):
     found = asking("breaks")
 
     assert (found.exit_code, found.stdout) == (3, "")
-    assert "the items of 2026-03-31 are missing" in found.stderr
+    assert "items/business_date=2026-03-31/run=one has no files: run the day again" in found.stderr
 
 
 def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):

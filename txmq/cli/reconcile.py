@@ -200,7 +200,8 @@ def requested_days(
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
         return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-    return rules, [day or last_finished(rules) + timedelta(days=so_far)]
+    running = last_finished(rules) + timedelta(days=1)
+    return rules, [running if so_far else day or last_finished(rules)]
 
 
 def _session(

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from txmq.errors import NotFound, UsageError
 from txmq.reconcile.explanations import BreakNote, BreakNotes, Explanations
+from txmq.reconcile.pieces import top_rows
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.results import Results, Signature
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Proof, Run, SignatureState
-from txmq.reconcile.written_table import top_rows
 
 __all__ = [
     "BreakPage",

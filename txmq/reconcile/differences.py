@@ -29,7 +29,6 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run, digest_of
 from txmq.reconcile.tables import ENTRIES, PROOFS
-from txmq.reconcile.written_table import WrittenTable
 
 __all__ = [
     "ABOUT_PROOFS",
@@ -341,8 +340,7 @@ def old_entries_like(
             bank = table.written.source
             accounts = sorted({account for of, account, *_ in lacking if of == bank})
             is_wanted = pc.field("account").isin(pa.array(accounts, pa.string()))
-            entries = WrittenTable(f"entries of {past.day}", folder.at(table.place))
-            for row in entries.rows(*_ENTRY, where=is_wanted):
+            for row in folder.at(table.place).rows(*_ENTRY, where=is_wanted):
                 place = bank, row["account"], row["currency"], row["amount"]
                 if place in lacking:
                     name = row["key"] or f"row {row['id']}"

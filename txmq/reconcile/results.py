@@ -36,7 +36,6 @@ from txmq.reconcile.ledgers import TableFile
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
 from txmq.reconcile.tables import TABLES
-from txmq.reconcile.written_table import WrittenTable
 
 __all__ = ["Results", "Role", "open_results", "run_id"]
 
@@ -265,18 +264,17 @@ class Results:
 
     # Tables
 
-    def table(self, name: str, day: date, run: str) -> WrittenTable:
-        """A table of a run, for reading without Spark."""
-        folder = self.folder.at("results", name, f"business_date={day}", f"run={run}")
-        return WrittenTable(f"{name} of {day}", folder)
+    def table(self, name: str, day: date, run: str) -> Folder:
+        """The folder of a table of a run."""
+        return self.folder.at("results", name, f"business_date={day}", f"run={run}")
 
     def files(self, name: str, *runs: Run) -> list[TableFile]:
         """The files of a table of some runs, as far as they still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
         return [
-            TableFile(f"{table.folder.spark_path}/{part}")
+            TableFile(f"{table.spark_path}/{part}")
             for table in tables
-            for part in table.parts
+            for part in table.files("*.parquet")
         ]
 
     def draft(self, name: str, run: str) -> Folder:
@@ -291,7 +289,7 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place = self.table(name, day, run).folder
+        place = self.table(name, day, run)
         if _has_content(name, place, content):
             draft.remove_all()
             return
@@ -314,7 +312,7 @@ class Results:
             ReconcileRefused: A table was changed.
         """
         for name in names or run.result.contents:
-            place = self.table(name, run.day, run.run_id).folder
+            place = self.table(name, run.day, run.run_id)
             if not _has_content(name, place, run.result.contents.get(name)):
                 raise ReconcileRefused(
                     f"{name} of {run.day} changed since run {run.run_id} wrote "

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
@@ -127,6 +127,24 @@ class Folder:
             batch_readahead=1,
             fragment_readahead=1,
         )
+
+    def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
+        """The rows of the table here; see :meth:`batches`.
+
+        Raises:
+            ReconcileRefused: It has no files, or one cannot be read.
+        """
+        if not (parts := self.files("*.parquet")):
+            raise ReconcileRefused(f"{self} has no files: run the day again")
+        try:
+            for batch in self.batches(parts, columns, where):
+                yield pa.Table.from_batches([batch])
+        except (OSError, pa.ArrowException) as error:
+            raise ReconcileRefused(f"{self} cannot be read: {error}") from error
+
+    def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of the table here one by one, as :meth:`pieces` has them."""
+        return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
     def write(self, name: str, data: bytes) -> None:
         """Write a new file; no reader may know its name before it is complete."""

@@ -1,50 +1,17 @@
-"""The tables of a run, read without Spark, in pieces, so that few rows are in memory at once."""
+"""Tables that come in pieces, so that few rows are in memory at once; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import ReconcileRefused
-from txmq.reconcile.storage import Folder
-
-__all__ = ["WrittenTable", "sum_groups", "top_rows"]
+__all__ = ["sum_groups", "top_rows"]
 
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
-
-
-class WrittenTable(NamedTuple):
-    """A table in its files.
-
-    Reading raises :class:`ReconcileRefused` if a file cannot be read, or none exists.
-    """
-
-    name: str
-    folder: Folder
-
-    @property
-    def parts(self) -> list[str]:
-        """The names of its files."""
-        return self.folder.files("*.parquet")
-
-    def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
-        """The rows in pieces: all columns or some, and all rows or those that fit a condition."""
-        if not (parts := self.parts):
-            why = f"the {self.name} are missing in {self.folder}"
-            raise ReconcileRefused(f"{why}: run the day again")
-        try:
-            for batch in self.folder.batches(parts, columns, where):
-                yield pa.Table.from_batches([batch])
-        except (OSError, pa.ArrowException) as error:
-            raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
-
-    def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
-        """The rows one by one, as :meth:`pieces` has them."""
-        return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
 
 def sum_groups(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 from rich import box
 from rich.console import Console
@@ -21,6 +21,8 @@ __all__ = ["show"]
 
 _AMOUNTS: Final = ("debited", "credited", "at_risk")
 _HEADS: Final = ("transfers", *(name.replace("_", " ") for name in _AMOUNTS))
+_Line: TypeAlias = tuple[str, str, list[str]]
+"""A class, its group, and its currency, number and sums."""
 _UNBOUNDED: Final = 10_000
 _PROOFS: Final = 10
 _STYLES: Final = {"good": "bold green", "wait": "bold yellow", "bad": "bold red"}
@@ -75,13 +77,12 @@ def _counts(result: Result) -> str:
     return f"{rate(result.past)} of {own} agreed, {breaks}, {closed} closed{still_open}"
 
 
-def _line(total: Total, result: Result) -> tuple[str, str, list[str]]:
-    """A class, its group, and its sums in a currency."""
+def _line(total: Total, result: Result) -> _Line:
     amounts = (amount(getattr(total, name), result.places(total.currency)) for name in _AMOUNTS)
     return total.class_, total.group, [printable(total.currency), f"{total.transfers:,}", *amounts]
 
 
-def _print_classes(lines: Sequence[tuple[str, str, list[str]]], console: Console) -> None:
+def _print_classes(lines: Sequence[_Line], console: Console) -> None:
     """Each class with a line for each of its currencies; if these do not fit, one for each sum."""
     table = [["", *_HEADS], *(cells for *_, cells in lines)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -106,7 +107,7 @@ def _print_classes(lines: Sequence[tuple[str, str, list[str]]], console: Console
     console.print()
 
 
-def _table(lines: Iterable[tuple[str, str, list[str]]]) -> Table:
+def _table(lines: Iterable[_Line]) -> Table:
     drawn = Table("class", "group", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in _HEADS:
         drawn.add_column(heading, justify="right")

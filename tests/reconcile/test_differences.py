@@ -350,8 +350,8 @@ def test_notes_keep_the_latest_owner_and_all_comments(tmp_path):
     people.add([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
     people.add([BreakNote("a", "Wu", 3, due="2026-04-09")])
 
-    latest, comments = people.notes()["a"]
+    notes = people.notes()["a"]
 
-    assert (latest.owner, latest.due) == ("Wu", "2026-04-09")
-    assert [note.comment for note in comments] == ["asked the bank", "no answer"]
+    assert (notes.owner, notes.due) == ("Wu", "2026-04-09")
+    assert [note.comment for note in notes.comments] == ["asked the bank", "no answer"]
     assert people.digest == "", "no result depends on notes"

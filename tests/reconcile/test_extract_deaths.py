@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.storage import LocalFolder
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def home(tmp_path):
 
 def begun(home):
     """Extracts that have no name yet."""
-    return list(home.local.glob(".*.writing"))
+    return list(home.local.glob(".drafts/*"))
 
 
 def complete(home):
@@ -45,16 +46,7 @@ def test_the_next_extract_removes_what_a_killed_one_has_left(home):
 
     complete(home)
 
-    assert [path.name for path in home.local.iterdir()] == ["done"]
-
-
-def test_what_cannot_be_opened_is_in_nobodys_way(home):
-    odd = home.local / ".txmq-odd.writing"
-    odd.symlink_to(odd)
-
-    complete(home)
-
-    assert begun(home) == [odd]
+    assert {path.name for path in home.local.iterdir()} == {"done", "lock"}
 
 
 def test_one_that_fails_leaves_nothing(home):
@@ -67,8 +59,8 @@ def test_one_that_fails_leaves_nothing(home):
 def test_one_that_is_under_way_is_left_alone(home):
     with home.staging() as mine:
         mine.replace("rows", b"some")
-        complete(home)
-        assert begun(home) == [mine.local]
+        with pytest.raises(ReconcileRefused, match="another run works in .*: wait until it has"):
+            complete(home)
         assert mine.read("rows") == b"some"
 
     assert begun(home) == []

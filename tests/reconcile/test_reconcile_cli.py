@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.reconcile.object_store import Store
 from tests.serving import CHECKOUT
-from txmq.cli.reconcile_options import requested_days
+from txmq.cli.reconcile import requested_days
 from txmq.cli.root import app
 from txmq.errors import ConfigError
 from txmq.reconcile import results

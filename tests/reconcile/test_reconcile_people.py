@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from tests.reconcile.dying_run import write_table
 from tests.reconcile.test_reconcile_cli import RULES
-from txmq.cli.reconcile_options import warn_of_later_days
+from txmq.cli.reconcile import warn_of_later_days
 from txmq.cli.root import app
-from txmq.reconcile.archive import BreakFilter, ReportArchive
+from txmq.reconcile.archive import ItemFilter, ReportArchive
 from txmq.reconcile.differences import OF_ACCOUNTS, OF_TRANSFERS
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
@@ -209,7 +209,7 @@ def test_items_that_are_gone_are_no_clean_day(asking, home):
     found = asking("breaks")
 
     assert (found.exit_code, found.stdout) == (3, "")
-    assert "the items of 2026-03-31 are missing" in found.stderr
+    assert "items/business_date=2026-03-31/run=one has no files: run the day again" in found.stderr
 
 
 def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):
@@ -233,7 +233,7 @@ def test_the_console_finds_a_break_by_each_bank_that_booked_a_side(home):
     archive = ReportArchive(home / "results")
 
     found = {
-        bank: len(archive.breaks(DAY, BreakFilter(bank=bank), 0, 10).rows)
+        bank: len(archive.breaks(DAY, ItemFilter(bank=bank), 0, 10).rows)
         for bank in ("boc", "ccb", "cb")
     }
 

@@ -222,9 +222,15 @@ def test_a_file_that_is_none_is_told(results, tmp_path):
 
 
 def test_two_people_do_not_write_at_the_same_moment(results, tmp_path):
-    with LocalFolder(tmp_path).lock_signatures(), pytest.raises(UsageError, match="try again"):
+    with (
+        LocalFolder(tmp_path).lock_signatures(),
+        pytest.raises(ReconcileRefused, match="try again"),
+    ):
         results.sign("preparer", breaks.run(DAY), "Ann", 5)
-    with LocalFolder(tmp_path).lock_signatures(), pytest.raises(UsageError, match="try again"):
+    with (
+        LocalFolder(tmp_path).lock_signatures(),
+        pytest.raises(ReconcileRefused, match="try again"),
+    ):
         Explanations(tmp_path).add([Explanation.of(item("0", "parked"), "Ann", "known", 1)])
 
     results.sign("preparer", breaks.run(DAY), "Ann", 5)

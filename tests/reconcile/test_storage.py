@@ -116,13 +116,13 @@ def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     seen = []
     for _ in deaths(store, write):
         signed = [one.by for one in Results(store.folder()).signatures(DAY.isoformat())]
-        owner = Explanations(store.folder()).notes()["0" * 16][0].owner
+        owner = Explanations(store.folder()).notes()["0" * 16].owner
         assert (signed, owner) in [([], "Bo"), (["Ann"], "Bo"), (["Ann"], "Di")]
         seen.append((*signed, owner))
         if not signed:
             write()
         people.add([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
-        assert people.notes()["0" * 16][0].owner == "Flo"
+        assert people.notes()["0" * 16].owner == "Flo"
     assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
 
 
@@ -134,14 +134,12 @@ def test_an_extract_appears_with_its_last_file_only(store):
     def write():
         """Spark writes into the draft itself."""
         with home.staging() as draft:
-            with draft.create("icbc/entries/part-00000.parquet") as file:
-                file.write(b"rows")
+            draft.write("icbc/entries/part-00000.parquet", b"rows")
             draft.replace("manifest.json", b"{}")
             return final.take(draft, "manifest.json")
 
     def left():
-        with other.create("part-00001.parquet") as file:
-            file.write(b"cut in other parts")
+        other.write("part-00001.parquet", b"cut in other parts")
 
     left()
     for _ in deaths(store, write):
@@ -174,8 +172,7 @@ def test_a_run_that_lost_its_claim_leaves_the_drafts_of_the_other_one(store):
         late.enter_context(open_results(store.folder()))
         store.now += LEASE_S  # It does not renew its claim any more.
         with open_results(store.folder()):
-            with drafts.create("items/part-0") as file:
-                file.write(b"rows")
+            drafts.write("items/part-0", b"rows")
             late.close()
             assert drafts.files() == ["items/part-0"]
     assert drafts.files() == []

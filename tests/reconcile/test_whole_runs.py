@@ -602,7 +602,7 @@ def test_what_was_read_is_compared_with_the_money_that_was_extracted(spark, firs
     written = replace(entries.written, amounts={"CNY": read - 1})
     icbc = replace(icbc, tables=(replace(entries, written=written), *tables))
     table = stage.results().table("balances", WEDNESDAY, done.run_id)
-    balances = spark.read.parquet(table.folder.spark_path)
+    balances = spark.read.parquet(table.spark_path)
 
     check_all_was_read(balances, manifest)
     told = f"the sum of CNY was {read - 1} when it was extracted and is {read}"

@@ -1,10 +1,8 @@
 """``txmq reconcile``: a day's reconciliation, and what people do with it in the morning."""
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from datetime import date
-from functools import partial
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -12,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from txmq.cli import breaks, proofs
+from txmq.cli.clearing import breaks_app, proofs_app, signoff
 from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
@@ -20,27 +18,25 @@ from txmq.cli.reconcile_options import (
     Day,
     ReconcileGroup,
     date_of,
+    last_finished,
     report_failures,
-    requested_days,
+    rules_of,
     stop_on_signals,
-    warn_of_later_days,
 )
-from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
+from txmq.reconcile import Rules, Run
 
 if TYPE_CHECKING:
-    from txmq.reconcile.extract.manifest import Manifest
-    from txmq.reconcile.rules import Rules
-    from txmq.reconcile.summary import Run, Verdict
+    from txmq.reconcile.results import Results
 
-__all__ = ["app"]
+__all__ = ["app", "requested_days", "warn_of_later_days"]
 
 _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
-app.add_typer(breaks.app, name="breaks")
-app.add_typer(proofs.app, name="proofs")
+app.add_typer(breaks_app, name="breaks")
+app.add_typer(proofs_app, name="proofs")
 app.command()(signoff)
 
 
@@ -133,11 +129,10 @@ def reconcile(
         rules, days = requested_days(config, day, first, last, so_far=so_far)
         if extract is not None and (reuse or len(days) > 1):
             raise ConfigError("--extract names the one extract of one date")
-        start = _starter(master, remote, memory, cores, jar, spark)
         wants_ui = sys.stderr.isatty() and not (quiet or remote) if ui is None else ui
-        start = partial(start, ui=wants_ui)
-        verdicts = _run_all(rules, days, start, extract, reuse=reuse, quiet=quiet, json=json)
-    raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
+        session = _session(rules, days[0], master, remote, memory, cores, jar, spark, ui=wants_ui)
+        code = _run_all(rules, days, session, extract, reuse=reuse, quiet=quiet, json=json)
+    raise typer.Exit(code)
 
 
 @app.command(name="extract")
@@ -156,9 +151,19 @@ def extract_(
 ) -> None:
     """Only read the ledgers of a business date into an extract, and print its control totals."""
     with report_failures(), stop_on_signals():
+        from txmq.reconcile.extract.extraction import extract_day
+        from txmq.reconcile.progress import show_progress
+        from txmq.reconcile.storage import open_folder
+
         rules, (wanted,) = requested_days(config, day)
-        start = _starter(master, remote, memory, cores, jar, spark)
-        manifest = _take(rules, wanted, start, quiet=quiet)
+        session = _session(rules, wanted, master, remote, memory, cores, jar, spark)
+        with ExitStack() as stack:
+            progress = stack.enter_context(show_progress(quiet=quiet))
+            with progress.stage("start Spark"):
+                opened = stack.enter_context(session)
+            with progress.stage("extract") as stage:
+                manifest = extract_day(opened, rules, wanted, open_folder(rules.directory))
+                stage.rows = manifest.rows
         if json:
             as_json(manifest)
             return
@@ -173,94 +178,110 @@ def extract_(
         table(("source", "table", "rows", "amounts", "least id", "most", "hash total"), rows)
 
 
-def _starter(
+def requested_days(
+    config: Path | None,
+    day: date | None,
+    first: date | None = None,
+    last: date | None = None,
+    *,
+    so_far: bool = False,
+) -> tuple[Rules, list[date]]:
+    """The rules, and the days to run; if none is named, the last finished day, or the running one.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+    if (first is None) != (last is None) or (first is not None and day is not None):
+        raise ConfigError("write --date for one day, or --from and --to for several")
+    if so_far and (day is not None or first is not None):
+        raise ConfigError("--so-far names the running date: leave out --date, --from and --to")
+    rules = rules_of(config, reads_banks=True)
+    if first is not None and last is not None:
+        if last < first:
+            raise ConfigError(f"--to {last} is before --from {first}")
+        return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
+    running = last_finished(rules) + timedelta(days=1)
+    return rules, [running if so_far else day or last_finished(rules)]
+
+
+def _session(
+    rules: Rules,
+    day: date,
     master: str | None,
     remote: str | None,
     memory: str,
     cores: int | None,
     jars: list[Path] | None,
     settings: list[str] | None,
-) -> Callable[..., AbstractContextManager[Any]]:
-    """What starts Spark by these options."""
+    *,
+    ui: bool = False,
+) -> AbstractContextManager[Any]:
+    """What starts Spark by these options; its log is beside the results if these are here."""
     from txmq.reconcile.spark import open_spark
+    from txmq.reconcile.storage import open_folder
 
-    return partial(
-        open_spark,
+    home = open_folder(rules.directory).local
+    return open_spark(
         master,
         remote=remote,
         memory=memory,
         cores=cores,
         jars=jars or [],
         settings=dict(map(_setting, settings or [])),
+        log=home and home / "logs" / f"spark-{day}.log",
+        ui=ui,
     )
 
 
-def _take(
-    rules: "Rules", day: date, start: Callable[..., AbstractContextManager[Any]], *, quiet: bool
-) -> "Manifest":
-    """Take the extract of a day."""
-    from txmq.reconcile.extract.extraction import extract_day
-    from txmq.reconcile.progress import show_progress
-    from txmq.reconcile.storage import open_folder
-
-    with ExitStack() as stack:
-        progress = stack.enter_context(show_progress(quiet=quiet))
-        with progress.stage("start Spark"):
-            session = stack.enter_context(start(log=_log(rules, day)))
-        with progress.stage("extract") as stage:
-            manifest = extract_day(session, rules, day, open_folder(rules.directory))
-            stage.rows = manifest.rows
-    return manifest
-
-
-def _log(rules: "Rules", day: date) -> Path | None:
-    """The file of Spark's log; ``None`` for a temporary one, if the results are elsewhere."""
-    from txmq.reconcile.storage import open_folder
-
-    home = open_folder(rules.directory).local
-    return home and home / "logs" / f"spark-{day}.log"
-
-
 def _run_all(
-    rules: "Rules",
+    rules: Rules,
     days: list[date],
-    start: Callable[..., AbstractContextManager[Any]],
+    session: AbstractContextManager[Any],
     extract: str | None,
     *,
     reuse: bool,
     quiet: bool,
     json: bool,
-) -> list["Verdict"]:
-    """Run the days in their order; the verdict of each."""
+) -> int:
+    """Run the days in their order; the exit code of the worst."""
     from txmq.reconcile.day import reconcile as reconcile_day
     from txmq.reconcile.progress import pages_of, show_progress
     from txmq.reconcile.results import Results, open_results
 
-    verdicts = []
+    codes = []
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
         with open_results(rules.directory):
             pass  # Another run, or a directory that cannot be written, shows before Spark starts.
         results = Results(rules.directory)
         with progress.stage("start Spark"):
-            session = stack.enter_context(start(log=_log(rules, days[0])))
-        if not quiet and (pages := pages_of(session)):
+            spark = stack.enter_context(session)
+        if not quiet and (pages := pages_of(spark)):
             note(f"txmq: Spark's pages: {pages}")
-        stack.enter_context(progress.tracking(session))
+        stack.enter_context(progress.tracking(spark))
         for day in days:
             extract_id = results.latest_extract(day) if reuse else extract
             reconciled = reconcile_day(
-                session, rules=rules, date=day, extract_id=extract_id, progress=progress
+                spark, rules=rules, date=day, extract_id=extract_id, progress=progress
             )
             done = reconciled.write()
             reconciled.release()
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
-            verdicts.append(done.result.verdict)
+            codes.append(_CODES[done.result.verdict])
         warn_of_later_days(results)
-    return verdicts
+    return max(codes)
 
 
-def _show_run(run: "Run", report: str, *, json: bool) -> None:
+def warn_of_later_days(results: "Results") -> None:
+    """After a rerun, name the later days that are outdated: the next night would be refused for
+    them.
+    """
+    newest = results.current(results.days()[-1])
+    if newest is not None and (why := results.why_outdated(newest)) is not None:
+        note(f"txmq: {why}")
+
+
+def _show_run(run: Run, report: str, *, json: bool) -> None:
     from txmq.reconcile.report.terminal import show
 
     if json:

@@ -4,60 +4,37 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from txmq.cli.common import confirm, fail
+from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
+from txmq.extras import named_extra
+from txmq.reconcile import Rules, read_rules
 from txmq.runtime.clock import SystemClock
-
-if TYPE_CHECKING:
-    from txmq.reconcile.results import Results
-    from txmq.reconcile.rules import Rules
-    from txmq.reconcile.summary import Run
 
 __all__ = [
     "NOT_RUN",
-    "Account",
-    "Bank",
-    "By",
     "Config",
     "Day",
-    "IdFile",
-    "Ids",
-    "Reason",
     "ReconcileGroup",
-    "Unmasked",
-    "check_name",
-    "confirm_rows",
     "date_of",
-    "ids_of",
+    "last_finished",
     "report_failures",
-    "requested_days",
     "rules_of",
-    "run_of",
     "stop_on_signals",
-    "warn_of_later_days",
 ]
 
 NOT_RUN: Final = 3
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
-_EXTRA: Final = {
-    "pyspark",
-    "py4j",
-    "pyarrow",
-    "adbc_driver_postgresql",
-    "jinja2",
-    "prometheus_client",
-}
 
 
 class ReconcileGroup(TyperGroup):
@@ -112,54 +89,14 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
 ]
-By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
-Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
-Ids = Annotated[list[str] | None, typer.Argument(help="Their ids, or the beginnings of the ids.")]
-IdFile = Annotated[
-    typer.FileText | None,
-    typer.Option("--file", help="Only the ids in this file, one in each line."),
-]
-Bank = Annotated[str | None, typer.Option("--bank", help="Only of this bank.")]
-Account = Annotated[
-    str | None, typer.Option("--account", help="Only of this account, as it is in the books.")
-]
-Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
 
 
-def requested_days(
-    config: Path | None,
-    day: date | None,
-    first: date | None = None,
-    last: date | None = None,
-    *,
-    so_far: bool = False,
-) -> tuple["Rules", list[date]]:
-    """The rules, and the days to run; if none is named, the last finished day, or the running one.
-
-    Raises:
-        ConfigError: The options contradict each other.
-    """
-    if (first is None) != (last is None) or (first is not None and day is not None):
-        raise ConfigError("write --date for one day, or --from and --to for several")
-    if so_far and (day is not None or first is not None):
-        raise ConfigError("--so-far names the running date: leave out --date, --from and --to")
-    rules = rules_of(config, reads_banks=True)
-    if first is not None and last is not None:
-        if last < first:
-            raise ConfigError(f"--to {last} is before --from {first}")
-        return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-    return rules, [day or (_running(rules) if so_far else _last_finished(rules))]
+def last_finished(rules: Rules) -> date:
+    """The last business date that is over."""
+    return rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)
 
 
-def _running(rules: "Rules") -> date:
-    return rules.day.of(SystemClock().wall_ms())
-
-
-def _last_finished(rules: "Rules") -> date:
-    return _running(rules) - timedelta(days=1)
-
-
-def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":
+def rules_of(config: Path | None, *, reads_banks: bool = False) -> Rules:
     """The rules in a file. Only a command that reads the banks needs their passwords.
 
     Raises:
@@ -169,71 +106,7 @@ def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":
         raise ConfigError(
             "the rules are missing; write --config recon.toml, or set TXMQ_RECONCILE_CONFIG"
         )
-    from txmq.reconcile.rules_file import read_rules
-
     return read_rules(config, reads_banks=reads_banks)
-
-
-def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
-    """The rules, and the run in force of a day; of the last finished day if none is named.
-
-    Raises:
-        ConfigError: No file of rules is named, or the file is invalid.
-        ReconcileRefused: The day has no run.
-    """
-    rules = rules_of(config)
-    wanted = day or _last_finished(rules)
-    from txmq.reconcile.results import Results
-
-    run = Results(rules.directory).current(wanted)
-    if run is None:
-        raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
-    return rules, run
-
-
-def ids_of(named: Collection[str] | None, file: typer.FileText | None) -> tuple[str, ...]:
-    """The ids that a user names, as arguments and in a file.
-
-    Raises:
-        ConfigError: The file has no ids.
-    """
-    listed = file.read().split() if file is not None else []
-    if file is not None and not listed:
-        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
-    return (*(named or ()), *listed)
-
-
-def check_name(noun: str, name: str | None, known: Iterable[str]) -> None:
-    """Check a name from a closed list.
-
-    Raises:
-        ConfigError: It is not in the list.
-    """
-    if name is not None and name not in known:
-        raise ConfigError(f"{noun} {name!r} does not exist; use one of {', '.join(known)}")
-
-
-def confirm_rows(count: int, nouns: str, day: str, lines: Iterable[str], *, yes: bool) -> None:
-    """Before something is written for several rows, show the user ``lines`` about them, and ask.
-
-    Raises:
-        ConfigError: There is no row.
-    """
-    if not count:
-        raise ConfigError(f"no such {nouns} on {day}; nothing was written")
-    if count > 1:
-        for line in lines:
-            note(line)
-        confirm(f"Write this for all {count} {nouns}?", yes=yes, code=NOT_RUN)
-
-
-def warn_of_later_days(results: "Results") -> None:
-    """After a rerun, name the later days that are outdated: the next night would be refused for
-    them.
-    """
-    newest = results.current(results.days()[-1])
-    if newest is not None and (why := results.why_outdated(newest)) is not None:
-        note(f"txmq: {why}")
 
 
 @contextmanager
@@ -251,7 +124,7 @@ def stop_on_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)  # A second one would break off the cleaning up.
         raise _Terminated
 
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, terminate)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except _Terminated:
@@ -278,7 +151,8 @@ def report_failures() -> Iterator[None]:
         typer.Exit: With 3.
     """
     try:
-        yield
+        with named_extra():
+            yield
     except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as error:
         fail(str(error), NOT_RUN)
     except (typer.Exit, typer.Abort):
@@ -297,12 +171,6 @@ def report_failures() -> Iterator[None]:
             "try again when the file system works",
             NOT_RUN,
         )
-    except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
-        if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
-            fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)
+    except Exception:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         note_lines(traceback.format_exc().rstrip("\n"))
         raise typer.Exit(NOT_RUN) from None
-
-
-def _root(error: ModuleNotFoundError) -> str:
-    return (error.name or "").partition(".")[0]

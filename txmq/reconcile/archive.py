@@ -1,30 +1,110 @@
 """The results of many days as people look them up: lists of days, one day, its breaks.
 
-It only reads. Every method raises :class:`~txmq.errors.ReconcileRefused` if it cannot read a file,
-for example one that was changed by hand.
+It only reads. Every function raises :class:`~txmq.errors.ReconcileRefused` if it cannot read a
+file, for example one that was changed by hand.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import date
+from functools import reduce
+from operator import and_, or_
 from typing import Any, Final, NamedTuple
 
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from txmq.errors import NotFound
-from txmq.reconcile.explanations import BreakNote, Explanations
+from txmq.errors import NotFound, UsageError
+from txmq.reconcile.explanations import BreakNote, BreakNotes, Explanations
+from txmq.reconcile.pieces import top_rows
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.results import Results, Signature
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Proof, Run, SignatureState
-from txmq.reconcile.written_table import top_rows
 
-__all__ = ["BreakFilter", "BreakPage", "DayReport", "DayRow", "ReportArchive"]
+__all__ = [
+    "BreakPage",
+    "DayReport",
+    "DayRow",
+    "ItemFilter",
+    "ReportArchive",
+    "find_items",
+    "items_of",
+]
 
 _ORDER: Final = ("-age_days", "-amount", "break_id")
+
+
+class ItemFilter(NamedTuple):
+    """The items that are wanted; ``None`` takes all."""
+
+    class_: str | None = None
+    status: str | None = None
+    bank: str | None = None
+    account: str | None = None
+    """As it is in the books."""
+    older_than: int | None = None
+    """Business days."""
+
+    def condition(self, *, is_complete: bool = False) -> pc.Expression:
+        """The items that fit all fields.
+
+        Those in flight and explained ones are left out, unless ``is_complete``, or a class or a
+        status is wanted.
+        """
+        terms = [pc.field("age_days") > (-1 if self.older_than is None else self.older_than)]
+        if not is_complete and self.class_ is None and self.status is None:
+            terms.append(pc.field("group") == "break")
+        for name, value in (("class", self.class_), ("status", self.status)):
+            if value is not None:
+                terms.append(pc.field(name) == value)
+        sides = (("debit_bank", "credit_bank"), self.bank), (("payer", "payee"), self.account)
+        for names, value in sides:
+            if value is not None:
+                # A side that several banks booked has all of their names.
+                listed = rf"(^| / ){re.escape(value)}($| / )"
+                found = (pc.match_substring_regex(pc.field(name), listed) for name in names)
+                terms.append(reduce(or_, found))
+        return reduce(and_, terms)
+
+
+def items_of(
+    results: Results,
+    run: Run,
+    wanted: ItemFilter | None = None,
+    *,
+    is_complete: bool = False,
+    most: int | None = None,
+) -> list[dict[str, Any]]:
+    """The items of a run that are not agreed, or the first of them: the oldest, then the largest.
+
+    See :meth:`ItemFilter.condition`.
+    """
+    where = (wanted or ItemFilter()).condition(is_complete=is_complete)
+    table = results.table("items", run.day, run.run_id)
+    return top_rows(table.pieces(where=where), most, _ORDER)
+
+
+def find_items(
+    items: Sequence[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
+) -> list[dict[str, Any]]:
+    """The items whose ids begin as given, in their order.
+
+    Raises:
+        UsageError: No item matches, or several do.
+    """
+    found = set()
+    for id_ in ids:
+        fit = [item for item in items if item[name].startswith(id_)]
+        if len(fit) != 1 or not id_:
+            noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+            many = f"several {noun}s" if fit else f"no {noun}"
+            remedy = f"see txmq reconcile {command} --all"
+            raise UsageError(f"{id_!r} matches {many} of this day; {remedy}")
+        found.add(fit[0][name])
+    return [item for item in items if item[name] in found]
 
 
 class DayRow(NamedTuple):
@@ -50,25 +130,15 @@ class DayReport(NamedTuple):
     """Where its files are."""
 
 
-class BreakFilter(NamedTuple):
-    """The breaks that are wanted; an empty field takes all."""
-
-    class_: str = ""
-    status: str = ""
-    bank: str = ""
-    older_than: int | None = None
-    """Business days."""
-
-
 class BreakPage(NamedTuple):
-    """Breaks, the oldest first, then the largest; accounts are masked."""
+    """Breaks, the oldest first, then the largest."""
 
     rows: list[dict[str, Any]]
     has_more: bool
 
 
 class ReportArchive:
-    """The directory of results of a reconciliation.
+    """The directory of results of a reconciliation, as the console shows it; accounts are masked.
 
     Args:
         directory: The ``directory`` of the rules.
@@ -92,16 +162,15 @@ class ReportArchive:
         wanted = days[start : start + count + 1]
         runs = [run for day in wanted if (run := self._results.current(day)) is not None]
         rows: list[DayRow] = []
-        is_outdated = False
-        for place in range(len(runs) - 1, -1, -1):
-            run = runs[place]
-            before = runs[place + 1] if place + 1 < len(runs) else None
+        before, is_outdated = None, False
+        for run in reversed(runs):
             if before is not None and before.result.end_ms >= run.result.start_ms:
                 is_outdated |= run.previous_digest != before.result_digest
             else:
                 is_outdated = False
             state = "invalidated" if is_outdated and run.signature != "unsigned" else run.signature
             rows.append(DayRow(run, state, is_outdated))
+            before = run
         return rows[::-1][:count], len(days)
 
     def day(self, day: date) -> DayReport:
@@ -111,11 +180,7 @@ class ReportArchive:
             NotFound: It was not reconciled.
         """
         run = self._run(day)
-        proofs = [
-            proof if proof.account is None else _masked(proof)
-            for proof in run.result.proofs
-            if not proof.holds
-        ]
+        proofs = [_masked(proof) for proof in run.result.proofs if not proof.holds]
         return DayReport(
             run=run,
             state=self._results.signature_state(run),
@@ -125,26 +190,24 @@ class ReportArchive:
             folder=str(self._results.folder_of(run)),
         )
 
-    def breaks(self, day: date, wanted: BreakFilter, start: int, count: int) -> BreakPage:
+    def breaks(self, day: date, wanted: ItemFilter, start: int, count: int) -> BreakPage:
         """Breaks of a day from a place in their order on.
-
-        Without a class or a status the list leaves out transfers in flight and explained breaks.
 
         Raises:
             NotFound: The day was not reconciled.
         """
-        run = self._run(day)
-        table = self._results.table("items", run.day, run.run_id)
-        found = top_rows(table.pieces(where=_condition(wanted)), start + count + 1, _ORDER)
-        rows = [mask_sides(row) for row in found[start : start + count]]
-        latest = {name: note for name, (note, _) in self._explanations.notes().items()}
-        for row in rows:
-            note = latest.get(row["break_id"])
-            row["owner"], row["due"] = (note.owner, note.due) if note else ("", "")
+        found = items_of(self._results, self._run(day), wanted, most=start + count + 1)
+        notes = self._explanations.notes()
+        rows = []
+        for row in found[start : start + count]:
+            noted = notes.get(row["break_id"], BreakNotes())
+            rows.append(mask_sides(row) | {"owner": noted.owner, "due": noted.due})
         return BreakPage(rows, len(found) > start + count)
 
-    def find_break(self, day: date, break_id: str) -> tuple[Run, dict[str, Any], list[BreakNote]]:
-        """A break of a day with what people noted on it, oldest first; accounts are masked.
+    def find_break(
+        self, day: date, break_id: str
+    ) -> tuple[Run, dict[str, Any], Sequence[BreakNote]]:
+        """A break of a day with what people noted on it, oldest first.
 
         Raises:
             NotFound: The day was not reconciled, or it has no such break.
@@ -154,11 +217,9 @@ class ReportArchive:
         row = next(table.rows(where=pc.field("break_id") == break_id), None)
         if row is None:
             raise NotFound(f"{day} has no break {break_id}; it may be closed, or of another day")
-        latest, comments = self._explanations.notes().get(break_id, (None, []))
-        more = {"owner": "", "ticket": "", "due": ""}
-        if latest is not None:
-            more = {"owner": latest.owner, "ticket": latest.ticket, "due": latest.due}
-        return run, mask_sides(row) | more, comments
+        noted = self._explanations.notes().get(break_id, BreakNotes())
+        more = {"owner": noted.owner, "ticket": noted.ticket, "due": noted.due}
+        return run, mask_sides(row) | more, noted.comments
 
     def _run(self, day: date) -> Run:
         run = self._results.current(day)
@@ -171,27 +232,3 @@ def _masked(proof: Proof) -> Proof:
     # A double-entry proof names a transfer.
     account = proof.account or ""
     return proof if "/" in account else replace(proof, account=mask(account))
-
-
-def _condition(wanted: BreakFilter) -> pc.Expression:
-    terms = list(_terms(wanted))
-    condition = terms[0]
-    for term in terms[1:]:
-        condition &= term
-    return condition
-
-
-def _terms(wanted: BreakFilter) -> Iterator[pc.Expression]:
-    yield pc.field("age_days") > (-1 if wanted.older_than is None else wanted.older_than)
-    if wanted.class_:
-        yield pc.field("class") == wanted.class_
-    if wanted.status:
-        yield pc.field("status") == wanted.status
-    if not wanted.class_ and not wanted.status:
-        yield pc.field("group") == "break"
-    if wanted.bank:
-        # A side that several banks booked has all of their names.
-        named = rf"(^| / ){re.escape(wanted.bank)}($| / )"
-        sides = [pc.field(name) for name in ("debit_bank", "credit_bank")]
-        debit, credit = (pc.match_substring_regex(side, named) for side in sides)
-        yield debit | credit

@@ -235,7 +235,7 @@ class Day:
         with progress.stage("write"):
             contents = _write(self._spark, results, self.tables, day, name)
         with progress.stage("judge"):
-            places = {table: results.table(table, day, name).folder for table in contents}
+            places = {table: results.table(table, day, name) for table in contents}
             found = self._judge(_written(self._spark, places), contents)
         with progress.stage("report"):
             done = Run(

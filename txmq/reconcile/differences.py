@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.reconcile.archive import find_items, items_of
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import FILE, Manifest
@@ -28,7 +29,6 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run, digest_of
 from txmq.reconcile.tables import ENTRIES, PROOFS
-from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
 __all__ = [
     "ABOUT_PROOFS",
@@ -288,16 +288,17 @@ def differences_in(
         ReconcileRefused: A table is missing, or an explanation cannot be read.
         UsageError: No difference matches an id, or several do.
     """
-    proofs = list(WrittenTable.of_run(directory, run.day, run.run_id, "proofs").pieces())
+    results = Results(directory)
+    proofs = list(results.table("proofs", run.day, run.run_id).pieces())
     # After a mishap most transfers may fail: Arrow has room for all of their keys.
     failed = [piece.filter(IS_OF_TRANSFER)["account"].combine_chunks() for piece in proofs]
     has_failed = pc.field("key").isin(pa.chunked_array(failed, pa.string()).combine_chunks())
-    items = WrittenTable.of_run(directory, run.day, run.run_id, "items")
+    items = results.table("items", run.day, run.run_id)
     explaining = list(items.rows(*EXPLAINING, where=has_failed))
     day = ProofDay(run.result, proofs, explaining, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(directory, run, is_complete=True)
+        for item in items_of(results, run, is_complete=True)
         for side in ("payer", "payee")
     }
     rows = []
@@ -339,8 +340,7 @@ def old_entries_like(
             bank = table.written.source
             accounts = sorted({account for of, account, *_ in lacking if of == bank})
             is_wanted = pc.field("account").isin(pa.array(accounts, pa.string()))
-            entries = WrittenTable(f"entries of {past.day}", folder.at(table.place))
-            for row in entries.rows(*_ENTRY, where=is_wanted):
+            for row in folder.at(table.place).rows(*_ENTRY, where=is_wanted):
                 place = bank, row["account"], row["currency"], row["amount"]
                 if place in lacking:
                     name = row["key"] or f"row {row['id']}"

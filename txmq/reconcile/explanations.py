@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +12,14 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.storage import Directory, open_folder
 from txmq.reconcile.summary import FIGURES, digest_of
 
-__all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
+__all__ = [
+    "BreakNote",
+    "BreakNotes",
+    "Difference",
+    "Explanation",
+    "Explanations",
+    "ProofExplanation",
+]
 
 
 class Difference(Struct, frozen=True):
@@ -124,6 +131,16 @@ class BreakNote(Struct, frozen=True):
     comment: str = ""
 
 
+class BreakNotes(NamedTuple):
+    """All notes on a break together."""
+
+    owner: str = ""
+    ticket: str = ""
+    due: str = ""
+    comments: tuple[BreakNote, ...] = ()
+    """The notes with a comment, oldest first."""
+
+
 Record = TypeVar("Record", Explanation, ProofExplanation, BreakNote)
 Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
@@ -161,14 +178,17 @@ class Explanations:
         self.add([msgspec.structs.replace(one, **news) for one in breaks])
         self.add([msgspec.structs.replace(one, **news) for one in proofs])
 
-    def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
-        """For each break its owner, ticket and due date, and the comments, oldest first."""
-        found: dict[str, tuple[BreakNote, list[BreakNote]]] = {}
+    def notes(self) -> dict[str, BreakNotes]:
+        """What people noted on each break."""
+        found: dict[str, BreakNotes] = {}
         for note in self._read(BreakNote):
-            latest, comments = found.get(note.break_id, (note, []))
-            news = {name: getattr(note, name) for name in ("owner", "ticket", "due")}
-            latest = msgspec.structs.replace(latest, **{n: new for n, new in news.items() if new})
-            found[note.break_id] = latest, [*comments, *([note] if note.comment else [])]
+            before = found.get(note.break_id, BreakNotes())
+            found[note.break_id] = BreakNotes(
+                note.owner or before.owner,
+                note.ticket or before.ticket,
+                note.due or before.due,
+                (*before.comments, note) if note.comment else before.comments,
+            )
         return found
 
     def in_force(self) -> list[Explanation]:

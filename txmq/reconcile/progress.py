@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.request import ProxyHandler, build_opener
@@ -54,7 +54,7 @@ class Progress:
         began = self._clock.monotonic()
         row = self._bar.add_task(name, total=None)
         try:
-            with _described(self._spark, name):
+            with self._describing(name):
                 yield stage
         finally:
             self._bar.remove_task(row)
@@ -74,23 +74,19 @@ class Progress:
         finally:
             self._spark = None
 
+    def _describing(self, name: str) -> AbstractContextManager[None]:
+        """Spark's pages show this setting of its session as the description of each job. Unlike
+        ``setJobDescription`` it works over Spark Connect, too.
+        """
+        if self._spark is None:
+            return nullcontext()
+        from txmq.reconcile.spark import setting
+
+        return setting(self._spark, _DESCRIPTION, name)
+
     def _show_tasks(self, completed: int, total: int) -> None:
         with suppress(IndexError, KeyError):  # No stage is running, or it has just ended.
             self._bar.update(self._bar.task_ids[-1], total=total or None, completed=completed)
-
-
-@contextmanager
-def _described(spark: SparkSession | None, name: str) -> Iterator[None]:
-    """Name the jobs of the block: Spark passes its session's settings on to each job, and its pages
-    show this one. Unlike ``setJobDescription`` it works over Spark Connect, too.
-    """
-    if spark is None:
-        yield
-        return
-    from txmq.reconcile.spark import setting
-
-    with setting(spark, _DESCRIPTION, name):
-        yield
 
 
 @contextmanager

@@ -8,9 +8,8 @@ complete tables untouched.
     <directory>/runs/D/<run id>/run.json, report.html, …
     <directory>/runs/D/current
 
-Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved. On a
-store of objects they move file by file; a table that a killed run left in part has no run in
-force, and the rerun writes it again.
+Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved file
+by file. A table that a killed run left in part has no run in force, and the rerun writes it again.
 
 One person prepares a day's result, another one reviews it, and both sign its hash. Signatures are
 only ever added. A signature is valid while its result is in force: a run of the day with other
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
 from typing import Final, Literal, TypeAlias
 
@@ -37,7 +36,6 @@ from txmq.reconcile.ledgers import TableFile
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
 from txmq.reconcile.tables import TABLES
-from txmq.reconcile.written_table import WrittenTable
 
 __all__ = ["Results", "Role", "open_results", "run_id"]
 
@@ -85,25 +83,12 @@ def open_results(directory: Directory) -> Iterator[Results]:
     folder = open_folder(directory)
     with ExitStack() as stack:
         try:
-            check_lock = stack.enter_context(folder.lock())
-            drafts = folder.at(_DRAFTS)
-            drafts.remove_all()  # A killed run left them.
-        except BlockingIOError as error:
-            why = "" if folder.local else f" ({error})"
-            raise ReconcileRefused(
-                f"another run works in {folder}{why}: wait until it has ended, and try again"
-            ) from error
+            check_lock = stack.enter_context(folder.drafting(_DRAFTS))
         except OSError as error:
             raise ReconcileRefused(
                 f"directory {str(folder)!r} cannot be written: {error}"
             ) from error
-        try:
-            yield Results(folder, check_lock)
-        finally:
-            # The next run removes them otherwise. A run that lost its lock has none there.
-            with suppress(OSError, ReconcileRefused):
-                check_lock()
-                drafts.remove_all()
+        yield Results(folder, check_lock)
 
 
 class Results:
@@ -279,17 +264,17 @@ class Results:
 
     # Tables
 
-    def table(self, name: str, day: date, run: str) -> WrittenTable:
-        """A table of a run, for reading without Spark."""
-        return WrittenTable.of_run(self.folder, day, run, name)
+    def table(self, name: str, day: date, run: str) -> Folder:
+        """The folder of a table of a run."""
+        return self.folder.at("results", name, f"business_date={day}", f"run={run}")
 
     def files(self, name: str, *runs: Run) -> list[TableFile]:
         """The files of a table of some runs, as far as they still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
         return [
-            TableFile(f"{table.folder.spark_path}/{part}")
+            TableFile(f"{table.spark_path}/{part}")
             for table in tables
-            for part in table.parts
+            for part in table.files("*.parquet")
         ]
 
     def draft(self, name: str, run: str) -> Folder:
@@ -304,12 +289,21 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place = self.table(name, day, run).folder
+        place = self.table(name, day, run)
         if _has_content(name, place, content):
             draft.remove_all()
-        else:
-            self._remove_table(name, day, run, content)
-            place.publish(draft)
+            return
+        if place.files("*"):
+            # The same inputs give the same rows, unless txmq or Spark has changed. A signed table
+            # stays, unless it was damaged and the new one equals the signed one.
+            signed = self._signed_run(day.isoformat(), run)
+            if signed is not None and signed.result.contents.get(name) != content:
+                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
+            current = self._in_force(day)
+            if current is not None and current.run_id == run:
+                # Until the run is complete again.
+                self.folder.at("runs", day.isoformat()).remove("current")
+        place.take(draft)
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:
         """Check that the rows of a run's tables are those that it wrote: of all tables or some.
@@ -318,7 +312,7 @@ class Results:
             ReconcileRefused: A table was changed.
         """
         for name in names or run.result.contents:
-            place = self.table(name, run.day, run.run_id).folder
+            place = self.table(name, run.day, run.run_id)
             if not _has_content(name, place, run.result.contents.get(name)):
                 raise ReconcileRefused(
                     f"{name} of {run.day} changed since run {run.run_id} wrote "
@@ -342,35 +336,22 @@ class Results:
         is_signed = any(signature.run_id == run for signature in self.signatures(day))
         return _read_run(self.folder.at("runs", day, run)) if is_signed else None
 
-    def _remove_table(self, name: str, day: date, run: str, content: str) -> None:
-        """Remove a table that differs from the new one.
-
-        The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
-        in force until it is complete again. A signed table stays, unless it was damaged and the
-        new one equals the signed one.
-        """
-        place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
-        if not place.files("*"):
-            return
-        signed = self._signed_run(day.isoformat(), run)
-        if signed is not None and signed.result.contents.get(name) != content:
-            raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
-        current = self._in_force(day)
-        if current is not None and current.run_id == run:
-            of_day.remove("current")
-        place.remove_all()
-
 
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
     """The signatures of each result of a day by its digest, in the order of their preparation."""
     found: dict[str, SignOff] = {}
-    prepared: dict[str, tuple[str, int, str, str]] = {}
     for one in signatures:
-        digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
+        digest = one.result_digest
         if one.role == "preparer":
-            prepared[digest], found[digest] = words, SignOff(digest, *words)
-        elif digest in prepared:
-            found[digest] = SignOff(digest, *prepared[digest], *words)
+            found[digest] = SignOff(digest, one.by, one.at_ms, one.note, one.despite)
+        elif digest in found:
+            found[digest] = msgspec.structs.replace(
+                found[digest],
+                reviewer=one.by,
+                reviewed_ms=one.at_ms,
+                reviewed_note=one.note,
+                reviewed_despite=one.despite,
+            )
     return found
 
 
@@ -414,16 +395,13 @@ def _read_run(folder: Folder) -> Run:
         raise ReconcileRefused(f"{folder}/run.json is not the file of a run: {error}") from error
 
 
-def _content_of(name: str, folder: Folder) -> str:
-    """A hash of the rows in a folder's files, in any order; without files that Spark ignores."""
-    contents = ContentHash(TABLES[name])
-    folder.read_rows(folder.files("[!._]*"), contents.add)
-    return contents.word
-
-
 def _has_content(name: str, place: Folder, content: str | None) -> bool:
     """True if the files of a table have these rows, perhaps cut into other files."""
+    found = ContentHash(TABLES[name])
+    parts = place.files("[!._]*")  # Those that Spark reads.
     try:
-        return bool(place.files("*")) and _content_of(name, place) == content
+        for batch in place.batches(parts) if parts else ():
+            found.add(batch)
     except (OSError, pa.ArrowException):
-        return False  # An unreadable table is not the same.
+        return False
+    return bool(parts) and found.word == content

@@ -1,8 +1,7 @@
 """The folders of extracts and results, on this machine or on a file system that Spark reaches.
 
-This is the one port to these files. On this machine a folder is renamed when it is complete. A
-store of objects cannot rename a folder, so a writer there puts files where no reader looks yet,
-and one small file, written last, puts them in force.
+This is the one port to these files. A store of objects cannot rename a folder, so a writer puts
+files where no reader looks yet, and one small file, written last, puts them in force.
 
 A location is opened as Arrow's file system, under the URI that Hadoop's programs use, and with the
 settings that they read in ``core-site.xml``.
@@ -10,26 +9,24 @@ settings that they read in ``core-site.xml``.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
-import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
-from txmq.errors import ConfigError, ReconcileRefused, UsageError
+from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.rules import SCHEMES
 from txmq.runtime.disk import LocalDisk, sync_path
 
@@ -40,7 +37,7 @@ LEASE_S: Final = 120
 _RENEW_S: Final = 20
 _ROWS_AT_ONCE: Final = 1 << 17
 _NEW: Final = re.compile(r"\.([^/]+)\.new$")
-_DRAFT: Final = re.compile(r"\.txmq-.*\.writing")
+_WAIT: Final = "wait until it has ended, and try again"
 _SITE: Final = "core-site.xml"
 _HINTS: Final = {
     "hdfs": "install Hadoop's client, and set JAVA_HOME, HADOOP_HOME and "
@@ -54,8 +51,8 @@ _HINTS: Final = {
 class Folder:
     """A folder on a remote file system; its URI names it in messages.
 
-    A store that has objects has no folders: a file appears when it is closed, and replaces an older
-    one. On other file systems files appear in part, and a move replaces nothing.
+    In a store of objects a file appears when it is closed, and replaces an older one. On other file
+    systems files appear in part, and a move replaces nothing.
 
     Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
     that it needs does not exist.
@@ -111,46 +108,54 @@ class Folder:
                 return bytes(file.read())
         raise FileNotFoundError(f"{self}/{name} does not exist")
 
-    def batches(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file in pieces: all columns, or those of some that it has.
+    def batches(
+        self, names: Sequence[str], columns: Sequence[str] = (), where: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of Parquet files in pieces, so that few are in memory at once.
+
+        They have all columns, or those of ``columns`` that exist; ``where`` chooses rows.
 
         Raises:
-            pyarrow.ArrowException: It is not Parquet.
+            pyarrow.ArrowException: A file is not Parquet.
         """
-        with pq.ParquetFile(self._at(name), filesystem=self._system) as file:
-            there = [column for column in columns if column in file.schema_arrow.names] or None
-            yield from file.iter_batches(_ROWS_AT_ONCE, columns=there, use_threads=False)
+        found = ds.dataset([self._at(name) for name in names], filesystem=self._system)
+        there = [column for column in columns if column in found.schema.names] or None
+        yield from found.to_batches(
+            columns=there,
+            filter=where,
+            batch_size=_ROWS_AT_ONCE,
+            batch_readahead=1,
+            fragment_readahead=1,
+        )
 
-    def read_rows(
-        self,
-        names: Iterable[str],
-        take: Callable[[pa.RecordBatch], None],
-        columns: Sequence[str] = (),
-    ) -> None:
-        """Read Parquet files in parallel, one for each core; see :meth:`batches`.
+    def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
+        """The rows of the table here; see :meth:`batches`.
 
-        ``take`` receives the rows in pieces, in any order and from several threads.
+        Raises:
+            ReconcileRefused: It has no files, or one cannot be read.
         """
+        if not (parts := self.files("*.parquet")):
+            raise ReconcileRefused(f"{self} has no files: run the day again")
+        try:
+            for batch in self.batches(parts, columns, where):
+                yield pa.Table.from_batches([batch])
+        except (OSError, pa.ArrowException) as error:
+            raise ReconcileRefused(f"{self} cannot be read: {error}") from error
 
-        def read(name: str) -> None:
-            for batch in self.batches(name, columns):
-                take(batch)
+    def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of the table here one by one, as :meth:`pieces` has them."""
+        return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(read, names))
-
-    @contextmanager
-    def create(self, name: str) -> Iterator[Any]:
-        """Open a new file for writing; no reader may know its name before it is complete."""
-        if not self._has_objects:
-            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file; no reader may know its name before it is complete."""
+        self._make_room(name)
         with self._system.open_output_stream(self._at(name)) as file:
-            yield file
+            file.write(data)
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a small file: after a crash it is the old or the new one."""
         if self._has_objects:
-            self._put(name, data)
+            self.write(name, data)
             return
         _, new = self._names(name)
         if self._is_there(new) and not self._is_there(name):
@@ -158,7 +163,7 @@ class Folder:
             self._system.move(self._at(new), self._at(name))
         # Readers take the new file where the old one is missing, so it must be complete by then.
         draft = new if self._is_there(name) else f".{name}.draft"
-        self._put(draft, data)
+        self.write(draft, data)
         self._delete(name)
         self._system.move(self._at(draft), self._at(name))
 
@@ -172,53 +177,61 @@ class Folder:
         if self._system.get_file_info(self._path).type != FileType.NotFound:
             self._system.delete_dir(self._path)
 
-    def publish(self, draft: Folder) -> None:
-        """Take the parts of a table that were written into a draft, and number them."""
-        if not self._has_objects:
-            self._system.create_dir(self._path, recursive=True)
-        for number, part in enumerate(draft.files("part-*")):
-            self._system.move(draft._at(part), self._at(f"part-{number:05d}.parquet"))
-        draft.remove_all()
+    @contextmanager
+    def drafting(self, place: str) -> Iterator[Callable[[], None]]:
+        """Lock the folder, and empty a place below for drafts, now and at the end.
+
+        See :meth:`lock`.
+        """
+        with self.lock() as check_lock:
+            drafts = self.at(place)
+            drafts.remove_all()  # A killed process left them.
+            try:
+                yield check_lock
+            finally:
+                # Otherwise the next one does. A process that lost its lock has none there.
+                with suppress(OSError, ReconcileRefused):
+                    check_lock()
+                    drafts.remove_all()
 
     @contextmanager
     def staging(self) -> Iterator[Folder]:
         """Make an empty folder for files that a folder below will take.
 
         Raises:
-            BlockingIOError: Another process does the same elsewhere, and would get in the way.
+            ReconcileRefused: Another process does the same.
         """
-        with self.lock():
-            below = FileSelector(self._path, allow_not_found=True)
-            for info in self._system.get_file_info(below):
-                if _DRAFT.fullmatch(info.base_name):  # A killed process left it.
-                    self._system.delete_dir(info.path)
-            draft = self.at(_draft_name())
-            try:
-                yield draft
-            finally:
-                draft.remove_all()
+        with self.drafting(".drafts"):
+            yield self.at(".drafts", secrets.token_hex(8))
 
-    def take(self, staged: Folder, last: str) -> bool:
-        """Publish staged files here, ``last`` after all others; False if it is here already."""
-        if self.exists(last):
+    def take(self, draft: Folder, last: str = "") -> bool:
+        """Take the files of a draft, which is removed; the parts of a table are numbered.
+
+        ``last`` comes after all others. If it is here already nothing changes, and this is False.
+        """
+        if last and self.exists(last):
             return False
         self.remove_all()  # A process that died left it, perhaps in other parts.
-        for name in staged.files():
-            if name != last:
-                if not self._has_objects:
-                    self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
-                self._system.move(staged._at(name), self._at(name))
-        self.replace(last, staged.read(last))
+        parts = draft.files("part-*")
+        for name in draft.files():
+            if name != last and name[0] not in "._":  # Spark's own files.
+                new = f"part-{parts.index(name):05d}.parquet" if name in parts else name
+                self._make_room(new)
+                self._system.move(draft._at(name), self._at(new))
+        self._sync()
+        if last:
+            self.replace(last, draft.read(last))
+        draft.remove_all()
         return True
 
     @contextmanager
-    def lock(self) -> Iterator[Callable[[], None]]:
+    def lock(self, who: str = "another run works") -> Iterator[Callable[[], None]]:
         """Keep other writers out of the folder.
 
         The block receives a function that raises :class:`ReconcileRefused` if the lock was lost.
 
         Raises:
-            BlockingIOError: Another process writes there.
+            ReconcileRefused: Another process writes there; ``who`` is its description.
         """
         # Arrow can neither lock a file nor create one only if it does not exist. But all of these
         # file systems list a file as soon as it is written: of two processes that write claims and
@@ -231,7 +244,7 @@ class Folder:
             while not ended.wait(_RENEW_S):
                 with suppress(OSError):  # A store that does not answer may answer the next time.
                     if self._is_there(own):
-                        self._put(own, author)
+                        self.write(own, author)
 
         def check() -> None:
             if not self._is_there(own):
@@ -240,15 +253,17 @@ class Folder:
                     f"seconds, and another one may write into {self}; run it again"
                 )
 
-        self._put(own, author)
+        self.write(own, author)
         infos = self._system.get_file_info(FileSelector(self._at("claims")))
         times = {f"claims/{info.base_name}": info.mtime_ns / 1e9 for info in infos}
         now = times.pop(own, 0)
         for other, time in times.items():
             if now - time < LEASE_S:
                 self._delete(own)
-                why = f"the claim of a process that was killed is void after {LEASE_S} seconds"
-                raise BlockingIOError(f"{self}/{other} claims {self}; {why}")
+                raise ReconcileRefused(
+                    f"{who} in {self} ({self}/{other} claims it; the claim of a process that was "
+                    f"killed is void after {LEASE_S} seconds): {_WAIT}"
+                )
             self._delete(other)
         renewal = threading.Thread(target=renew, name="txmq-claim", daemon=True)
         renewal.start()
@@ -260,19 +275,9 @@ class Folder:
             with suppress(OSError):  # Otherwise it becomes void.
                 self._delete(own)
 
-    @contextmanager
-    def lock_signatures(self) -> Iterator[None]:
-        """Lock the files that people write, such as signatures; runs do not wait for this lock.
-
-        Raises:
-            UsageError: Another process writes them.
-        """
-        try:
-            with self.at("runs").lock():
-                yield
-        except BlockingIOError as error:
-            why = f"another person signs or explains a break in {self} at this moment"
-            raise UsageError(f"{why}; try again") from error
+    def lock_signatures(self) -> AbstractContextManager[object]:
+        """Lock the files that people write, such as signatures; runs do not wait for this lock."""
+        return self.at("runs").lock("another person signs or explains a break")
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
@@ -290,9 +295,13 @@ class Folder:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
 
-    def _put(self, name: str, data: bytes) -> None:
-        with self.create(name) as file:
-            file.write(data)
+    def _sync(self) -> None:
+        """Sync the files below; a remote file system does so itself."""
+
+    def _make_room(self, name: str) -> None:
+        """Make the folder of a file."""
+        if not self._has_objects:
+            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
 
 
 class LocalFolder(Folder):
@@ -319,88 +328,22 @@ class LocalFolder(Folder):
         """See :meth:`Folder.remove`."""
         LocalDisk(self.local).remove(name)
 
-    def publish(self, draft: Folder) -> None:
-        """See :meth:`Folder.publish`; all is synced."""
-        assert draft.local is not None
-        for path in draft.local.glob("[._]*"):
-            path.unlink()  # Checksums of Hadoop, under the names of the parts before.
-        for number, part in enumerate(sorted(draft.local.iterdir())):
-            sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
-        sync_path(draft.local)
-        self.local.parent.mkdir(parents=True, exist_ok=True)
-        draft.local.rename(self.local)
-        sync_path(self.local.parent)
-
     @contextmanager
-    def staging(self) -> Iterator[Folder]:
-        """See :meth:`Folder.staging`."""
-        with _draft_folder(self.local) as draft:
-            yield self.at(draft.name)
-
-    def take(self, staged: Folder, last: str) -> bool:
-        """See :meth:`Folder.take`; the staged folder is renamed."""
-        if self.exists(last):
-            return False
-        assert staged.local is not None
-        try:
-            staged.local.rename(self.local)
-        except OSError:
-            # Another process was faster; only a complete folder can be in the way.
-            if not self.exists(last):
-                raise
-            return False
-        sync_path(self.local.parent)
-        return True
-
-    @contextmanager
-    def lock(self) -> Iterator[Callable[[], None]]:
+    def lock(self, who: str = "another run works") -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        with ExitStack() as stack:
-            stack.callback(LocalDisk(self.local).lock().release)
+        try:
+            held = LocalDisk(self.local).lock()
+        except BlockingIOError as error:
+            raise ReconcileRefused(f"{who} in {self}: {_WAIT}") from error
+        try:
             yield lambda: None
+        finally:
+            held.release()
 
-    def _names(self, name: str) -> tuple[str, ...]:
-        return (name,)
-
-
-@contextmanager
-def _draft_folder(home: Path) -> Iterator[Path]:
-    """Make an empty folder; it is removed at the end of the block unless it was renamed.
-
-    A process locks its draft. One without a lock was left by a process that died; the next writer
-    removes it.
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    draft = home / _draft_name()
-    with ExitStack() as stack:
-        # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
-        with _try_lock(home):
-            for path in home.glob(".txmq-*.writing"):
-                # It may be renamed at this moment, or belong to another user.
-                with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
-                    if is_left:
-                        shutil.rmtree(path, ignore_errors=True)
-            draft.mkdir()
-            stack.enter_context(_try_lock(draft))
-        stack.callback(shutil.rmtree, draft, ignore_errors=True)
-        yield draft
-
-
-def _draft_name() -> str:
-    return f".txmq-{secrets.token_hex(8)}.writing"
-
-
-@contextmanager
-def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
-    """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
-    descriptor, is_locked = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), False
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-            is_locked = True
-        yield is_locked
-    finally:
-        os.close(descriptor)
+    def _sync(self) -> None:
+        self.local.mkdir(parents=True, exist_ok=True)  # A draft may have had no files.
+        for path in (*self.local.rglob("*"), self.local, self.local.parent):
+            sync_path(path)
 
 
 Directory: TypeAlias = str | Path | Folder

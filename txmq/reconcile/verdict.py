@@ -17,10 +17,10 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.pieces import sum_groups, top_rows
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
-from txmq.reconcile.written_table import sum_groups, top_rows
 
 __all__ = ["Findings", "judge"]
 

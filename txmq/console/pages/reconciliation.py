@@ -16,7 +16,7 @@ from txmq.reconcile.report.words import VERDICTS, amount, moment, rate, signed
 from txmq.reconcile.summary import BUCKETS, Run
 
 if TYPE_CHECKING:
-    from txmq.reconcile.archive import BreakFilter
+    from txmq.reconcile.archive import ItemFilter
 
 __all__ = ["PAGES"]
 
@@ -142,8 +142,8 @@ def _day_of(visit: Visit) -> date:
         raise NotFound(f"{text[:40]!r} is not a date; write 2026-03-31") from error
 
 
-def _filter_of(visit: Visit) -> BreakFilter:
-    from txmq.reconcile.archive import BreakFilter
+def _filter_of(visit: Visit) -> ItemFilter:
+    from txmq.reconcile.archive import ItemFilter
 
     class_, status, older = visit.text("class"), visit.text("status"), visit.text("older")
     if class_ and class_ not in list(Class):
@@ -152,7 +152,10 @@ def _filter_of(visit: Visit) -> BreakFilter:
         raise UsageError(f"status {status!r} does not exist; use one of {', '.join(_STATUSES)}")
     if older and not (older.isascii() and older.isdecimal() and int(older) <= _DAYS_MAX):
         raise UsageError(f"the age is a number of business days up to {_DAYS_MAX}, not {older!r}")
-    return BreakFilter(class_, status, visit.text("bank"), int(older) if older else None)
+    bank = visit.text("bank")
+    return ItemFilter(
+        class_ or None, status or None, bank or None, older_than=int(older) if older else None
+    )
 
 
 def _money(run: Run, sums: dict[str, int]) -> list[str]:

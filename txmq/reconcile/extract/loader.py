@@ -102,7 +102,7 @@ def _check_names(table: ExtractedTable, there: Mapping[str, object], folder: Fol
 
 def _rows(folder: Folder, name: str) -> int:
     try:
-        return sum(batch.num_rows for batch in folder.batches(name))
+        return sum(batch.num_rows for batch in folder.batches([name]))
     except pa.ArrowInvalid:
         return 0
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily
-
-from txmq.metric_rows import FigureRow, RowKind
-from txmq.metrics_text import metrics_text
+from txmq.metric_rows import FigureRow, FigureSample, RowKind, table_text
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import VERDICTS
 from txmq.reconcile.summary import Run
@@ -26,9 +23,7 @@ def _gauge(meaning: str, *labels: str) -> FigureRow:
 METRICS: Final[Mapping[str, FigureRow]] = {
     "info": _gauge(
         "Always 1; its labels name the versions of txmq, Spark and the rules.",
-        "version",
-        "spark",
-        "rules",
+        *("version", "spark", "rules"),
     ),
     "verdict": _gauge("1 for the verdict of the run, and 0 for the others.", "verdict"),
     "final": _gauge("1 if the business date was over when the books were read."),
@@ -60,20 +55,15 @@ def exposition(run: Run) -> str:
     Every class has a value for every currency, also zero, so that an alert ends with its break.
     Values are floats, as Prometheus keeps them.
     """
-    families = {
-        name: GaugeMetricFamily(f"{PREFIX}{name}", row.meaning) for name, row in METRICS.items()
-    }
-    for metric, value, labels in _samples(run):
-        family = families[metric]
-        family.add_sample(family.name, {"name": run.result.name, **labels}, float(value))
-    return metrics_text(families.values())
+    table = {name: row._replace(labels=("name", *row.labels)) for name, row in METRICS.items()}
+    samples = (one._replace(labels=(run.result.name, *one.labels)) for one in _samples(run))
+    return table_text(PREFIX, table, samples)
 
 
-def _samples(run: Run) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """The values, each with its metric and labels."""
+def _samples(run: Run) -> Iterator[FigureSample]:
     result = run.result
-    versions = {"version": run.txmq_version, "spark": run.spark_version}
-    yield "info", 1, {**versions, "rules": result.rules_version}
+    versions = run.txmq_version, run.spark_version, result.rules_version
+    yield FigureSample("info", 1, versions)
     unread = (one for one in result.proofs if one.proof == "readable-rows" and not one.account)
     plain = {
         "final": result.is_final,
@@ -89,18 +79,19 @@ def _samples(run: Run) -> Iterator[tuple[str, float, dict[str, str]]]:
         "last_success_timestamp_seconds": run.ended_ms / 1000,
     }
     for metric, value in plain.items():
-        yield metric, value, {}
+        yield FigureSample(metric, value)
     for verdict in VERDICTS:
-        yield "verdict", result.verdict == verdict, {"verdict": verdict}
+        yield FigureSample("verdict", result.verdict == verdict, (verdict,))
     for stage in run.stages:
-        yield "stage_seconds", round(stage.seconds, 3), {"stage": stage.name}
+        yield FigureSample("stage_seconds", round(stage.seconds, 3), (stage.name,))
         if stage.rows and stage.seconds:
-            yield "stage_rows_per_second", round(stage.rows / stage.seconds), {"stage": stage.name}
+            rate = round(stage.rows / stage.seconds)
+            yield FigureSample("stage_rows_per_second", rate, (stage.name,))
     totals = {(total.class_, total.currency): total for total in result.totals}
     for class_ in Class:
         for currency in result.currencies:
             total = totals.get((class_, currency))
-            labels = {"class": class_.value, "group": class_.group, "currency": currency}
-            yield "transfers", total.transfers if total else 0, labels
+            labels = class_.value, class_.group, currency
+            yield FigureSample("transfers", total.transfers if total else 0, labels)
             worth = (total.at_risk if total else 0) / 10 ** result.places(currency)
-            yield "at_risk", worth, labels
+            yield FigureSample("at_risk", worth, labels)

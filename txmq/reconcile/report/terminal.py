@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 from rich import box
 from rich.console import Console
@@ -19,6 +20,9 @@ from txmq.reconcile.summary import Result, Run, Total, sum_totals
 __all__ = ["show"]
 
 _AMOUNTS: Final = ("debited", "credited", "at_risk")
+_HEADS: Final = ("transfers", *(name.replace("_", " ") for name in _AMOUNTS))
+_Line: TypeAlias = tuple[str, str, list[str]]
+"""A class, its group, and its currency, number and sums."""
 _UNBOUNDED: Final = 10_000
 _PROOFS: Final = 10
 _STYLES: Final = {"good": "bold green", "wait": "bold yellow", "bad": "bold red"}
@@ -42,11 +46,12 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _say(console, f"  - {why}")
     console.print()
     rows = sorted(result.totals, key=lambda total: list(_GROUPS).index(total.group))
+    lines = [_line(total, result) for total in (*rows, *sum_totals(rows))]
     # An amount is never cut: if the table does not fit, each class gets its own lines.
-    table = _table(run, rows)
+    table = _table(lines)
     unbounded = console.options.update(max_width=_UNBOUNDED)
     if Measurement.get(console, unbounded, table).maximum > console.width:
-        _print_classes(run, rows, console)
+        _print_classes(lines, console)
     elif rows:
         console.print(table)
     _say(console, f"{_counts(result)}; it took {seconds((run.ended_ms - run.began_ms) / 1000)}.")
@@ -72,13 +77,15 @@ def _counts(result: Result) -> str:
     return f"{rate(result.past)} of {own} agreed, {breaks}, {closed} closed{still_open}"
 
 
-def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
+def _line(total: Total, result: Result) -> _Line:
+    amounts = (amount(getattr(total, name), result.places(total.currency)) for name in _AMOUNTS)
+    return total.class_, total.group, [printable(total.currency), f"{total.transfers:,}", *amounts]
+
+
+def _print_classes(lines: Sequence[_Line], console: Console) -> None:
     """Each class with a line for each of its currencies; if these do not fit, one for each sum."""
-    heads = ["", "transfers", *(name.replace("_", " ") for name in _AMOUNTS)]
-    lines = [(total, _cells(run, total)) for total in (*rows, *sum_totals(run.result.totals))]
-    widths = [
-        max(map(len, column)) for column in zip(heads, *(cells for _, cells in lines), strict=True)
-    ]
+    table = [["", *_HEADS], *(cells for *_, cells in lines)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     fits = sum(widths) + 2 * len(widths) <= console.width
 
     def show_cells(cells: Iterable[str]) -> None:
@@ -86,39 +93,32 @@ def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
         _say(console, "  " + "  ".join(padded))
 
     if fits:
-        show_cells(heads)
-    for (class_, group), of_class in groupby(lines, lambda line: (line[0].class_, line[0].group)):
+        show_cells(table[0])
+    for (class_, group), of_class in groupby(lines, itemgetter(0, 1)):
         _say(console, f"{class_} ({group})" if group else class_, _GROUPS.get(group, "bold"))
-        for _, cells in of_class:
+        for *_, cells in of_class:
             if fits:
                 show_cells(cells)
                 continue
-            _say(console, f"  {cells[1]} {cells[0]}".rstrip())
-            for head, cell in zip(heads[2:], cells[2:], strict=True):
+            currency, count, *amounts = cells
+            _say(console, f"  {count} {currency}".rstrip())
+            for head, cell in zip(_HEADS[1:], amounts, strict=True):
                 _say(console, f"    {cell} {head}")
     console.print()
 
 
-def _cells(run: Run, total: Total) -> list[str]:
-    """The currency, the number and the sums of a row."""
-    places = run.result.places(total.currency)
-    amounts = (amount(getattr(total, name), places) for name in _AMOUNTS)
-    return [printable(total.currency), f"{total.transfers:,}", *amounts]
-
-
-def _table(run: Run, rows: Iterable[Total]) -> Table:
+def _table(lines: Iterable[_Line]) -> Table:
     drawn = Table("class", "group", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("transfers", *_AMOUNTS):
-        drawn.add_column(heading.replace("_", " "), justify="right")
+    for heading in _HEADS:
+        drawn.add_column(heading, justify="right")
     drawn.add_column("")
-    for totals, style in ((rows, ""), (sum_totals(run.result.totals), "bold")):
-        for (class_, group), of_class in groupby(totals, lambda total: (total.class_, total.group)):
-            names = class_, Text(group, style=_GROUPS.get(group, ""))
-            for total in of_class:
-                currency, *cells = _cells(run, total)
-                drawn.add_row(*names, *cells, Text(currency), style=style)
-                names = "", Text()
-        drawn.add_section()
+    for (class_, group), of_class in groupby(lines, itemgetter(0, 1)):
+        if not group:
+            drawn.add_section()  # The sums of all classes.
+        names = class_, Text(group, style=_GROUPS.get(group, ""))
+        for *_, (currency, *cells) in of_class:
+            drawn.add_row(*names, *cells, Text(currency), style="" if group else "bold")
+            names = "", Text()
     return drawn
 
 

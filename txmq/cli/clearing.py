@@ -1,0 +1,530 @@
+"""What people do with a reconciled day: ``breaks``, ``proofs`` and ``signoff``."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import typer
+
+from txmq.cli.common import AsJson, Yes, confirm
+from txmq.cli.output import as_json, note, print_rows, say, shortened, table
+from txmq.cli.reconcile_options import (
+    NOT_RUN,
+    Config,
+    Day,
+    ReconcileGroup,
+    date_of,
+    last_finished,
+    report_failures,
+    rules_of,
+)
+from txmq.cli.spreadsheet import as_csv
+from txmq.errors import ConfigError, ReconcileRefused
+from txmq.quantity import quantity
+from txmq.reconcile import Class, Result, Rules, Run
+from txmq.reconcile.report.words import amount, mask, mask_sides, moment, signed
+from txmq.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from txmq.reconcile.archive import ItemFilter
+    from txmq.reconcile.results import Results, Role
+
+__all__ = ["breaks_app", "proofs_app", "signoff"]
+
+breaks_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+proofs_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+
+By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
+Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Their ids, or the beginnings of the ids.")]
+IdFile = Annotated[
+    typer.FileText | None,
+    typer.Option("--file", help="Only the ids in this file, one in each line."),
+]
+Bank = Annotated[str | None, typer.Option("--bank", help="Only of this bank.")]
+Account = Annotated[
+    str | None, typer.Option("--account", help="Only of this account, as it is in the books.")
+]
+Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
+ClassName = Annotated[
+    str | None, typer.Option("--class", help="Only this class, such as double-credit.")
+]
+OlderThan = Annotated[
+    int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
+]
+ProofName = Annotated[
+    str | None, typer.Option("--proof", help="Only this proof, such as account-table.")
+]
+_TEXTS: Final = {
+    "key": ("transfer", True), "id_doubt": ("id doubt", False), "suggestion": ("suggestion", False),
+    "payer": ("payer", True), "payee": ("payee", True), "owner": ("owner", False),
+    "due": ("due", False), "overdue": ("", False),
+}  # fmt: skip
+"""The last columns of the list: their headings, and whether they are there without any value."""
+_AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
+_EXPORTED: Final = (
+    *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
+    *("key", "id_doubt", "suggestion"),
+    *("debit_bank", "credit_bank", "payer", "payee", "message_id", "message_state"),
+    *("delivery", "decided_by", "reason", "explained_by", "explanation"),
+    *("owner", "ticket", "due", "overdue", "comments"),
+)
+_ROLES: Final[dict[str | None, "Role"]] = {"preparer": "preparer", "reviewer": "reviewer"}
+
+
+@breaks_app.callback()
+def breaks(
+    ctx: typer.Context,
+    *,
+    day: Day = None,
+    config: Config = None,
+    class_: ClassName = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", metavar="new|open|changed|reopened|explained", help="Only these."),
+    ] = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also items in flight, and explained ones.")
+    ] = False,
+    unmasked: Unmasked = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write them to this .csv file.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the breaks of a business date, oldest first; explain, withdraw or assign them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    with report_failures():
+        wanted, named = _filter(class_, status, bank, account, older_than), _ids_of(None, file)
+        rules, results, run = _run_of(config, day)
+        items = _find(results, run, wanted, named, is_complete=everything)
+        found = _with_notes(items if unmasked else list(map(mask_sides, items)), rules)
+        if export is not None:
+            _export(found, run, export)
+            return
+        words = [name for name in _TEXTS if _TEXTS[name][1] or any(one[name] for one in found)]
+        print_rows(
+            found,
+            (
+                *("break", "class", "status", "days", "amount", ""),
+                *(_TEXTS[name][0] for name in words),
+            ),
+            (
+                (
+                    *(item[name] for name in ("break_id", "class", "status", "age_days")),
+                    amount(item["amount"], run.result.places(item["currency"])),
+                    item["currency"],
+                    *(shortened(item[name] or "") for name in words),
+                )
+                for item in found
+            ),
+            json=json,
+            empty=f"no such breaks on {run.result.business_date}",
+        )
+
+
+@breaks_app.command("explain")
+def explain_breaks(
+    ids: Ids = None,
+    *,
+    by: By,
+    reason: Reason,
+    day: Day = None,
+    config: Config = None,
+    class_: ClassName = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
+    yes: Yes = False,
+) -> None:
+    """Explain breaks. They stop counting as such from the next run until their facts change.
+
+    The proofs clearing and double-entry of their transfers are explained with them.
+    """
+    with report_failures():
+        from txmq.reconcile.differences import differences_in
+        from txmq.reconcile.explanations import Difference, Explanation, Explanations
+
+        wanted, named = _filter(class_, None, bank, account, older_than), _ids_of(ids, file)
+        rules, results, run = _run_of(config, day)
+        items = _choose(results, run, wanted, named, yes=yes)
+        rows = differences_in(rules.directory, run, is_complete=True)
+        differences = msgspec.convert(rows, list[Difference])
+        said = by, reason, SystemClock().wall_ms(), differences
+        made = [Explanation.of(item, *said) for item in items]
+        Explanations(rules.directory).add(made)
+        for done in made:
+            say(
+                f"{done.break_id} counts as explained from the next run on, as long as it is "
+                f"{done.class_} and its facts do not change"
+            )
+
+
+@breaks_app.command()
+@proofs_app.command()
+def withdraw(
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The whole id.")],
+    *,
+    by: By,
+    reason: Annotated[str, typer.Option("--reason", help="Why the explanation is wrong.")],
+    config: Config = None,
+) -> None:
+    """Withdraw an explanation."""
+    with report_failures():
+        from txmq.reconcile.explanations import Explanations
+
+        directory = rules_of(config).directory
+        Explanations(directory).withdraw(id_, by, reason, SystemClock().wall_ms())
+        say(f"{id_} is not explained any more from the next run on")
+
+
+@breaks_app.command()
+def assign(
+    ids: Ids = None,
+    *,
+    by: By,
+    owner: Annotated[str, typer.Option("--owner", help="Who works on it.")] = "",
+    ticket: Annotated[str, typer.Option("--ticket", help="The link to a ticket.")] = "",
+    due: Annotated[
+        date | None,
+        typer.Option("--due", parser=date_of, metavar="DATE", help="When it should be done."),
+    ] = None,
+    comment: Annotated[str, typer.Option("--comment", help="A comment; all are kept.")] = "",
+    day: Day = None,
+    config: Config = None,
+    class_: ClassName = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
+    yes: Yes = False,
+) -> None:
+    """Give breaks an owner, a ticket or a due date, or comment on them. No result depends on it."""
+    with report_failures():
+        from txmq.reconcile.explanations import BreakNote, Explanations
+
+        news = owner, ticket, due.isoformat() if due else "", comment
+        if not any(news) or not by.strip():
+            raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
+        wanted, named = _filter(class_, None, bank, account, older_than), _ids_of(ids, file)
+        rules, results, run = _run_of(config, day)
+        items = _choose(results, run, wanted, named, yes=yes)
+        now_ms = SystemClock().wall_ms()
+        Explanations(rules.directory).add(
+            [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
+        )
+        say(f"noted for {quantity(len(items), 'break')}")
+
+
+def _filter(
+    class_: str | None,
+    status: str | None,
+    bank: str | None,
+    account: str | None,
+    older_than: int | None,
+) -> "ItemFilter":
+    from txmq.reconcile.archive import ItemFilter
+
+    _check_name("class", class_, list(Class))
+    return ItemFilter(class_, status, bank, account, older_than)
+
+
+def _find(
+    results: "Results",
+    run: Run,
+    wanted: "ItemFilter",
+    ids: Sequence[str],
+    *,
+    is_complete: bool = False,
+) -> list[dict[str, Any]]:
+    """The items that fit; of those with ids, also the ones in flight or explained."""
+    from txmq.reconcile.archive import find_items, items_of
+
+    items = items_of(results, run, wanted, is_complete=is_complete or bool(ids))
+    return find_items(items, ids) if ids else items
+
+
+def _choose(
+    results: "Results", run: Run, wanted: "ItemFilter", ids: Sequence[str], *, yes: bool
+) -> list[dict[str, Any]]:
+    """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
+    if not ids and set(wanted) == {None}:
+        raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
+    items = _find(results, run, wanted, ids)
+    _confirm_rows(len(items), "breaks", run.result.business_date, _lines(items, run), yes=yes)
+    return items
+
+
+def _lines(items: list[dict[str, Any]], run: Run) -> Iterator[str]:
+    """A line for each break, and the sums of each currency."""
+    counts, sums = Counter[str](), Counter[str]()
+    for item in items:
+        yield f"{item['break_id']} {item['class']} of {shortened(item['key'])}"
+        counts[item["currency"]] += 1
+        sums[item["currency"]] += item["amount"]
+    for currency, sum_ in sorted(sums.items()):
+        worth = amount(sum_, run.result.places(currency))
+        yield f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk"
+
+
+def _with_notes(items: list[dict[str, Any]], rules: Rules) -> list[dict[str, Any]]:
+    """Breaks with their owners, tickets, due dates and comments."""
+    from txmq.reconcile.explanations import BreakNotes, Explanations
+
+    day, notes = rules.day, Explanations(rules.directory).notes()
+    today, found = day.of(SystemClock().wall_ms()).isoformat(), []
+    for item in items:
+        owner, ticket, due, comments = notes.get(item["break_id"], BreakNotes())
+        lines = (f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments)
+        more = {"owner": owner, "ticket": ticket, "due": due, "comments": "\n".join(lines)}
+        found.append(item | more | {"overdue": "overdue" if due and due < today else ""})
+    return found
+
+
+def _export(items: Sequence[Mapping[str, Any]], run: Run, path: Path) -> None:
+    if path.suffix != ".csv":
+        raise ConfigError(f"the file {path} is not .csv: name one that is")
+    rows = [
+        [
+            Decimal(item[name]).scaleb(-run.result.places(item["currency"]))
+            if name in _AMOUNTS
+            else item[name]
+            for name in _EXPORTED
+        ]
+        for item in items
+    ]
+    try:
+        path.write_bytes(as_csv(_EXPORTED, rows))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    say(f"{quantity(len(items), 'break')} in {path}")
+
+
+@proofs_app.callback()
+def proofs(
+    ctx: typer.Context,
+    *,
+    day: Day = None,
+    config: Config = None,
+    proof: ProofName = None,
+    bank: Bank = None,
+    account: Account = None,
+    file: IdFile = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also explained ones.")] = False,
+    unmasked: Unmasked = False,
+    json: AsJson = False,
+) -> None:
+    """List the differences of a date's proofs that nothing explains.
+
+    A hint names a break with the same account and amount, or entries of earlier dates that the
+    book may have lost; a person decides if they are the reason.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with report_failures():
+        from txmq.reconcile.differences import (
+            ABOUT_PROOFS,
+            OF_ACCOUNTS,
+            differences_in,
+            old_entries_like,
+        )
+
+        _check_name("proof", proof, ABOUT_PROOFS)
+        wanted = proof, bank, account, _ids_of(None, file)
+        rules, results, run = _run_of(config, day)
+        rows = differences_in(rules.directory, run, *wanted, is_complete=everything)
+        hints = old_entries_like(results, run, rows, rules.day.history)
+        for row in rows:
+            row["hint"] = hints.get(row["id"], row["hint"])
+        for row in () if unmasked else rows:
+            if row["proof"] in OF_ACCOUNTS:
+                row["account"] = mask(row["account"])
+        names = ("currency", "explained_by", "until", "hint")
+        print_rows(
+            rows,
+            (
+                *("id", "proof", "bank", "account", "since", "difference", ""),
+                *("explained by", "until", "hint"),
+            ),
+            (
+                (
+                    *(shortened(row[name] or "") for name in ("id", "proof", "bank", "account")),
+                    row["first_seen"],
+                    _amounts(row, run.result),
+                    *(row[name] or "" for name in names),
+                )
+                for row in rows
+            ),
+            json=json,
+            empty=f"no such differences on {run.result.business_date}",
+        )
+
+
+@proofs_app.command("explain")
+def explain_proofs(
+    ids: Ids = None,
+    *,
+    by: By,
+    reason: Reason,
+    until: Annotated[
+        date | None,
+        typer.Option(
+            "--until",
+            parser=date_of,
+            metavar="DATE",
+            help="The last business date on which it counts.",
+        ),
+    ] = None,
+    day: Day = None,
+    config: Config = None,
+    proof: ProofName = None,
+    bank: Bank = None,
+    account: Account = None,
+    file: IdFile = None,
+    yes: Yes = False,
+) -> None:
+    """Explain differences of proofs, from the next run until their amounts change.
+
+    With --until they count again after that date, if they are not corrected.
+    """
+    with report_failures():
+        from txmq.reconcile.differences import ABOUT_PROOFS, differences_in
+        from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
+
+        _check_name("proof", proof, ABOUT_PROOFS)
+        wanted = proof, bank, account, _ids_of(ids, file)
+        if not any(wanted):
+            raise ConfigError("name differences by their ids, or choose them with --proof, …")
+        rules, _, run = _run_of(config, day)
+        rows = differences_in(rules.directory, run, *wanted)
+        first, now_ms = run.result.business_date, SystemClock().wall_ms()
+        lines = (f"{row['id']} {row['proof']}: {_amounts(row, run.result)}" for row in rows)
+        _confirm_rows(len(rows), "differences", first, lines, yes=yes)
+        last = until.isoformat() if until else None
+        chosen = msgspec.convert(rows, list[Difference])
+        said = by, reason, now_ms, first, last
+        made = [ProofExplanation.of(difference, *said) for difference in chosen]
+        Explanations(rules.directory).add(made)
+        dates = f"for the dates {first} to {last}" if last else f"for all dates from {first} on"
+        for done in made:
+            say(
+                f"{done.difference.id} counts as explained from the next run on, "
+                f"{dates}, as long as its amount does not change"
+            )
+
+
+def _amounts(row: Mapping[str, Any], result: Result) -> str:
+    places = result.places(row["currency"])
+    return ", ".join(signed(amount, places) for amount in row["amounts"])
+
+
+def signoff(
+    *,
+    day: Day = None,
+    config: Config = None,
+    role: Annotated[
+        str | None,
+        typer.Option("--as", metavar="preparer|reviewer", help="The role of the signer."),
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="The name of the signer.")] = "",
+    text: Annotated[str, typer.Option("--note", help="A note to keep with the signature.")] = "",
+    despite: Annotated[
+        str,
+        typer.Option(
+            "--despite",
+            metavar="REASON",
+            help="Why you sign although there are breaks or failed proofs; needed if there are.",
+        ),
+    ] = "",
+    show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Sign a day's result: one person prepares it, another one reviews it."""
+    with report_failures():
+        rules, results, run = _run_of(config, day)
+        if not show:
+            if role not in _ROLES:
+                raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
+            results.verify(run)
+            signed = results.sign(_ROLES[role], run, by, SystemClock().wall_ms(), text, despite)
+            _publish(rules, results, msgspec.structs.replace(run, sign_off=signed))
+        _show_signatures(run, results, json=json)
+
+
+def _publish(rules: Rules, results: "Results", run: Run) -> None:
+    """Add the names wherever the result is kept."""
+    from txmq.reconcile.report.page import page
+
+    results.write_files(run, {"report.html": page(run), "summary.json": run.as_json()})
+    if rules.recon is not None:
+        from txmq.reconcile.schema import ReconSchema
+
+        with closing(ReconSchema(rules.recon)) as schema:
+            schema.sign(run)
+
+
+def _show_signatures(run: Run, results: "Results", *, json: bool) -> None:
+    state, given = results.signature_state(run), results.signatures(run.result.business_date)
+    outdated = results.why_outdated(run)
+    if json:
+        about = {"state": state, "outdated": outdated, "result_digest": run.result_digest}
+        as_json({**about, "signatures": given})
+        return
+    say(f"{run.result.business_date}: {state}, {run.result.verdict}, {run.result_digest}")
+    if outdated is not None:
+        say(outdated)
+    rows = []
+    for one in given:
+        which = "this one" if one.result_digest == run.result_digest else "another one"
+        at = moment(one.at_ms, run.result.zone)
+        rows.append([one.role, one.by, at, which, one.note, one.despite])
+    if rows:
+        table(("as", "by", "at", "result", "note", "despite"), rows)
+
+
+def _run_of(config: Path | None, day: date | None) -> tuple[Rules, "Results", Run]:
+    """The rules, their results, and the run in force of a day; of the last finished one by
+    default.
+    """
+    from txmq.reconcile.results import Results
+
+    rules = rules_of(config)
+    wanted, results = day or last_finished(rules), Results(rules.directory)
+    run = results.current(wanted)
+    if run is None:
+        raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
+    return rules, results, run
+
+
+def _ids_of(named: Collection[str] | None, file: typer.FileText | None) -> tuple[str, ...]:
+    """The ids that a user names, as arguments and in a file."""
+    listed = file.read().split() if file is not None else []
+    if file is not None and not listed:
+        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
+    return (*(named or ()), *listed)
+
+
+def _check_name(noun: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name not in known:
+        raise ConfigError(f"{noun} {name!r} does not exist; use one of {', '.join(known)}")
+
+
+def _confirm_rows(count: int, nouns: str, day: str, lines: Iterable[str], *, yes: bool) -> None:
+    """Before something is written for several rows, show the user ``lines`` about them, and ask."""
+    if not count:
+        raise ConfigError(f"no such {nouns} on {day}; nothing was written")
+    if count > 1:
+        for line in lines:
+            note(line)
+        confirm(f"Write this for all {count} {nouns}?", yes=yes, code=NOT_RUN)

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
-from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay
-from txmq.reconcile.explanations import Explanations, ProofExplanation
+from txmq.reconcile.differences import OF_ACCOUNTS, Cover, Dated, covers_of, dated
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
-from txmq.reconcile.written_table import sum_groups, top_rows
 
 __all__ = ["Findings", "judge"]
 
 _Row: TypeAlias = dict[str, Any]
 _CLASSES: Final[list[str]] = list(Class)
-_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency", "first_seen")
+_PLACE: Final = ("bank", "account", "currency", "first_seen")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
 """Columns of ``ITEMS`` that no report has."""
@@ -44,7 +41,7 @@ class Findings(NamedTuple):
     proofs: pa.Table
     """The rows of ``PROOFS``."""
     explaining: Sequence[_Row]
-    """The items that may explain why the proof of a transfer fails; see :class:`ProofDay`."""
+    """The items that may explain why the proof of a transfer fails; see :func:`covers_of`."""
     groups: Sequence[_Row]
     """The items by ``class``, ``currency``, ``bucket``, ``age_days`` and ``first_seen``, with their
     number ``count`` and the sum of each ``amount``."""
@@ -73,8 +70,9 @@ def judge(
         ReconcileRefused: txmq has an error: the classes do not add up to the banks' bookings.
     """
     totals = [msgspec.convert(row, Total) for row in findings.totals]
-    day = ProofDay(manifest, [findings.proofs], findings.explaining, explanations)
-    proofs, broken, off = _proofs(day, rules)
+    rows = findings.proofs.to_pylist()
+    covers = covers_of(manifest, rows, findings.explaining, explanations)
+    proofs, broken, off = _proofs(rows, covers, rules.limits.evidence)
     aging, oldest, carried = _aging(findings.groups, manifest.business_date)
     items = sorted(
         findings.items,
@@ -120,40 +118,52 @@ def judge(
 
 
 def _proofs(
-    day: ProofDay, rules: Rules
-) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
+    rows: Iterable[_Row], covers: Mapping[Dated, Cover], most: int
+) -> tuple[tuple[Proof, ...], int, Counter[tuple[str, str]]]:
     """The proofs and their differences; how many are open; the rest by proof and currency."""
-    covers, most = day.covers(), rules.limits.evidence
-    shown = top_rows(day.covered_rows(covers), most, _BY_DIFFERENCE, by="proof")
-    numbers = ("is_open", "size", "by_items", "by_person")
-    sums = sum_groups(day.covered_rows(covers), ("proof", "bank", "currency"), numbers)
-    wholes = (piece.filter(pc.field("first_seen").is_null()) for piece in day.proofs)
-    for row in chain.from_iterable(piece.to_pylist() for piece in wholes):
-        off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
-        if off and row["proof"].startswith("classes-"):
+    sums, wholes = defaultdict[tuple[Any, ...], Counter[str]](Counter), list[_Row]()
+    singles = defaultdict[str, list[_Row]](list)
+    for row in rows:
+        if row["first_seen"] is None:
+            wholes.append(row)
+            continue
+        cover, off = covers[dated(row)], row["found"] - row["expected"]
+        shares = {
+            "is_open": int(cover.is_open),
+            "size": abs(off) if cover.is_open else 0,
+            "by_items": off if cover.is_by_item else 0,
+            "by_person": off if cover.person else 0,
+        }
+        sums[row["proof"], row["bank"], row["currency"]].update(shares)
+        singles[row["proof"]].append(row | shares)
+    shown = list[_Row]()
+    for differences in singles.values():
+        differences.sort(key=lambda row: (-row["size"], *(row[name] or "" for name in _PLACE)))
+        shown += differences[:most]
+    for row in wholes:
+        if not row["holds"] and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
                 f"the classes do not add up: {row['about']}, but {row['expected']} is not "
                 f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
             )
         # A proof that does not hold as a whole is the sum of its differences.
-        _, *parts = [0] * 5 if row["holds"] else sums[group]
-        shown.append(row | dict(zip(numbers, parts, strict=True)))
+        group = row["proof"], row["bank"], row["currency"]
+        shares = Counter() if row["holds"] else sums[group]
+        shown.append(row | {name: shares[name] for name in ("is_open", "by_items", "by_person")})
     left = Counter[tuple[str, str]]()
-    for (proof, _, currency), (_, _, size, *_) in sums.items():
-        left[proof, currency or ""] += size
-    people = {place: cover.person for place, cover in covers.items()}
-    found = [_proof(row, people.get(day.place_of(row))) for row in shown]
+    for (proof, _, currency), of in sums.items():
+        left[proof, currency or ""] += of["size"]
+    found = [_proof(row, covers.get(dated(row))) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.first_seen is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "", proof.first_seen or "",
     ))  # fmt: skip
-    return tuple(found), sum(are_open for _, are_open, *_ in sums.values()), left
+    return tuple(found), sum(of["is_open"] for of in sums.values()), left
 
 
-def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
-    more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
-    more["is_open"] = bool(row["is_open"])
-    if person is not None:
+def _proof(row: _Row, cover: Cover | None) -> Proof:
+    more: dict[str, Any] = {"is_open": bool(row["is_open"])}
+    if cover is not None and (person := cover.person) is not None:
         more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
     if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
         more["account"] = mask(row["account"])

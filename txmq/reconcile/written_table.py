@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,10 +13,7 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Run
 
-__all__ = ["WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
-
-_WIDE: Final = pa.decimal128(38, 0)
-"""Decimals with room for any sum of 64-bit numbers."""
+__all__ = ["WrittenTable", "find_items", "items_of", "top_rows"]
 
 
 class WrittenTable(NamedTuple):
@@ -56,41 +53,18 @@ class WrittenTable(NamedTuple):
         return cls(f"{name} of {day}", folder)
 
 
-def sum_groups(
-    pieces: Iterable[pa.Table], by: Sequence[str], numbers: Sequence[str]
-) -> dict[tuple[Any, ...], list[int]]:
-    """For each group: the number of rows, then the sums of its numbers."""
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for piece in pieces:
-        wide = {name: piece[name].cast(_WIDE) for name in numbers}
-        groups = pa.table({name: piece[name] for name in by} | wide).group_by(list(by))
-        sums = [(name, "sum") for name in numbers]
-        for row in groups.aggregate([([], "count_all"), *sums]).to_pylist():
-            so_far = found.setdefault(tuple(row[name] for name in by), [0] * (1 + len(numbers)))
-            so_far[0] += row["count_all"]
-            for place, name in enumerate(numbers, 1):
-                so_far[place] += int(row[f"{name}_sum"] or 0)
-    return found
-
-
-def top_rows(
-    pieces: Iterable[pa.Table], most: int, order: Sequence[str], *, by: str | None = None
-) -> list[dict[str, Any]]:
-    """The first rows in an order, up to a number: of all rows, or of each group.
+def top_rows(pieces: Iterable[pa.Table], most: int, order: Sequence[str]) -> list[dict[str, Any]]:
+    """The first rows in an order, up to a number.
 
     The order names columns; a ``-`` before a name puts its greatest value first.
     """
     how = {True: "descending", False: "ascending"}
     keys = [(name.lstrip("-"), how[name.startswith("-")]) for name in order]
-    kept: dict[str | None, pa.Table] = {}
+    kept: list[pa.Table] = []
     for piece in pieces:
-        for group in piece[by].unique().to_pylist() if by else [None]:
-            rows = piece.filter(pc.field(by) == group) if by else piece
-            if group in kept:
-                rows = pa.concat_tables([kept[group], rows])
-            kept[group] = rows.take(pc.sort_indices(rows, sort_keys=keys)[:most])
-    groups = sorted(kept, key=lambda group: group or "")
-    return [row for group in groups for row in kept[group].to_pylist()]
+        rows = pa.concat_tables([*kept, piece])
+        kept = [rows.take(pc.sort_indices(rows, sort_keys=keys)[:most])]
+    return [row for rows in kept for row in rows.to_pylist()]
 
 
 def items_of(

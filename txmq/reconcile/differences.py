@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -145,9 +146,8 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
             new[_place_of(row)].append(row)
         else:
             wholes[_place_of(row)] = row
-    # An older txmq carried nothing on.
-    for piece in (one for one in before if "first_seen" in one.column_names):
-        for row in piece.filter(pc.field("first_seen").is_valid()).to_pylist():
+    for row in chain.from_iterable(piece.to_pylist() for piece in before):
+        if row.get("first_seen") is not None:  # An older txmq carried nothing on.
             old[_place_of(row)].append(row)
     carried = {_whole_of(place) for place in old}
     found, of_wholes = list[_Row](), _RowsOf(list)
@@ -249,14 +249,12 @@ def differences_in(
         ReconcileRefused: A table is missing, or an explanation cannot be read.
         UsageError: No difference matches an id, or several do.
     """
-    proofs, items = (
-        WrittenTable.of_run(directory, run.day, run.run_id, name) for name in ("proofs", "items")
-    )
-    explaining = items.rows(*EXPLAINING, where=pc.field("class").isin(list(EXPLAINING_CLASSES)))
-    covers = covers_of(run.result, proofs.rows(), explaining, Explanations(directory))
+    proofs = WrittenTable.of_run(directory, run.day, run.run_id, "proofs").rows()
+    items = items_of(directory, run, is_complete=True)
+    covers = covers_of(run.result, proofs, items, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(directory, run, is_complete=True)
+        for item in items
         for side in ("payer", "payee")
     }
     rows = []

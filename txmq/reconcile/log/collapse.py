@@ -20,13 +20,17 @@ from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
+from txmq.reconcile.extract.books import Piece
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.log.flows import facts_of
 from txmq.reconcile.rules import DayWindow, Flow, LogRules, Money
-from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
+from txmq.reconcile.tables import FAILURES, MESSAGES, FailureRow, MessageRow, TableSchema
 
-__all__ = ["BrokerDay", "Collapse", "LogNotes", "LogRequest", "LogRows"]
+__all__ = ["RECORDS_A_BATCH", "Collapse", "LogRequest", "rows_at"]
+
+RECORDS_A_BATCH: Final = 16 * 1024
+"""The number of records after which a reader gives the rows that will not change any more."""
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
@@ -39,13 +43,6 @@ HalfOf: TypeAlias = Callable[[Decision], Record | None]
 """Reads the half message of a decision from before the log; ``None`` if it was deleted."""
 
 
-LogRows: TypeAlias = dict[str, pa.RecordBatch]
-"""Rows that will not change any more, by table."""
-LogNotes: TypeAlias = list[tuple[str, str, str]]
-"""What a log has to say besides its rows: ``taken_ms``, ``watermark``, ``broker`` or ``note``, the
-broker, and the text."""
-
-
 class LogRequest(NamedTuple):
     """The logs to read, and the window of the day."""
 
@@ -56,48 +53,52 @@ class LogRequest(NamedTuple):
     """The size of a stretch of a log in a directory."""
 
 
-class BrokerDay(NamedTuple):
-    """What each process needs to read a day from the log of one broker."""
+def rows_at(broker: int, table: TableSchema, rows: Sequence[Any]) -> Piece:
+    """Rows of the log of the broker with a number.
 
-    number: int
-    """A position and a queue are unique at one broker only, so its number is part of both, above
-    their own bits: everything after the extract compares plain numbers. It must be the same every
-    night, since open items carry their rows into the next day."""
-    flows: tuple[Flow, ...]
-    money: Mapping[str, Money]
-    window: DayWindow
-
-    def rows(self, **tables: Sequence[Any]) -> LogRows:
-        """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
-        found = {}
-        for table, rows in tables.items():
-            schema, columns = arrow_schema(LOG_TABLES[table]), []
-            for name, type_ in zip(schema.names, schema.types, strict=True):
-                column = pa.array(map(attrgetter(name), rows), type_, size=len(rows))
-                if self.number and name in _BITS:
-                    column = pc.add(column, pa.scalar(self.number << _BITS[name], type_))
-                columns.append(column)
-            found[table] = pa.RecordBatch.from_arrays(columns, schema=schema)
-        return found
+    A position and a queue are unique at one broker only, so its number is part of both, above their
+    own bits: everything after the extract compares plain numbers. It must be the same every night,
+    since open items carry their rows into the next day.
+    """
+    schema, columns = arrow_schema(table), []
+    for name, type_ in zip(schema.names, schema.types, strict=True):
+        column = pa.array(map(attrgetter(name), rows), type_, size=len(rows))
+        if broker and name in _BITS:
+            column = pc.add(column, pa.scalar(broker << _BITS[name], type_))
+        columns.append(column)
+    return table, pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class Collapse:
-    """Collapses the records of a log, or of a part of it.
+    """Collapses the records of the log of a broker, or of a part of it.
+
+    Messages that were stored or decided in the window of the day have a row. Later decisions are
+    included too, except on messages parked in it.
 
     Args:
-        day: The messages that count. Those stored or decided in its window have a row. Later
-            decisions are included too, except on messages parked in it.
+        request: The messages that count.
+        broker: The broker's number.
         half_of: Reads half messages from before the log; left out for a part that others precede.
+        tells_who: False if the broker does not tell who decided a transaction.
     """
 
-    def __init__(self, day: BrokerDay, half_of: HalfOf | None = None) -> None:
+    def __init__(
+        self,
+        request: LogRequest,
+        broker: int,
+        half_of: HalfOf | None = None,
+        *,
+        tells_who: bool = True,
+    ) -> None:
         self.messages: list[MessageRow] = []
         """Rows that will not change any more."""
         self.failures: list[FailureRow] = []
         """Rows of failures; the last one of each group and message gives its state."""
-        self._day = day
+        self._flows, self._money = request.log.flow, request.money
+        self._start_ms, self._end_ms = request.window
+        self._broker = broker
         self._half_of = half_of
-        self._start_ms, self._end_ms = day.window
+        self._tells_who = tells_who
         self.open: dict[int, MessageRow | None] = {}
         """Undecided, parked and delayed messages, by position; those that do not count have no
         row."""
@@ -110,12 +111,15 @@ class Collapse:
         self.orphans: list[Callable[[Collapse], None]] = []
         """Each applies a record to the parts before this one."""
 
-    def take_rows(self) -> LogRows:
+    def take_rows(self) -> list[Piece]:
         """Take out the rows that will not change any more."""
-        rows = self._day.rows(messages=self.messages, failures=self.failures)
+        found = [
+            rows_at(self._broker, MESSAGES, self.messages),
+            rows_at(self._broker, FAILURES, self.failures),
+        ]
         self.messages.clear()
         self.failures.clear()
-        return rows
+        return found
 
     def take(self, found: Found) -> None:
         """Take the next record."""
@@ -173,7 +177,7 @@ class Collapse:
         flow = self._flow(properties.find(text, properties.RETRY_TOPIC) or "", text)
         if flow is None or record.stored_ms < self._start_ms:
             return
-        key, *_ = facts_of(record, flow, self._day.money)
+        key, *_ = facts_of(record, flow, self._money)
         reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
         row = FailureRow(
             key, _id_of(record), topic.removeprefix(prefix), state, record.attempts,
@@ -187,7 +191,7 @@ class Collapse:
         flow = self._flow(topic, record.properties)
         if flow is None:
             return None
-        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._day.money)
+        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._money)
         # The offset of a half message is in the queue of half messages.
         offset = None if state == "prepared" else record.queue_offset
         return MessageRow(
@@ -196,9 +200,7 @@ class Collapse:
         )  # fmt: skip
 
     def _flow(self, topic: str, text: str) -> Flow | None:
-        for flow in self._day.flows:
-            if flow.topic != topic:
-                continue
+        for flow in (one for one in self._flows if one.topic == topic):
             if not flow.tags or properties.find(text, properties.TAGS) in flow.tags:
                 return flow
         return None
@@ -252,6 +254,8 @@ class Collapse:
 
     def _keep(self, row: MessageRow | None) -> None:
         if row is not None and (self._is_in(row.stored_ms) or self._is_in(row.decided_ms)):
+            if not self._tells_who and row.state != "parked":
+                row.decided_by = None
             self.messages.append(row)
 
     def _is_in(self, moment_ms: int | None) -> bool:

@@ -73,6 +73,19 @@ class LogStretch(NamedTuple):
     start: int
     end: int
 
+    def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
+        """Its records, as :meth:`OpenFile.records` has them.
+
+        Raises:
+            ReconcileRefused: The file is damaged, or the broker has deleted it.
+        """
+        try:
+            with self.file.open() as opened:
+                yield from opened.records(self.start, self.end)
+        except FileNotFoundError:
+            why = "was deleted by the broker before it was read; read the log again"
+            raise ReconcileRefused(f"{self.file.path} {why}") from None
+
 
 class OpenFile(NamedTuple):
     """An open file of the log; it stays readable after the broker deletes it."""
@@ -180,6 +193,11 @@ class LogFiles(NamedTuple):
 
     known: tuple[LogFile, ...]
     opened: tuple[OpenFile, ...]
+
+    def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
+        """The records of the open files, as :meth:`OpenFile.records` has them."""
+        for opened in self.opened:
+            yield from opened.records(opened.file.start, opened.file.end)
 
     def stretches(self, size: int) -> Iterator[LogStretch]:
         """Cut the open files into parts of about this size, which can be read separately.

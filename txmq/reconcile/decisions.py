@@ -95,20 +95,13 @@ class Decisions(NamedTuple):
             row = (*place, expected, now, not off, ABOUT_PROOFS[proof], first_seen)
             self.rows["proofs"].append(row)
 
-    def tables(self) -> dict[str, pa.Table]:
-        """The rows as Arrow tables."""
-        return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
-
     def as_columns(self) -> pa.Table:
         """The rows of all tables, as rows of :data:`DECIDED`."""
-        tables = self.tables()
-        folds = pa.array(map(folded, tables["items"]["key"].to_pylist()), pa.string())
-        tables["items"] = tables["items"].append_column("fold", folds)
         sums = [(*place, Decimal(value)) for place, value in self.sums.items()]
-        tables["sums"] = arrow_table(SUMS, sums)
+        rows = {**self.rows, "sums": sums}
         some = (
-            pa.table({name: tables[name].cast(columns).to_struct_array()})
-            for name, columns in _COLUMNS.items()
+            pa.table({name: arrow_table(table, rows[name]).cast(_COLUMNS[name]).to_struct_array()})
+            for name, table in _TABLES.items()
         )
         return pa.concat_tables(some, promote_options="default")
 
@@ -181,40 +174,37 @@ class Decider:
             found.rows["closed"].append(_AS_ITEM(item))
             found.rows["matches"].append(_AS_MATCH(item))
             return
-        found.rows["items"].append(_AS_ITEM(item))
+        found.rows["items"].append((*_AS_ITEM(item), folded(item["key"])))
         found.rows["entries"] += rows.entries
         found.rows["messages"] += map(msgspec.structs.astuple, rows.messages)
         found.rows["failures"] += map(msgspec.structs.astuple, rows.failures)
 
     def _prove(self, rows: TransferRows, found: Decisions) -> None:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
-        sides: Counter[tuple[str, str, str]] = Counter()
-        cleared: dict[str, list[int]] = {}
-        sides_today, today = Counter[tuple[str, str, str]](), Counter[str]()
+        sides, sides_today = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+        owed, cleared, today = Counter[str](), Counter[str](), Counter[str]()
         kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
-            is_today = entry.recorded_ms >= self._start_ms
+            new = entry.amount if entry.recorded_ms >= self._start_ms else 0
             if entry.bank in self._both_sides:
                 # A fee is a part of the booking that was written at the same moment.
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
                 side = entry.bank, entry.currency, kind or "fee"
                 sides[side] += entry.amount
-                sides_today[side] += entry.amount if is_today else 0
-            today[entry.currency] += entry.amount if is_today else 0
-            of_currency = cleared.setdefault(entry.currency, [0, 0])
+                sides_today[side] += new
+            today[entry.currency] += new
             if entry.role == "clearing":
-                of_currency[1] += entry.amount
+                cleared[entry.currency] += entry.amount
             else:
-                of_currency[0] -= entry.amount
+                owed[entry.currency] -= entry.amount
         for side, amount in sides.items():
             of_bank = "double-entry", side[0], rows.key, side[1]
             found.prove(of_bank, 0, amount, sides_today[side], self._day)
-        if self._proves_clearing:
-            for currency, (expected, cleared_) in cleared.items():
-                of_all = "clearing", None, rows.key, currency
-                found.prove(of_all, expected, cleared_, today[currency], self._day)
-                found.sums["unbalanced", "", currency] += today[currency]
+        for currency in today if self._proves_clearing else ():
+            of_all = "clearing", None, rows.key, currency
+            found.prove(of_all, owed[currency], cleared[currency], today[currency], self._day)
+            found.sums["unbalanced", "", currency] += today[currency]
 
 
 def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:

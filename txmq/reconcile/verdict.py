@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
@@ -23,7 +25,6 @@ __all__ = ["Findings", "judge"]
 
 _Row: TypeAlias = dict[str, Any]
 _CLASSES: Final[list[str]] = list(Class)
-_PLACE: Final = ("bank", "account", "currency", "first_seen")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
 """Columns of ``ITEMS`` that no report has."""
@@ -114,60 +115,66 @@ def judge(
     if not reasons:
         return found
     why, places = zip(*reasons, strict=True)
-    return msgspec.structs.replace(found, verdict=verdict, why=why, why_at=places)
+    return replace(found, verdict=verdict, why=why, why_at=places)
 
 
 def _proofs(
     rows: Iterable[_Row], covers: Mapping[Dated, Cover], most: int
 ) -> tuple[tuple[Proof, ...], int, Counter[tuple[str, str]]]:
     """The proofs and their differences; how many are open; the rest by proof and currency."""
-    sums, wholes = defaultdict[tuple[Any, ...], Counter[str]](Counter), list[_Row]()
-    singles = defaultdict[str, list[_Row]](list)
+    differences, wholes, left = list[Proof](), list[Proof](), Counter[tuple[str, str]]()
+    of_whole = defaultdict[tuple[str, str | None, str | None], list[Proof]](list)
     for row in rows:
-        if row["first_seen"] is None:
-            wholes.append(row)
+        proof, cover = msgspec.convert(row, Proof), covers.get(dated(row))
+        if cover is None:
+            wholes.append(proof)
             continue
-        cover, off = covers[dated(row)], row["found"] - row["expected"]
-        shares = {
-            "is_open": int(cover.is_open),
-            "size": abs(off) if cover.is_open else 0,
-            "by_items": off if cover.is_by_item else 0,
-            "by_person": off if cover.person else 0,
-        }
-        sums[row["proof"], row["bank"], row["currency"]].update(shares)
-        singles[row["proof"]].append(row | shares)
-    shown = list[_Row]()
-    for differences in singles.values():
-        differences.sort(key=lambda row: (-row["size"], *(row[name] or "" for name in _PLACE)))
-        shown += differences[:most]
-    for row in wholes:
-        if not row["holds"] and row["proof"].startswith("classes-"):
+        proof = _with_cover(proof, cover)
+        differences.append(proof)
+        left[proof.proof, proof.currency or ""] += abs(proof.rest)
+        of_whole[proof.proof, proof.bank, proof.currency].append(proof)
+    differences.sort(key=lambda one: (
+        one.proof, -abs(one.rest), one.bank or "", one.account or "", one.currency or "",
+        one.first_seen or "",
+    ))  # fmt: skip
+    shown = [
+        one for _, some in groupby(differences, lambda one: one.proof) for one in islice(some, most)
+    ]
+    for whole in wholes:
+        if not whole.holds and whole.proof.startswith("classes-"):
             raise ReconcileRefused(
-                f"the classes do not add up: {row['about']}, but {row['expected']} is not "
-                f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
+                f"the classes do not add up: {whole.about}, but {whole.expected} is not "
+                f"{whole.found} in {whole.currency}; this is an error in txmq, please report it"
             )
         # A proof that does not hold as a whole is the sum of its differences.
-        group = row["proof"], row["bank"], row["currency"]
-        shares = Counter() if row["holds"] else sums[group]
-        shown.append(row | {name: shares[name] for name in ("is_open", "by_items", "by_person")})
-    left = Counter[tuple[str, str]]()
-    for (proof, _, currency), of in sums.items():
-        left[proof, currency or ""] += of["size"]
-    found = [_proof(row, covers.get(dated(row))) for row in shown]
+        place = whole.proof, whole.bank, whole.currency
+        some = [] if whole.holds else of_whole[place]
+        shown.append(
+            replace(
+                whole,
+                is_open=any(one.is_open for one in some),
+                by_items=sum(one.by_items for one in some),
+                by_person=sum(one.by_person for one in some),
+            )
+        )
+    found = [
+        replace(one, account=mask(one.account)) if one.proof in OF_ACCOUNTS and one.account else one
+        for one in shown
+    ]
     found.sort(key=lambda proof: (
         proof.proof, proof.first_seen is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "", proof.first_seen or "",
     ))  # fmt: skip
-    return tuple(found), sum(of["is_open"] for of in sums.values()), left
+    return tuple(found), sum(one.is_open for one in differences), left
 
 
-def _proof(row: _Row, cover: Cover | None) -> Proof:
-    more: dict[str, Any] = {"is_open": bool(row["is_open"])}
-    if cover is not None and (person := cover.person) is not None:
-        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
-    if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
-        more["account"] = mask(row["account"])
-    return msgspec.convert(row | more, Proof)
+def _with_cover(proof: Proof, cover: Cover) -> Proof:
+    if cover.is_by_item:
+        return replace(proof, by_items=proof.difference)
+    if (person := cover.person) is None:
+        return replace(proof, is_open=True)
+    who = {"explained_by": person.by, "explanation": person.reason, "until": person.last}
+    return replace(proof, by_person=proof.difference, **who)
 
 
 def _aging(groups: Iterable[_Row], day: str) -> tuple[tuple[Aged, ...], int, int]:

@@ -9,7 +9,7 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -38,8 +38,6 @@ from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY,
 from txmq.reconcile.extract.books import Piece, notes
 from txmq.reconcile.log import pulled_records as pulled
 from txmq.reconcile.log.collapse import RECORDS_A_BATCH, Collapse, LogRequest, rows_at
-from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.rules import DayWindow, Flow
 from txmq.reconcile.tables import OFFSETS, GroupOffset
 from txmq.runtime.backoff import Backoff
 
@@ -116,10 +114,7 @@ def plan_cluster(request: LogRequest) -> list[ClusterPart]:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
-    flows, window = request.log.flow, request.window
-    return _ask_cluster(
-        request.log.cluster, lambda session: _Planner(session, flows, window).plan()
-    )
+    return _ask_cluster(request.log.cluster, lambda session: _Planner(session, request).plan())
 
 
 def number_brokers(names: Iterable[str]) -> dict[str, int]:
@@ -224,11 +219,11 @@ def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
 
 
 class _Planner(_ClusterReader):
-    def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
+    def __init__(self, session: Session, request: LogRequest) -> None:
         super().__init__(session)
-        self._flows = flows
-        self._window = window
-        self._groups = {flow.topic: flow.group for flow in flows}
+        self._request = request
+        self._window = request.window
+        self._groups = {flow.topic: flow.group for flow in request.log.flow}
         self._notes: list[str] = []
 
     async def plan(self) -> list[ClusterPart]:
@@ -237,7 +232,7 @@ class _Planner(_ClusterReader):
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             subscribed.update(await self.ask(self.admin.groups, cluster=name))
         remedy = "list all of them with: txmq {} list"
-        check_names(self._flows, "cluster", known, subscribed, remedy)
+        self._request.check_names("cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
         numbers = number_brokers({queue.broker for queue in own})
         brokers = {name: ClusterPart(number, name, [], []) for name, number in numbers.items()}

@@ -3,41 +3,57 @@
 The records come in the order of the log. A half message is held until it is decided, so memory
 grows with the undecided messages and not with the log. A part of a log can be collapsed by
 itself: records about earlier parts are left for :meth:`Collapse.join`.
+
+Every sender can write anything into a body, so nothing here trusts it: a message that is not a
+valid order becomes a row with a problem, never an exception.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.config import did_you_mean
+from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.printable import printable
 from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
-from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.books import Piece
+from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.files import STRETCH_BYTES
-from txmq.reconcile.log.flows import facts_of
-from txmq.reconcile.rules import DayWindow, Flow, LogRules, Money
+from txmq.reconcile.rules import Constant, DayWindow, Flow, LogRules, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, FailureRow, MessageRow, TableSchema
 
-__all__ = ["RECORDS_A_BATCH", "Collapse", "LogRequest", "rows_at"]
+__all__ = ["RECORDS_A_BATCH", "TEXT_CHARS_MAX", "Collapse", "LogRequest", "facts_of", "rows_at"]
 
 RECORDS_A_BATCH: Final = 16 * 1024
 """The number of records after which a reader gives the rows that will not change any more."""
 
-_STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
-_SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _REASON_CHARS_MAX: Final = 1_020
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
+TEXT_CHARS_MAX: Final = 4_096
+"""The maximum of characters of an id or an account: a body may have 4 MiB."""
+_PROBLEM_CHARS_MAX: Final = 200
+_LONG: Final = range(-(2**63), 2**63)
+_DECODER: Final = msgspec.json.Decoder()
+_EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_UNFIT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that not every table can hold."""
+_MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 
 HalfOf: TypeAlias = Callable[[Decision], Record | None]
 """Reads the half message of a decision from before the log; ``None`` if it was deleted."""
@@ -51,6 +67,21 @@ class LogRequest(NamedTuple):
     window: DayWindow
     stretch: int = STRETCH_BYTES
     """The size of a stretch of a log in a directory."""
+
+    def check_names(self, where: str, topics: set[str], groups: set[str], remedy: str) -> None:
+        """Check that the topics and groups of the flows exist; a retry topic proves its group.
+
+        Raises:
+            ReconcileRefused: A name does not exist. The message suggests the nearest one, and the
+                remedy, with the kind of name for ``{}``.
+        """
+        groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
+        wanted = [("topic", flow.topic, topics) for flow in self.log.flow]
+        wanted += [("group", flow.group, groups) for flow in self.log.flow if flow.group]
+        for kind, name, known in wanted:
+            if name not in known:
+                hint, what_next = did_you_mean(name, known), remedy.format(kind)
+                raise ReconcileRefused(f"the {where} has no {kind} {name!r}{hint}; {what_next}")
 
 
 def rows_at(broker: int, table: TableSchema, rows: Sequence[Any]) -> Piece:
@@ -231,9 +262,9 @@ class Collapse:
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
         if row is not None and not (is_later and self._is_in(row.decided_ms)):
-            row.state = _STATES[decision.kind]
+            row.state = decision.kind.name.lower()
             row.decided_ms = decision.decided_ms
-            row.decided_by = _SOURCES[decision.source]
+            row.decided_by = decision.source.name.lower()
             row.reason = _shortened(decision.reason)
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset
@@ -287,3 +318,104 @@ def _id_of(record: Record) -> str:
 
 def _shortened(reason: str | None) -> str | None:
     return printable(reason[:_REASON_CHARS_MAX]) if reason else None
+
+
+_Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]
+
+
+def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
+    """Key, payer, payee, amount and currency in a message, and the problem with them.
+
+    Raises:
+        ConfigError: The package that decompresses its body is not installed.
+    """
+    problems: list[str] = []
+    payer = payee = currency = None
+    amount: Any = None
+    body = _body(record, flow, problems)
+    if body is not None and flow.key:
+        named = value_at(body, flow.key)
+        key = _text(named, flow.key, problems) or _own_key(record, []) or _cut(named)
+    else:
+        key = _own_key(record, problems)
+        if key is None and not problems:
+            problems.append("it has no key")
+    if body is not None:
+        payer = _text(value_at(body, flow.payer), flow.payer, problems)
+        payee = _text(value_at(body, flow.payee), flow.payee, problems)
+        amount = value_at(body, flow.amount)
+        if flow.units == "major":
+            given = flow.currency
+            code = given.value if isinstance(given, Constant) else value_at(body, given)
+            amount = _minor_units(amount, money.get(str(code), Money()))
+        if type(amount) is not int or amount not in _LONG:
+            problems.append(_why(flow.amount, amount, "whole number of minor units"))
+            amount = None
+        if isinstance(flow.currency, Constant):
+            currency = flow.currency.value
+        else:
+            currency = _text(value_at(body, flow.currency), flow.currency, problems)
+            if currency is not None and _CURRENCY.fullmatch(currency) is None:
+                problems.append(_why(flow.currency, currency, "currency such as CNY"))
+                currency = None
+    if key is not None:
+        key = f"{flow.namespace}/{key}"
+    return key, payer, payee, amount, currency, "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
+
+
+def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | None:
+    decoder = _DECODER if flow.units == "minor" else _EXACT_DECODER
+    try:
+        body = decoder.decode(record.plain_body())
+        if isinstance(body, dict):
+            return body
+        why = "its body is not a JSON object"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = f"its body is not JSON: {error}"
+    except RemoteProtocolError as error:
+        why = str(error)
+    problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
+    return None
+
+
+def _minor_units(amount: Any, money: Money) -> Any:
+    """The minor units of a number in major units; what is not one becomes text, or stays."""
+    if not isinstance(amount, int | str | Decimal):
+        return amount
+    scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
+    return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
+
+
+def _own_key(record: Record, problems: list[str]) -> str | None:
+    """The first of a message's keys; the others are for searches."""
+    word, *_ = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    return (_text(word, "its key", problems) or _cut(word)) if word else None
+
+
+def _text(found: Any, name: str, problems: list[str]) -> str | None:
+    """A text as it is; a whole number counts as text."""
+    if type(found) is int:
+        found = str(found)
+    if type(found) is str and found and _is_storable(found):
+        if len(found) <= TEXT_CHARS_MAX:
+            return found
+        problems.append(f"{name} has {len(found):,} characters, more than {TEXT_CHARS_MAX:,}")
+    else:
+        problems.append(_why(name, found, "name or number"))
+    return None
+
+
+def _cut(key: Any) -> str | None:
+    """The beginning of a text that is too long; its last character keeps it from matching."""
+    is_text = type(key) is str and key and _is_storable(key)
+    return f"{key[:TEXT_CHARS_MAX]}…" if is_text else None
+
+
+def _is_storable(text: str) -> bool:
+    return text.isprintable() or _UNFIT.search(text) is None
+
+
+def _why(path: str, found: Any, wanted: str) -> str:
+    if found is None or found == "":
+        return f"it has no {path}"
+    return f"{path} is not a {wanted} but {properties.one_line(repr(found), 40)}"

@@ -21,7 +21,6 @@ from txmq.reconcile.extract.books import Piece, notes
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.collapse import RECORDS_A_BATCH, Collapse, LogRequest, rows_at
 from txmq.reconcile.log.files import LogStretch, open_log
-from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.tables import OFFSETS, Column, GroupOffset, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -131,7 +130,7 @@ def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
         known = {group for table in groups if table for group in table.subscription_group_table}
         known |= {offset.group for path in paths for offset in _read_offsets(path)}
         remedy = "correct it in log.flow, or create it"
-        check_names(request.log.flow, "log", created, known, remedy)
+        request.check_names("log", created, known, remedy)
     return [part for number in range(len(paths)) for part in _parts(request, number)]
 
 

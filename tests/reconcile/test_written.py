@@ -1,43 +1,36 @@
 """Tables that were written are gone through in pieces, and come to what they come to at once."""
 
-from itertools import pairwise
+from datetime import date
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.written_table import WrittenTable, top_rows
-
-INT64 = st.integers(-(2**63), 2**63 - 1)
-NAMES = st.sampled_from(["", "a", "b", "é", "中"])
-ROWS = st.lists(st.fixed_dictionaries({"name": NAMES, "number": INT64}), max_size=40)
-CUTS = st.lists(st.integers(0, 40), max_size=4)
-SCHEMA = pa.schema([("name", pa.string()), ("number", pa.int64()), ("id", pa.int64())])
-ORDER = ("-number", "id")
+from txmq.reconcile.written_table import WrittenTable, items_of
 
 
-def in_pieces(rows, cuts):
-    """Rows with an id for each, cut anywhere; some pieces have none."""
-    rows = [row | {"id": number} for number, row in enumerate(rows)]
-    ends = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
-    pieces = [pa.Table.from_pylist(rows[a:b], SCHEMA) for a, b in pairwise(ends)]
-    return rows, [SCHEMA.empty_table(), *pieces]
+@pytest.mark.parametrize("most", [None, 1, 3, 99])
+def test_the_first_items_of_all_parts_are_found(tmp_path, most):
+    """The oldest first, then the largest, however the rows are spread over the files."""
+    rows = [
+        {"break_id": f"b{n}", "group": "break", "age_days": n * 7 % 5, "amount": n * 3 % 4}
+        for n in range(20)
+    ]
+    home = tmp_path / "results/items/business_date=2026-03-10/run=one"
+    home.mkdir(parents=True)
+    for part in range(3):
+        table = pa.Table.from_pylist(rows[part::3])
+        parquet.write_table(table, home / f"part-{part}.parquet", row_group_size=2)
+    run = SimpleNamespace(day=date(2026, 3, 10), run_id="one")
 
+    found = items_of(tmp_path, run, most=most)
 
-@given(ROWS, CUTS, st.integers(1, 5))
-def test_the_first_rows_are_found(rows, cuts, most):
-    rows, pieces = in_pieces(rows, cuts)
-    rows.sort(key=lambda row: (-row["number"], row["id"]))
-    assert top_rows(pieces, most, ORDER) == rows[:most]
-
-
-def test_nothing_is_nothing():
-    assert top_rows([], 3, ORDER) == []
+    rows.sort(key=lambda row: (-row["age_days"], -row["amount"], row["break_id"]))
+    assert found == rows[:most]
 
 
 def test_a_table_is_all_of_its_parts(tmp_path):

@@ -6,10 +6,8 @@ for example one that was changed by hand.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from datetime import date
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 from msgspec.structs import replace
@@ -20,11 +18,9 @@ from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.results import Results, Signature
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Proof, Run, SignatureState
-from txmq.reconcile.written_table import top_rows
+from txmq.reconcile.written_table import items_of
 
 __all__ = ["BreakFilter", "BreakPage", "DayReport", "DayRow", "ReportArchive"]
-
-_ORDER: Final = ("-age_days", "-amount", "break_id")
 
 
 class DayRow(NamedTuple):
@@ -134,8 +130,14 @@ class ReportArchive:
             NotFound: The day was not reconciled.
         """
         run = self._run(day)
-        table = self._results.table("items", run.day, run.run_id)
-        found = top_rows(table.pieces(where=_condition(wanted)), start + count + 1, _ORDER)
+        names = {"class": wanted.class_, "status": wanted.status, "bank": wanted.bank}
+        found = items_of(
+            self._results.folder,
+            run,
+            {name: value or None for name, value in names.items()},
+            older_than=wanted.older_than,
+            most=start + count + 1,
+        )
         rows = [mask_sides(row) for row in found[start : start + count]]
         latest = {name: note for name, (note, _) in self._explanations.notes().items()}
         for row in rows:
@@ -171,27 +173,3 @@ def _masked(proof: Proof) -> Proof:
     # A double-entry proof names a transfer.
     account = proof.account or ""
     return proof if "/" in account else replace(proof, account=mask(account))
-
-
-def _condition(wanted: BreakFilter) -> pc.Expression:
-    terms = list(_terms(wanted))
-    condition = terms[0]
-    for term in terms[1:]:
-        condition &= term
-    return condition
-
-
-def _terms(wanted: BreakFilter) -> Iterator[pc.Expression]:
-    yield pc.field("age_days") > (-1 if wanted.older_than is None else wanted.older_than)
-    if wanted.class_:
-        yield pc.field("class") == wanted.class_
-    if wanted.status:
-        yield pc.field("status") == wanted.status
-    if not wanted.class_ and not wanted.status:
-        yield pc.field("group") == "break"
-    if wanted.bank:
-        # A side that several banks booked has all of their names.
-        named = rf"(^| / ){re.escape(wanted.bank)}($| / )"
-        sides = [pc.field(name) for name in ("debit_bank", "credit_bank")]
-        debit, credit = (pc.match_substring_regex(side, named) for side in sides)
-        yield debit | credit

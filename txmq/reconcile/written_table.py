@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from typing import Any, NamedTuple
+from functools import reduce
+from operator import or_
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +16,11 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Run
 
-__all__ = ["WrittenTable", "find_items", "items_of", "top_rows"]
+__all__ = ["WrittenTable", "find_items", "items_of"]
+
+_ORDER: Final = [("age_days", "descending"), ("amount", "descending"), ("break_id", "ascending")]
+_SIDES: Final = {"bank": ("debit_bank", "credit_bank"), "account": ("payer", "payee")}
+"""The columns of an item that have either bank, or either account."""
 
 
 class WrittenTable(NamedTuple):
@@ -53,20 +60,6 @@ class WrittenTable(NamedTuple):
         return cls(f"{name} of {day}", folder)
 
 
-def top_rows(pieces: Iterable[pa.Table], most: int, order: Sequence[str]) -> list[dict[str, Any]]:
-    """The first rows in an order, up to a number.
-
-    The order names columns; a ``-`` before a name puts its greatest value first.
-    """
-    how = {True: "descending", False: "ascending"}
-    keys = [(name.lstrip("-"), how[name.startswith("-")]) for name in order]
-    kept: list[pa.Table] = []
-    for piece in pieces:
-        rows = pa.concat_tables([*kept, piece])
-        kept = [rows.take(pc.sort_indices(rows, sort_keys=keys)[:most])]
-    return [row for rows in kept for row in rows.to_pylist()]
-
-
 def items_of(
     directory: Directory,
     run: Run,
@@ -75,53 +68,57 @@ def items_of(
     older_than: int | None = None,
     *,
     is_complete: bool = False,
+    most: int | None = None,
 ) -> list[dict[str, Any]]:
     """The items of a run that are not agreed: the oldest first, then the largest.
 
     ``wanted`` has the ``class``, the ``status``, the ``bank`` or the ``account`` of the items; an
     item must fit all of them, and be more than ``older_than`` business days old. ``ids`` are those
     of breaks, or their beginnings. Items in flight and explained ones are left out, unless
-    ``is_complete``, or a class, a status or an id is wanted.
+    ``is_complete``, or a class, a status or an id is wanted. ``most`` limits their number.
 
     Raises:
         ReconcileRefused: The items cannot be read.
         UsageError: No item matches an id, or several do.
     """
     named = {name: value for name, value in (wanted or {}).items() if value is not None}
-    takes_all = is_complete or ids or named.keys() & {"class", "status"}
-    least = -1 if older_than is None else older_than
-    found = [
-        item
-        for item in WrittenTable.of_run(directory, run.day, run.run_id, "items").rows()
-        if (takes_all or item["group"] == "break") and item["age_days"] > least
-        if all(value in _values(item, name) for name, value in named.items())
-    ]
-    if ids:
-        found = find_items(found, ids)
-    return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
+    where = pc.field("age_days") > (-1 if older_than is None else older_than)
+    if not (is_complete or ids or named.keys() & {"class", "status"}):
+        where &= pc.field("group") == "break"
+    for name, value in named.items():
+        # A side that several banks booked has all of their names.
+        held = rf"(^| / ){re.escape(value)}($| / )"
+        columns = map(pc.field, _SIDES.get(name, (name,)))
+        where &= reduce(or_, (pc.match_substring_regex(column, held) for column in columns))
+    found: list[pa.Table] = []
+    for piece in WrittenTable.of_run(directory, run.day, run.run_id, "items").pieces(where=where):
+        found.append(piece)
+        if most is not None:
+            found = [_in_order(found)[:most]]
+    items: list[dict[str, Any]] = _in_order(found)[:most].to_pylist() if found else []
+    return find_items(items, ids) if ids else items
 
 
-def _values(item: dict[str, Any], name: str) -> list[str]:
-    """The banks or the accounts of an item, as they are in the books; or one of its columns."""
-    columns = {"bank": ("debit_bank", "credit_bank"), "account": ("payer", "payee")}
-    return [one for of in columns.get(name, (name,)) for one in (item[of] or "").split(" / ")]
+def _in_order(items: Iterable[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(items)
+    return rows.take(pc.sort_indices(rows, sort_keys=_ORDER))
 
 
 def find_items(
     items: list[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
 ) -> list[dict[str, Any]]:
-    """The items whose ids begin as given, each once.
+    """The items whose ids begin as given, in their order.
 
     Raises:
-        UsageError: No item matches, or several do.
+        UsageError: No item matches an id, or several do.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: set[str] = set()
     for id_ in ids:
-        fit = [item for item in items if item[name].startswith(id_)]
+        fit = [item[name] for item in items if item[name].startswith(id_)]
         if len(fit) != 1 or not id_:
             noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
             many = f"several {noun}s" if fit else f"no {noun}"
             remedy = f"see txmq reconcile {command} --all"
             raise UsageError(f"{id_!r} matches {many} of this day; {remedy}")
-        found[fit[0][name]] = fit[0]
-    return list(found.values())
+        found.update(fit)
+    return [item for item in items if item[name] in found]

@@ -77,16 +77,16 @@ class ClusterPart(NamedTuple):
 
     number: int
     name: str
+    notes: list[tuple[str, str, str]]
+    """The first broker has those about the whole cluster, too."""
     offsets: list[GroupOffset]
     ranges: list[QueueRange]
     is_txmq: bool = True
     """True if it tells who decided a transaction."""
-    notes: tuple[tuple[str, str, str], ...] = ()
-    """Those about the whole cluster, at its first broker."""
 
     def read(self, request: LogRequest) -> Iterator[Piece]:
         """The rows of the log."""
-        yield notes([("broker", self.name, ""), *self.notes])
+        yield notes(self.notes)
         yield rows_at(self.number, OFFSETS, self.offsets)
         names = request.log.cluster
         half_of = partial(_earlier_half, names, self)
@@ -234,8 +234,10 @@ class _Planner(_ClusterReader):
         remedy = "list all of them with: txmq {} list"
         self._request.check_names("cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
-        numbers = number_brokers({queue.broker for queue in own})
-        brokers = {name: ClusterPart(number, name, [], []) for name, number in numbers.items()}
+        brokers = {
+            name: ClusterPart(number, name, [("broker", name, "")], [], [])
+            for name, number in number_brokers({queue.broker for queue in own}).items()
+        }
         # First, so that every message that counts as delivered is in the plan.
         for queue in own:
             group = self._groups[queue.topic]
@@ -257,12 +259,10 @@ class _Planner(_ClusterReader):
                 await self._add_hidden(topic, brokers.values())
         moment_ms = self.session.clock.wall_ms()
         parts = [await self._of_day(broker) for broker in brokers.values()]
-        said = (
-            ("taken_ms", str(moment_ms)),
-            *(("note", text) for text in dict.fromkeys(self._notes)),
-        )
-        whole = tuple((about, "", text) for about, text in said)
-        return [*(part._replace(notes=whole) for part in parts[:1]), *parts[1:]]
+        for part in parts[:1]:
+            part.notes.append(("taken_ms", "", str(moment_ms)))
+            part.notes.extend(("note", "", text) for text in dict.fromkeys(self._notes))
+        return parts
 
     async def _add_hidden(self, topic: str, brokers: Iterable[ClusterPart]) -> None:
         """Add a topic to the plans of brokers that refuse pulls of it.

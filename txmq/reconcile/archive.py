@@ -10,11 +10,10 @@ from datetime import date
 from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
-from msgspec.structs import replace
 
 from txmq.errors import NotFound
 from txmq.reconcile.explanations import BreakNote, Explanations
-from txmq.reconcile.report.words import mask, mask_sides
+from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.results import Results, Signature
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Proof, Run, SignatureState
@@ -107,11 +106,7 @@ class ReportArchive:
             NotFound: It was not reconciled.
         """
         run = self._run(day)
-        proofs = [
-            proof if proof.account is None else _masked(proof)
-            for proof in run.result.proofs
-            if not proof.holds
-        ]
+        proofs = [proof for proof in run.result.proofs if not proof.holds]
         return DayReport(
             run=run,
             state=self._results.signature_state(run),
@@ -167,9 +162,3 @@ class ReportArchive:
         if run is None:
             raise NotFound(f"{day} was not reconciled: run txmq reconcile --date {day}")
         return run
-
-
-def _masked(proof: Proof) -> Proof:
-    # A double-entry proof names a transfer.
-    account = proof.account or ""
-    return proof if "/" in account else replace(proof, account=mask(account))

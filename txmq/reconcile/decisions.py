@@ -7,7 +7,7 @@ the result, for some transfers at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from itertools import chain
@@ -27,12 +27,9 @@ from txmq.reconcile.items import BreakLife, folded
 from txmq.reconcile.ledgers import EVIDENCE, Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
-    BOOKED,
-    FAILURES,
     FOLDED_ITEMS,
     ITEMS,
     MATCHES,
-    MESSAGES,
     RESULTS,
     SUMS,
     EntryRow,
@@ -210,19 +207,16 @@ class Decider:
 def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
-    def rows(names: Sequence[str], make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
+    def rows(make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
         """The rows of tables, with their roles."""
         for role in (role for role in roles if role in evidence):
-            columns = (evidence[role][name].to_pylist() for name in names)
+            columns = (evidence[role][name].to_pylist() for name in EVIDENCE[role].names)
             yield from ((role, row) for row in map(make, *columns))
 
     def case_of(key: str | None) -> TransferRows:
         return cases.setdefault(key or "", TransferRows(key or ""))
 
-    def as_item(*values: Any) -> dict[str, Any]:
-        return dict(zip(ITEMS.names, values, strict=True))
-
-    entries = [*rows(BOOKED.names, EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
+    entries = [*rows(EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
     # A row that names no transfer has the key of its booking.
     bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
     named = (row for row in entries if not row[1].is_lone)
@@ -231,14 +225,14 @@ def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
         case.was_open |= role is Role.OPEN_ENTRIES
         (case.agreed_entries if role is Role.OLD_ENTRIES else case.entries).append(entry)
     of_messages = Role.MESSAGES, Role.OPEN_MESSAGES, Role.OLD_MESSAGES
-    for role, message in rows(MESSAGES.names, MessageRow, *of_messages):
+    for role, message in rows(MessageRow, *of_messages):
         case = case_of(message.key)
         case.was_open |= role is Role.OPEN_MESSAGES
         (case.agreed_messages if role is Role.OLD_MESSAGES else case.messages).append(message)
-    for _, failure in rows(FAILURES.names, FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
+    for _, failure in rows(FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
         case_of(failure.key).failures.append(failure)
-    for _, item in rows(ITEMS.names, as_item, Role.ITEMS):
+    for item in evidence[Role.ITEMS].to_pylist() if Role.ITEMS in evidence else ():
         case_of(item["key"]).item = item
-    for _, (key, history) in rows(("key", "history"), lambda *row: row, Role.CLOSED):
+    for _, (key, history) in rows(lambda *row: row, Role.CLOSED):
         case_of(key).histories.append(history)
     return cases

@@ -78,10 +78,8 @@ class StretchPart(NamedTuple):
         yield rows_at(self.number, OFFSETS, self.offsets)
         collapse, start = Collapse(request, self.number), self.stretch.start
         end = yield from _collapse(collapse, self.stretch.records(), start)
-        rest = [[self.number], [start], [end], [pickle.dumps(collapse)]]
-        schema = arrow_schema(RESTS)
-        arrays = map(pa.array, rest, schema.types)
-        yield RESTS, pa.RecordBatch.from_arrays(list(arrays), schema=schema)
+        rest = {"broker": self.number, "start": start, "end": end, "rest": pickle.dumps(collapse)}
+        yield RESTS, pa.RecordBatch.from_pylist([rest], arrow_schema(RESTS))
 
 
 def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[Piece]:

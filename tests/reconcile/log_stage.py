@@ -7,13 +7,14 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 from txmq.reconcile.extract.extraction import log_of
 from txmq.reconcile.log import directory_log
 from txmq.reconcile.log.collapse import LogRequest
 from txmq.reconcile.log.day_source import LOG_SHEETS, DayLogSource, in_sheets, options_of
 from txmq.reconcile.log.directory_log import join_rests
-from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
+from txmq.reconcile.log.files import STRETCH_BYTES, open_log
 from txmq.reconcile.log.source import COLUMNS, raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import LOG_TABLES
@@ -37,8 +38,8 @@ def order(key, amount=100, **more):
 def read_log(directory):
     """All records of the log in a broker's directory."""
     with open_log(directory) as log:
-        for file in [opened.file for opened in log.opened]:
-            for row in raw_records(LogStretch(file, file.start, file.end)):
+        for stretch in log.stretches(1 << 60):
+            for row in raw_records(stretch):
                 yield SimpleNamespace(**dict.fromkeys(COLUMNS.names) | row)
 
 
@@ -70,14 +71,17 @@ def dump(disk, directory):
 class Taken:
     """What the source of logs gives, read in this process as workers of Spark read it."""
 
-    def __init__(self, data, window=ALWAYS, flows=(), stretch_bytes=STRETCH_BYTES):
+    def __init__(self, data, window=ALWAYS, flows=(), stretch_bytes=None):
+        """With a size, each stretch of the log is a task of its own."""
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        request = LogRequest(rules.log, rules.money, window, stretch_bytes)
+        request = LogRequest(rules.log, rules.money, window, stretch_bytes or STRETCH_BYTES)
         source = DayLogSource(options_of(request))
-        batches = [batch for part in source.partitions() for batch in source.read(part)]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(directory_log, "_STRETCHES_OF_A_TASK", 0 if stretch_bytes else 8)
+            parts = source.partitions()
+        batches = [batch for part in parts for batch in source.read(part)]
         sheets = pa.Table.from_batches(batches, LOG_SHEETS.schema)
         rests = sheets.filter(pc.field("table") == "rests")
-        self.stretches = len(rests)
         joined = [
             join_rests(request, rests.filter(pc.field("broker") == number))
             for number in rests["broker"].unique()

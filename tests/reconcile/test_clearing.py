@@ -15,7 +15,7 @@ from txmq.reconcile.differences import carry_on
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES
+from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES, PROOFS
 
 RULES = Plan(transfers=1, double_entry=True).rules
 DAYS = [date(2026, 3, 10) + timedelta(days=number) for number in range(2)]
@@ -59,7 +59,7 @@ def proved(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
     }
     found = Decider(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
     frame = session().createDataFrame
-    single = frame(found.tables()["proofs"])
+    single = frame(arrow_table(PROOFS, found.rows["proofs"]))
     accounts = {"balances": frame(balances([*today, *others]))}
     result = ReconciledDay(accounts, single, found.sums, was_closed=False, kept=())
     return proofs_of(result, RULES).toArrow()

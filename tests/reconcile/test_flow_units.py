@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from txmq.reconcile.log.flows import TEXT_CHARS_MAX, facts_of
+from txmq.reconcile.log.collapse import TEXT_CHARS_MAX, facts_of
 from txmq.reconcile.rules import Constant, Flow, Money
 
 MONEY = {"CNY": Money(), "JPY": Money(digits=0), "BHD": Money(digits=3)}

@@ -10,11 +10,12 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record, pack
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
-from txmq.reconcile.log.collapse import BrokerDay, Collapse
+from txmq.reconcile.log.collapse import Collapse, LogRequest
 from txmq.reconcile.log.pulled_records import half_of, marked_records, merged_records
-from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.rules import DayWindow, LogRules
 
 HOST = bytes(8)
+LOG = LogRules(flow=(FLOW,))
 
 
 class Broker:
@@ -62,7 +63,7 @@ class Broker:
         self.mark(half)
 
     def rows(self, window=ALWAYS, log=None, half_of=lambda _: None):
-        collapse = Collapse(BrokerDay(0, (FLOW,), {}, window), half_of)
+        collapse = Collapse(LogRequest(LOG, {}, window), 0, half_of)
         for found in marked_records(self.log if log is None else log):
             collapse.take(found)
         collapse.finish()
@@ -152,7 +153,7 @@ def test_returned_and_delayed_messages():
     broker.write("SCHEDULE_TOPIC_XXXX", order("2"), REAL_TOPIC="Transfers", UNIQ_KEY="U-2")
     broker.write("%DLQ%ccb", order("1"), flag=committed, attempts=3, **named)
     broker.write("Transfers", order("3"), flag=committed, UNIQ_KEY="U-3")
-    collapse = Collapse(BrokerDay(0, (FLOW,), {}, ALWAYS))
+    collapse = Collapse(LogRequest(LOG, {}, ALWAYS), 0)
     for found in marked_records(broker.log):
         collapse.take(found)
 

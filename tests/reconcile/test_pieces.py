@@ -1,60 +1,37 @@
 """Tables that were written are gone through in pieces, and come to what they come to at once."""
 
-from collections import defaultdict
-from itertools import pairwise
+from datetime import date
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.pieces import sum_groups, top_rows
+from txmq.reconcile.archive import items_of
+from txmq.reconcile.results import Results
 from txmq.reconcile.storage import LocalFolder
 
-INT64 = st.integers(-(2**63), 2**63 - 1)
-NAMES = st.sampled_from(["", "a", "b", "é", "中"])
-ROWS = st.lists(st.fixed_dictionaries({"name": NAMES, "number": INT64}), max_size=40)
-CUTS = st.lists(st.integers(0, 40), max_size=4)
-SCHEMA = pa.schema([("name", pa.string()), ("number", pa.int64()), ("id", pa.int64())])
-ORDER = ("-number", "id")
 
+@pytest.mark.parametrize("most", [None, 1, 3, 99])
+def test_the_first_items_of_all_parts_are_found(tmp_path, most):
+    """The oldest first, then the largest, however the rows are spread over the files."""
+    rows = [
+        {"break_id": f"b{n}", "group": "break", "age_days": n * 7 % 5, "amount": n * 3 % 4}
+        for n in range(20)
+    ]
+    home = tmp_path / "results/items/business_date=2026-03-10/run=one"
+    home.mkdir(parents=True)
+    for part in range(3):
+        table = pa.Table.from_pylist(rows[part::3])
+        parquet.write_table(table, home / f"part-{part}.parquet", row_group_size=2)
+    run = SimpleNamespace(day=date(2026, 3, 10), run_id="one")
 
-def in_pieces(rows, cuts):
-    """Rows with an id for each, cut anywhere; some pieces have none."""
-    rows = [row | {"id": number} for number, row in enumerate(rows)]
-    ends = sorted({0, *(min(cut, len(rows)) for cut in cuts), len(rows)})
-    pieces = [pa.Table.from_pylist(rows[a:b], SCHEMA) for a, b in pairwise(ends)]
-    return rows, [SCHEMA.empty_table(), *pieces]
+    found = items_of(Results(tmp_path), run, most=most)
 
-
-@given(ROWS, CUTS)
-def test_sums_have_room_for_all_numbers(rows, cuts):
-    rows, pieces = in_pieces(rows, cuts)
-    expected = defaultdict(lambda: [0, 0])
-    for row in rows:
-        expected[row["name"],][0] += 1
-        expected[row["name"],][1] += row["number"]
-    assert sum_groups(pieces, ["name"], ["number"]) == expected
-
-
-@given(ROWS, CUTS, st.integers(1, 5))
-def test_the_first_of_each_group_are_found(rows, cuts, most):
-    rows, pieces = in_pieces(rows, cuts)
-    rows.sort(key=lambda row: (-row["number"], row["id"]))
-    of_name = defaultdict(list)
-    for row in rows:
-        of_name[row["name"]].append(row)
-    expected = [row for _, some in sorted(of_name.items()) for row in some[:most]]
-    assert top_rows(pieces, most, ORDER, by="name") == expected
-    assert top_rows(pieces, most, ORDER) == rows[:most]
-
-
-def test_nothing_is_nothing():
-    assert top_rows([], 3, ORDER, by="name") == []
-    assert sum_groups([], ["name"], ["number"]) == {}
+    rows.sort(key=lambda row: (-row["age_days"], -row["amount"], row["break_id"]))
+    assert found == rows[:most]
 
 
 def test_a_table_is_all_of_its_parts(tmp_path):

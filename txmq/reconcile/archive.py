@@ -7,19 +7,18 @@ file, for example one that was changed by hand.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import reduce
 from operator import and_, or_
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec.structs import replace
 
 from txmq.errors import NotFound, UsageError
 from txmq.reconcile.explanations import BreakNote, BreakNotes, Explanations
-from txmq.reconcile.pieces import top_rows
-from txmq.reconcile.report.words import mask, mask_sides
+from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.results import Results, Signature
 from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Proof, Run, SignatureState
@@ -34,7 +33,7 @@ __all__ = [
     "items_of",
 ]
 
-_ORDER: Final = ("-age_days", "-amount", "break_id")
+_ORDER: Final = [("age_days", "descending"), ("amount", "descending"), ("break_id", "ascending")]
 
 
 class ItemFilter(NamedTuple):
@@ -83,8 +82,18 @@ def items_of(
     See :meth:`ItemFilter.condition`.
     """
     where = (wanted or ItemFilter()).condition(is_complete=is_complete)
-    table = results.table("items", run.day, run.run_id)
-    return top_rows(table.pieces(where=where), most, _ORDER)
+    found: list[pa.Table] = []
+    for piece in results.table("items", run.day, run.run_id).pieces(where=where):
+        found.append(piece)
+        if most is not None:
+            found = [_in_order(found)[:most]]
+    items: list[dict[str, Any]] = _in_order(found)[:most].to_pylist() if found else []
+    return items
+
+
+def _in_order(items: Iterable[pa.Table]) -> pa.Table:
+    rows = pa.concat_tables(items)
+    return rows.take(pc.sort_indices(rows, sort_keys=_ORDER))
 
 
 def find_items(
@@ -180,7 +189,7 @@ class ReportArchive:
             NotFound: It was not reconciled.
         """
         run = self._run(day)
-        proofs = [_masked(proof) for proof in run.result.proofs if not proof.holds]
+        proofs = [proof for proof in run.result.proofs if not proof.holds]
         return DayReport(
             run=run,
             state=self._results.signature_state(run),
@@ -226,9 +235,3 @@ class ReportArchive:
         if run is None:
             raise NotFound(f"{day} was not reconciled: run txmq reconcile --date {day}")
         return run
-
-
-def _masked(proof: Proof) -> Proof:
-    # A double-entry proof names a transfer.
-    account = proof.account or ""
-    return proof if "/" in account else replace(proof, account=mask(account))

@@ -7,7 +7,7 @@ the result, for some transfers at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from itertools import chain
@@ -27,12 +27,9 @@ from txmq.reconcile.items import BreakLife, folded
 from txmq.reconcile.ledgers import EVIDENCE, Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
-    BOOKED,
-    FAILURES,
     FOLDED_ITEMS,
     ITEMS,
     MATCHES,
-    MESSAGES,
     RESULTS,
     SUMS,
     EntryRow,
@@ -95,20 +92,13 @@ class Decisions(NamedTuple):
             row = (*place, expected, now, not off, ABOUT_PROOFS[proof], first_seen)
             self.rows["proofs"].append(row)
 
-    def tables(self) -> dict[str, pa.Table]:
-        """The rows as Arrow tables."""
-        return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
-
     def as_columns(self) -> pa.Table:
         """The rows of all tables, as rows of :data:`DECIDED`."""
-        tables = self.tables()
-        folds = pa.array(map(folded, tables["items"]["key"].to_pylist()), pa.string())
-        tables["items"] = tables["items"].append_column("fold", folds)
         sums = [(*place, Decimal(value)) for place, value in self.sums.items()]
-        tables["sums"] = arrow_table(SUMS, sums)
+        rows = {**self.rows, "sums": sums}
         some = (
-            pa.table({name: tables[name].cast(columns).to_struct_array()})
-            for name, columns in _COLUMNS.items()
+            pa.table({name: arrow_table(table, rows[name]).cast(_COLUMNS[name]).to_struct_array()})
+            for name, table in _TABLES.items()
         )
         return pa.concat_tables(some, promote_options="default")
 
@@ -181,58 +171,52 @@ class Decider:
             found.rows["closed"].append(_AS_ITEM(item))
             found.rows["matches"].append(_AS_MATCH(item))
             return
-        found.rows["items"].append(_AS_ITEM(item))
+        found.rows["items"].append((*_AS_ITEM(item), folded(item["key"])))
         found.rows["entries"] += rows.entries
         found.rows["messages"] += map(msgspec.structs.astuple, rows.messages)
         found.rows["failures"] += map(msgspec.structs.astuple, rows.failures)
 
     def _prove(self, rows: TransferRows, found: Decisions) -> None:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
-        sides: Counter[tuple[str, str, str]] = Counter()
-        cleared: dict[str, list[int]] = {}
-        sides_today, today = Counter[tuple[str, str, str]](), Counter[str]()
+        sides, sides_today = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+        owed, cleared, today = Counter[str](), Counter[str](), Counter[str]()
         kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
-            is_today = entry.recorded_ms >= self._start_ms
+            new = entry.amount if entry.recorded_ms >= self._start_ms else 0
             if entry.bank in self._both_sides:
                 # A fee is a part of the booking that was written at the same moment.
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
                 side = entry.bank, entry.currency, kind or "fee"
                 sides[side] += entry.amount
-                sides_today[side] += entry.amount if is_today else 0
-            today[entry.currency] += entry.amount if is_today else 0
-            of_currency = cleared.setdefault(entry.currency, [0, 0])
+                sides_today[side] += new
+            today[entry.currency] += new
             if entry.role == "clearing":
-                of_currency[1] += entry.amount
+                cleared[entry.currency] += entry.amount
             else:
-                of_currency[0] -= entry.amount
+                owed[entry.currency] -= entry.amount
         for side, amount in sides.items():
             of_bank = "double-entry", side[0], rows.key, side[1]
             found.prove(of_bank, 0, amount, sides_today[side], self._day)
-        if self._proves_clearing:
-            for currency, (expected, cleared_) in cleared.items():
-                of_all = "clearing", None, rows.key, currency
-                found.prove(of_all, expected, cleared_, today[currency], self._day)
-                found.sums["unbalanced", "", currency] += today[currency]
+        for currency in today if self._proves_clearing else ():
+            of_all = "clearing", None, rows.key, currency
+            found.prove(of_all, owed[currency], cleared[currency], today[currency], self._day)
+            found.sums["unbalanced", "", currency] += today[currency]
 
 
 def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
-    def rows(names: Sequence[str], make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
+    def rows(make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
         """The rows of tables, with their roles."""
         for role in (role for role in roles if role in evidence):
-            columns = (evidence[role][name].to_pylist() for name in names)
+            columns = (evidence[role][name].to_pylist() for name in EVIDENCE[role].names)
             yield from ((role, row) for row in map(make, *columns))
 
     def case_of(key: str | None) -> TransferRows:
         return cases.setdefault(key or "", TransferRows(key or ""))
 
-    def as_item(*values: Any) -> dict[str, Any]:
-        return dict(zip(ITEMS.names, values, strict=True))
-
-    entries = [*rows(BOOKED.names, EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
+    entries = [*rows(EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
     # A row that names no transfer has the key of its booking.
     bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
     named = (row for row in entries if not row[1].is_lone)
@@ -241,14 +225,14 @@ def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
         case.was_open |= role is Role.OPEN_ENTRIES
         (case.agreed_entries if role is Role.OLD_ENTRIES else case.entries).append(entry)
     of_messages = Role.MESSAGES, Role.OPEN_MESSAGES, Role.OLD_MESSAGES
-    for role, message in rows(MESSAGES.names, MessageRow, *of_messages):
+    for role, message in rows(MessageRow, *of_messages):
         case = case_of(message.key)
         case.was_open |= role is Role.OPEN_MESSAGES
         (case.agreed_messages if role is Role.OLD_MESSAGES else case.messages).append(message)
-    for _, failure in rows(FAILURES.names, FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
+    for _, failure in rows(FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
         case_of(failure.key).failures.append(failure)
-    for _, item in rows(ITEMS.names, as_item, Role.ITEMS):
+    for item in evidence[Role.ITEMS].to_pylist() if Role.ITEMS in evidence else ():
         case_of(item["key"]).item = item
-    for _, (key, history) in rows(("key", "history"), lambda *row: row, Role.CLOSED):
+    for _, (key, history) in rows(lambda *row: row, Role.CLOSED):
         case_of(key).histories.append(history)
     return cases

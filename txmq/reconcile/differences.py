@@ -11,8 +11,9 @@ item does not prove that the item is the reason. A person explains these.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -36,9 +37,12 @@ __all__ = [
     "EXPLAINING_CLASSES",
     "OF_ACCOUNTS",
     "OF_TRANSFERS",
+    "Cover",
+    "Dated",
     "Place",
-    "ProofDay",
     "carry_on",
+    "covers_of",
+    "dated",
     "differences_in",
     "old_entries_like",
 ]
@@ -50,7 +54,6 @@ Dated: TypeAlias = tuple[str, str | None, str | None, str | None, str | None]
 _Row: TypeAlias = dict[str, Any]
 """A row of ``PROOFS``."""
 _RowsOf: Final = defaultdict[Place, list[_Row]]
-_DATED: Final = ("proof", "bank", "account", "currency", "first_seen")
 
 ABOUT_PROOFS: Final = {
     "roll-forward": "the opening balance equals the closing balance of the day before, so no "
@@ -86,95 +89,48 @@ EXPLAINING_CLASSES: Final = (Class.EXPLAINED, Class.IN_FLIGHT)
 
 
 class Cover(NamedTuple):
-    """A difference, and what explains it: its own item, a person, or nothing."""
+    """A difference, and what explains it: the item of its transfer, a person, or nothing."""
 
     difference: Difference
-    is_by_item: bool = False
-    person: ProofExplanation | None = None
+    is_by_item: bool
+    person: ProofExplanation | None
+
+    @property
+    def is_open(self) -> bool:
+        """True if nothing explains it."""
+        return not self.is_by_item and self.person is None
 
 
-class ProofDay(NamedTuple):
-    """The proofs of a day, and what may explain their differences."""
+def covers_of(
+    source: Manifest | Result,
+    proofs: Iterable[_Row],
+    items: Iterable[Mapping[str, Any]],
+    people: Explanations | None,
+) -> dict[Dated, Cover]:
+    """The differences of a day's proofs, and what explains each.
 
-    source: Manifest | Result
-    """It names the rules and the date, with its window."""
-    proofs: Sequence[pa.Table]
-    """All rows of ``PROOFS``, in pieces."""
-    items: Sequence[_Row]
-    """The columns :data:`EXPLAINING` of the items that may explain a difference of a transfer."""
-    people: Explanations | None
-
-    @staticmethod
-    def place_of(row: Mapping[str, Any]) -> Dated:
-        """The place of a row of ``PROOFS``, with the date of its difference."""
-        return (*_place_of(row), row["first_seen"])
-
-    def covers(self, *, is_complete: bool = False) -> dict[Dated, Cover]:
-        """What explains the differences of a day; without those that nothing explains, or all."""
-        items = {row["key"]: row for row in self.items if row["class"] in EXPLAINING_CLASSES}
-        found = dict[Dated, Cover]()
-        people = {
-            (note.difference.id, note.difference.amounts): note
-            for note in (self.people.proofs_in_force() if self.people else ())
-            if note.holds_on(self.source.business_date)
-        }
-        named = {note.difference.account or "" for note in people.values()} | items.keys()
-        breaks = self.people.in_force() if self.people else ()
-        seen = {explanation.break_id: explanation.proofs for explanation in breaks}
-        for place, one in self._singles(None if is_complete else named).items():
-            item = items.get(one.account or "")
-            if item is not None and _is_of_item(one, item, seen.get(item["break_id"], {})):
-                found[place] = Cover(one, is_by_item=True)
-            elif (person := people.get((one.id, one.amounts))) or is_complete:
-                found[place] = Cover(one, person=person)
-        return found
-
-    def covered_rows(self, covers: Mapping[Dated, Cover]) -> Iterator[pa.Table]:
-        """The rows of differences, with what explains them."""
-        names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
-        are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
-        for piece in self._differing_rows():
-            places = pc.binary_join_element_wise(
-                *(piece[name] for name in _DATED), "\0",
-                null_handling="replace", null_replacement="",
-            )  # fmt: skip
-            # NULL if nothing explains the row.
-            is_person = pc.take(are_persons, pc.index_in(places, names))
-            off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
-            is_open = is_person.is_null()
-            more = {
-                "is_open": is_open.cast(pa.int64()),
-                "size": pc.if_else(is_open, pc.abs(off), nothing),
-                "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
-                "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
-            }
-            yield pa.table({name: piece[name] for name in piece.column_names} | more)
-
-    def _differing_rows(self) -> Iterator[pa.Table]:
-        """The rows of differences, with ``off``: found less expected."""
-        for piece in self.proofs:
-            rows = piece.filter(pc.field("first_seen").is_valid())
-            # These decimals have room for the difference of any two numbers.
-            wide = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
-            yield rows.append_column("off", pc.subtract(*wide))
-
-    def _singles(self, accounts: set[str] | None) -> dict[Dated, Difference]:
-        """The differences: all, or those of some accounts and of sums."""
-        found: defaultdict[Dated, list[int]] = defaultdict(list)
-        account = pc.field("account")
-        is_named = account.is_null() | account.isin(pa.array(sorted(accounts or ()), pa.string()))
-        for piece in self._differing_rows():
-            for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
-                found[self.place_of(row)].append(int(row["off"]))
-        return {
-            dated: Difference(
-                digest_of([self.source.name, *dated])[:16],
-                *dated[:4],
-                tuple(sorted(amounts)),
-                dated[4] or "",
-            )
-            for dated, amounts in found.items()
-        }
+    ``source`` names the rules and the date; ``items`` have the columns :data:`EXPLAINING`.
+    """
+    amounts = defaultdict[Dated, list[int]](list)
+    for row in proofs:
+        if row["first_seen"] is not None:
+            amounts[dated(row)].append(_off(row))
+    explaining = {row["key"]: row for row in items if row["class"] in EXPLAINING_CLASSES}
+    notes = {
+        (note.difference.id, note.difference.amounts): note
+        for note in (people.proofs_in_force() if people else ())
+        if note.holds_on(source.business_date)
+    }
+    seen = {note.break_id: note.proofs for note in (people.in_force() if people else ())}
+    found = dict[Dated, Cover]()
+    for place, offs in amounts.items():
+        id_ = digest_of([source.name, *place])[:16]
+        one = Difference(id_, *place[:4], tuple(sorted(offs)), place[4] or "")
+        item = explaining.get(one.account or "")
+        is_by_item = item is not None and _is_of_item(one, item, seen.get(item["break_id"], {}))
+        person = None if is_by_item else notes.get((one.id, one.amounts))
+        found[place] = Cover(one, is_by_item, person)
+    return found
 
 
 def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: date) -> pa.Table:
@@ -190,30 +146,26 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
             new[_place_of(row)].append(row)
         else:
             wholes[_place_of(row)] = row
-    # An older txmq carried nothing on.
-    for piece in (one for one in before if "first_seen" in one.column_names):
-        for row in piece.filter(pc.field("first_seen").is_valid()).to_pylist():
+    for row in chain.from_iterable(piece.to_pylist() for piece in before):
+        if row.get("first_seen") is not None:  # An older txmq carried nothing on.
             old[_place_of(row)].append(row)
-    found, counts, today = list[_Row](), defaultdict[Place, int](int), day.isoformat()
+    carried = {_whole_of(place) for place in old}
+    found, of_wholes = list[_Row](), _RowsOf(list)
     for place in new.keys() | old.keys():
         is_whole = _is_whole(place, new[place], rules, day)
-        left = _differences_left(old[place], new[place], today, is_whole=is_whole)
+        left = _differences_left(old[place], new[place], day.isoformat(), is_whole=is_whole)
         found += left
-        if place[2] is None:
-            if not left:  # The day has corrected what earlier ones left.
-                row = new[place][0]
-                wholes[place] = row | {"found": row["expected"], "holds": True}
-            continue
-        whole = place[0], place[1], None, place[3]
-        if whole not in wholes:
-            wholes[whole] = dict(zip(PROOFS.names, (*whole, 0, 0, True, "", None), strict=True))
-        row = wholes[whole]
-        row["found"] += sum(map(_off, left)) - sum(map(_off, new[place]))
-        counts[whole] += len(left)
-        row["about"] = "" if old[place] else row["about"]
-    for place, count in counts.items():
-        row = wholes[place]
-        row |= {"holds": not count, "about": row["about"] or _about(place[0], count)}
+        if place[2] is not None:
+            of_wholes[_whole_of(place)] += left
+        elif not left:  # The day has corrected what earlier ones left.
+            row = new[place][0]
+            wholes[place] = row | {"found": row["expected"], "holds": True}
+    for place, left in of_wholes.items():
+        nothing = dict(zip(PROOFS.names, (*place, 0, 0, True, "", None), strict=True))
+        row = wholes.setdefault(place, nothing)
+        row |= {"found": row["expected"] + sum(map(_off, left)), "holds": not left}
+        if place in carried:
+            row["about"] = _about(place[0], len(left))
     rows = [tuple(row.values()) for row in (*wholes.values(), *found)]
     rows.sort(key=lambda row: [name or "" for name in (*row[:4], row[-1])])  # Place and date.
     return arrow_table(PROOFS, rows)
@@ -265,7 +217,16 @@ def _place_of(row: Mapping[str, Any]) -> Place:
     return row["proof"], row["bank"], row["account"], row["currency"]
 
 
-def _off(row: _Row) -> int:
+def _whole_of(place: Place) -> Place:
+    return place[0], place[1], None, place[3]
+
+
+def dated(row: Mapping[str, Any]) -> Dated:
+    """The place of a row of ``PROOFS``, with the date of its difference."""
+    return (*_place_of(row), row["first_seen"])
+
+
+def _off(row: Mapping[str, Any]) -> int:
     return int(row["found"] - row["expected"])
 
 
@@ -289,20 +250,16 @@ def differences_in(
         UsageError: No difference matches an id, or several do.
     """
     results = Results(directory)
-    proofs = list(results.table("proofs", run.day, run.run_id).pieces())
-    # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    failed = [piece.filter(IS_OF_TRANSFER)["account"].combine_chunks() for piece in proofs]
-    has_failed = pc.field("key").isin(pa.chunked_array(failed, pa.string()).combine_chunks())
-    items = results.table("items", run.day, run.run_id)
-    explaining = list(items.rows(*EXPLAINING, where=has_failed))
-    day = ProofDay(run.result, proofs, explaining, Explanations(directory))
+    proofs = results.table("proofs", run.day, run.run_id).rows()
+    items = items_of(results, run, is_complete=True)
+    covers = covers_of(run.result, proofs, items, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(results, run, is_complete=True)
+        for item in items
         for side in ("payer", "payee")
     }
     rows = []
-    for one, is_by_item, person in day.covers(is_complete=True).values():
+    for one, is_by_item, person in covers.values():
         explained_by = person.by if person else "items" if is_by_item else None
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
         is_wanted = is_complete or ids or explained_by is None
@@ -340,11 +297,12 @@ def old_entries_like(
             bank = table.written.source
             accounts = sorted({account for of, account, *_ in lacking if of == bank})
             is_wanted = pc.field("account").isin(pa.array(accounts, pa.string()))
-            for row in folder.at(table.place).rows(*_ENTRY, where=is_wanted):
-                place = bank, row["account"], row["currency"], row["amount"]
-                if place in lacking:
+            place = table.parts[0].path.rpartition("/")[0]
+            for row in folder.at(place).rows(*_ENTRY, where=is_wanted):
+                side = bank, row["account"], row["currency"], row["amount"]
+                if side in lacking:
                     name = row["key"] or f"row {row['id']}"
-                    found[lacking[place]].append(f"{name} of {past.day}")
+                    found[lacking[side]].append(f"{name} of {past.day}")
     return {
         id_: f"like {', '.join(names[:_HINTS])}{' and others' if names[_HINTS:] else ''}"
         for id_, names in found.items()

@@ -2,10 +2,6 @@
 
 Python assembles each transfer that does not plainly agree. These are few on most days, so
 texts are compared as texts, and sets hold the values that should be single.
-
-A row that names no transfer has no number of its booking. All such rows that a bank wrote at one
-moment meet first (``frames.with_keys``). Here each becomes a transfer of its own, together with
-the row on the clearing account that has the opposite amount.
 """
 
 from __future__ import annotations
@@ -35,7 +31,9 @@ _BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
 def split_bookings(entries: Iterable[EntryRow]) -> Iterator[EntryRow]:
     """Rows that name no transfer, with the keys of their bookings.
 
-    Which of several clearing rows with one amount belongs to which booking makes no difference.
+    All such rows that a bank wrote at one moment meet first (``frames.with_keys``). Each becomes a
+    transfer of its own, with the row on the clearing account that has the opposite amount; which
+    of several such rows belongs to which booking makes no difference.
     """
     alike: defaultdict[Any, tuple[list[EntryRow], list[EntryRow]]]
     alike = defaultdict(lambda: ([], []))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import groupby, islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
-from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay
-from txmq.reconcile.explanations import Explanations, ProofExplanation
+from txmq.reconcile.differences import OF_ACCOUNTS, Cover, Dated, covers_of, dated
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.pieces import sum_groups, top_rows
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
@@ -26,7 +25,6 @@ __all__ = ["Findings", "judge"]
 
 _Row: TypeAlias = dict[str, Any]
 _CLASSES: Final[list[str]] = list(Class)
-_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency", "first_seen")
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
 """Columns of ``ITEMS`` that no report has."""
@@ -44,7 +42,7 @@ class Findings(NamedTuple):
     proofs: pa.Table
     """The rows of ``PROOFS``."""
     explaining: Sequence[_Row]
-    """The items that may explain why the proof of a transfer fails; see :class:`ProofDay`."""
+    """The items that may explain why the proof of a transfer fails; see :func:`covers_of`."""
     groups: Sequence[_Row]
     """The items by ``class``, ``currency``, ``bucket``, ``age_days`` and ``first_seen``, with their
     number ``count`` and the sum of each ``amount``."""
@@ -73,8 +71,9 @@ def judge(
         ReconcileRefused: txmq has an error: the classes do not add up to the banks' bookings.
     """
     totals = [msgspec.convert(row, Total) for row in findings.totals]
-    day = ProofDay(manifest, [findings.proofs], findings.explaining, explanations)
-    proofs, broken, off = _proofs(day, rules)
+    rows = findings.proofs.to_pylist()
+    covers = covers_of(manifest, rows, findings.explaining, explanations)
+    proofs, broken, off = _proofs(rows, covers, rules.limits.evidence)
     aging, oldest, carried = _aging(findings.groups, manifest.business_date)
     items = sorted(
         findings.items,
@@ -116,48 +115,66 @@ def judge(
     if not reasons:
         return found
     why, places = zip(*reasons, strict=True)
-    return msgspec.structs.replace(found, verdict=verdict, why=why, why_at=places)
+    return replace(found, verdict=verdict, why=why, why_at=places)
 
 
 def _proofs(
-    day: ProofDay, rules: Rules
-) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
+    rows: Iterable[_Row], covers: Mapping[Dated, Cover], most: int
+) -> tuple[tuple[Proof, ...], int, Counter[tuple[str, str]]]:
     """The proofs and their differences; how many are open; the rest by proof and currency."""
-    covers, most = day.covers(), rules.limits.evidence
-    shown = top_rows(day.covered_rows(covers), most, _BY_DIFFERENCE, by="proof")
-    numbers = ("is_open", "size", "by_items", "by_person")
-    sums = sum_groups(day.covered_rows(covers), ("proof", "bank", "currency"), numbers)
-    wholes = (piece.filter(pc.field("first_seen").is_null()) for piece in day.proofs)
-    for row in chain.from_iterable(piece.to_pylist() for piece in wholes):
-        off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
-        if off and row["proof"].startswith("classes-"):
+    differences, wholes, left = list[Proof](), list[Proof](), Counter[tuple[str, str]]()
+    of_whole = defaultdict[tuple[str, str | None, str | None], list[Proof]](list)
+    for row in rows:
+        proof, cover = msgspec.convert(row, Proof), covers.get(dated(row))
+        if cover is None:
+            wholes.append(proof)
+            continue
+        proof = _with_cover(proof, cover)
+        differences.append(proof)
+        left[proof.proof, proof.currency or ""] += abs(proof.rest)
+        of_whole[proof.proof, proof.bank, proof.currency].append(proof)
+    differences.sort(key=lambda one: (
+        one.proof, -abs(one.rest), one.bank or "", one.account or "", one.currency or "",
+        one.first_seen or "",
+    ))  # fmt: skip
+    shown = [
+        one for _, some in groupby(differences, lambda one: one.proof) for one in islice(some, most)
+    ]
+    for whole in wholes:
+        if not whole.holds and whole.proof.startswith("classes-"):
             raise ReconcileRefused(
-                f"the classes do not add up: {row['about']}, but {row['expected']} is not "
-                f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
+                f"the classes do not add up: {whole.about}, but {whole.expected} is not "
+                f"{whole.found} in {whole.currency}; this is an error in txmq, please report it"
             )
         # A proof that does not hold as a whole is the sum of its differences.
-        _, *parts = [0] * 5 if row["holds"] else sums[group]
-        shown.append(row | dict(zip(numbers, parts, strict=True)))
-    left = Counter[tuple[str, str]]()
-    for (proof, _, currency), (_, _, size, *_) in sums.items():
-        left[proof, currency or ""] += size
-    people = {place: cover.person for place, cover in covers.items()}
-    found = [_proof(row, people.get(day.place_of(row))) for row in shown]
+        place = whole.proof, whole.bank, whole.currency
+        some = [] if whole.holds else of_whole[place]
+        shown.append(
+            replace(
+                whole,
+                is_open=any(one.is_open for one in some),
+                by_items=sum(one.by_items for one in some),
+                by_person=sum(one.by_person for one in some),
+            )
+        )
+    found = [
+        replace(one, account=mask(one.account)) if one.proof in OF_ACCOUNTS and one.account else one
+        for one in shown
+    ]
     found.sort(key=lambda proof: (
         proof.proof, proof.first_seen is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "", proof.first_seen or "",
     ))  # fmt: skip
-    return tuple(found), sum(are_open for _, are_open, *_ in sums.values()), left
+    return tuple(found), sum(one.is_open for one in differences), left
 
 
-def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
-    more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
-    more["is_open"] = bool(row["is_open"])
-    if person is not None:
-        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
-    if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
-        more["account"] = mask(row["account"])
-    return msgspec.convert(row | more, Proof)
+def _with_cover(proof: Proof, cover: Cover) -> Proof:
+    if cover.is_by_item:
+        return replace(proof, by_items=proof.difference)
+    if (person := cover.person) is None:
+        return replace(proof, is_open=True)
+    who = {"explained_by": person.by, "explanation": person.reason, "until": person.last}
+    return replace(proof, by_person=proof.difference, **who)
 
 
 def _aging(groups: Iterable[_Row], day: str) -> tuple[tuple[Aged, ...], int, int]:

@@ -9,9 +9,9 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple, ParamSpec, TypeVar
@@ -35,11 +35,10 @@ from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.extract.books import Piece, notes
 from txmq.reconcile.log import pulled_records as pulled
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, LogNotes, LogRequest, LogRows
-from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.rules import DayWindow, Flow
-from txmq.reconcile.tables import GroupOffset
+from txmq.reconcile.log.collapse import RECORDS_A_BATCH, Collapse, LogRequest, rows_at
+from txmq.reconcile.tables import OFFSETS, GroupOffset
 from txmq.runtime.backoff import Backoff
 
 __all__ = ["ClusterPart", "number_brokers", "plan_cluster"]
@@ -56,7 +55,6 @@ _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 _OF_TRANSACTIONS: Final = (OP_TOPIC, HALF_TOPIC)
 """Without them the end of a transaction is unknown, so they are read even if pulls are refused."""
-_RECORDS_A_BATCH: Final = 16 * 1024
 _NUMBERS: Final = 1 << 15
 """Above a broker's number, positions and queues have a sign."""
 
@@ -74,46 +72,39 @@ class QueueRange(NamedTuple):
     """True if the broker refuses pulls, and is read through the index of the queue instead."""
 
 
-class BrokerPlan(NamedTuple):
-    """What is read of one broker."""
+class ClusterPart(NamedTuple):
+    """What is read of the log of a broker."""
 
+    number: int
     name: str
+    notes: list[tuple[str, str, str]]
+    """The first broker has those about the whole cluster, too."""
     offsets: list[GroupOffset]
     ranges: list[QueueRange]
     is_txmq: bool = True
     """True if it tells who decided a transaction."""
 
-    def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
-        """The files of its records by queue, in the order of offsets."""
-        broker, queues = self.name.encode().hex(), []
-        for index, whole in enumerate(self.ranges):
-            starts = range(whole.start, whole.end, RECORDS_A_FILE)
-            ranges = [
-                whole._replace(start=at, end=min(at + RECORDS_A_FILE, whole.end)) for at in starts
-            ]
-            queues.append([(folder / f"{broker}-{index}-{one.start}", one) for one in ranges])
-        return queues
-
-
-class ClusterPart(NamedTuple):
-    """The log of a broker of a cluster."""
-
-    number: int
-    broker: BrokerPlan
-    notes: LogNotes
-
-    def read(self, request: LogRequest) -> Iterator[LogRows | LogNotes]:
+    def read(self, request: LogRequest) -> Iterator[Piece]:
         """The rows of the log."""
-        yield self.notes
-        names, broker = request.log.cluster, self.broker
-        day = BrokerDay(self.number, request.log.flow, request.money, request.window)
-        yield day.rows(offsets=broker.offsets)
+        yield notes(self.notes)
+        yield rows_at(self.number, OFFSETS, self.offsets)
+        names = request.log.cluster
+        half_of = partial(_earlier_half, names, self)
+        collapse = Collapse(request, self.number, half_of, tells_who=self.is_txmq)
         with TemporaryDirectory(prefix="txmq-log-") as folder:
-            queues = broker.files(Path(folder))
-            if errors := _fetch_ranges(names, chain.from_iterable(queues)):
-                raise ReconcileRefused(errors[0])
-            collapse = Collapse(day, partial(_earlier_half, names, broker))
-            yield from _collapsed(broker, queues, collapse)
+            queues = [
+                _files(Path(folder), place, wanted) for place, wanted in enumerate(self.ranges)
+            ]
+            _fetch_ranges(names, chain.from_iterable(queues))
+            paths = [[path for path, _ in queue] for queue in queues]
+            records = pulled.merged_records(paths, is_txmq=self.is_txmq)
+            found = (pulled.decided_records if self.is_txmq else pulled.marked_records)(records)
+            for count, item in enumerate(found, 1):
+                collapse.take(item)
+                if count % RECORDS_A_BATCH == 0:
+                    yield from collapse.take_rows()
+            collapse.finish()
+            yield from collapse.take_rows()
 
 
 def plan_cluster(request: LogRequest) -> list[ClusterPart]:
@@ -123,20 +114,7 @@ def plan_cluster(request: LogRequest) -> list[ClusterPart]:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
-    log = request.log
-    moment_ms, brokers, texts = _ask_cluster(
-        log.cluster, lambda session: _Planner(session, log.flow, request.window).plan()
-    )
-    numbers = number_brokers(broker.name for broker in brokers)
-    whole: LogNotes = [("taken_ms", "", str(moment_ms)), *(("note", "", text) for text in texts)]
-    return [
-        ClusterPart(
-            numbers[broker.name],
-            broker,
-            [("broker", broker.name, ""), *([] if place else whole)],
-        )
-        for place, broker in enumerate(brokers)
-    ]
+    return _ask_cluster(request.log.cluster, lambda session: _Planner(session, request).plan())
 
 
 def number_brokers(names: Iterable[str]) -> dict[str, int]:
@@ -154,27 +132,13 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
     return numbers
 
 
-def _collapsed(
-    broker: BrokerPlan, queues: list[list[tuple[Path, QueueRange]]], collapse: Collapse
-) -> Iterator[LogRows]:
-    """The rows of a broker's log in its files."""
-
-    def rows() -> LogRows:
-        if not broker.is_txmq:
-            for row in collapse.messages:
-                if row.state != "parked":
-                    row.decided_by = None
-        return collapse.take_rows()
-
-    paths = [[path for path, _ in queue] for queue in queues]
-    records = pulled.merged_records(paths, is_txmq=broker.is_txmq)
-    found = (pulled.decided_records if broker.is_txmq else pulled.marked_records)(records)
-    for count, item in enumerate(found, 1):
-        collapse.take(item)
-        if count % _RECORDS_A_BATCH == 0:
-            yield rows()
-    collapse.finish()
-    yield rows()
+def _files(folder: Path, place: int, whole: QueueRange) -> list[tuple[Path, QueueRange]]:
+    """The files of a queue's records, in the order of offsets."""
+    ends = [*range(whole.start, whole.end, RECORDS_A_FILE), whole.end]
+    return [
+        (folder / f"{place}-{start}", whole._replace(start=start, end=end))
+        for start, end in pairwise(ends)
+    ]
 
 
 class _ClusterReader:
@@ -255,22 +219,25 @@ def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
 
 
 class _Planner(_ClusterReader):
-    def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
+    def __init__(self, session: Session, request: LogRequest) -> None:
         super().__init__(session)
-        self._flows = flows
-        self._window = window
-        self._groups = {flow.topic: flow.group for flow in flows}
+        self._request = request
+        self._window = request.window
+        self._groups = {flow.topic: flow.group for flow in request.log.flow}
         self._notes: list[str] = []
 
-    async def plan(self) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
-        """A moment, a plan for each broker that has all records from before it, and notes."""
+    async def plan(self) -> list[ClusterPart]:
+        """A part for each broker: it has all records from before the moment in the notes."""
         known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             subscribed.update(await self.ask(self.admin.groups, cluster=name))
         remedy = "list all of them with: txmq {} list"
-        check_names(self._flows, "cluster", known, subscribed, remedy)
+        self._request.check_names("cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
-        brokers = {name: BrokerPlan(name, [], []) for name in sorted({one.broker for one in own})}
+        brokers = {
+            name: ClusterPart(number, name, [("broker", name, "")], [], [])
+            for name, number in number_brokers({queue.broker for queue in own}).items()
+        }
         # First, so that every message that counts as delivered is in the plan.
         for queue in own:
             group = self._groups[queue.topic]
@@ -291,10 +258,13 @@ class _Planner(_ClusterReader):
             if topic in _OF_TRANSACTIONS:
                 await self._add_hidden(topic, brokers.values())
         moment_ms = self.session.clock.wall_ms()
-        plans = [await self._of_day(broker) for broker in brokers.values()]
-        return moment_ms, plans, tuple(dict.fromkeys(self._notes))
+        parts = [await self._of_day(broker) for broker in brokers.values()]
+        for part in parts[:1]:
+            part.notes.append(("taken_ms", "", str(moment_ms)))
+            part.notes.extend(("note", "", text) for text in dict.fromkeys(self._notes))
+        return parts
 
-    async def _add_hidden(self, topic: str, brokers: Iterable[BrokerPlan]) -> None:
+    async def _add_hidden(self, topic: str, brokers: Iterable[ClusterPart]) -> None:
         """Add a topic to the plans of brokers that refuse pulls of it.
 
         Apache RocketMQ before version 5 never has settings for the topic of op messages, and those
@@ -318,7 +288,7 @@ class _Planner(_ClusterReader):
                 self._notes.append(text)
         return sorted(queues)
 
-    async def _of_day(self, broker: BrokerPlan) -> BrokerPlan:
+    async def _of_day(self, broker: ClusterPart) -> ClusterPart:
         """The ranges of a broker cut to what can matter for the day."""
         name, ranges = broker.name, broker.ranges
         # A queue may begin late because it was quiet, so the age of the whole log counts.
@@ -371,9 +341,8 @@ class _Planner(_ClusterReader):
         return low
 
 
-def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
-    """Read ranges into their files; returns why some cannot be read."""
-    failed: list[str] = []
+def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> None:
+    """Read ranges into their files, some at a time."""
 
     async def fetch(session: Session) -> None:
         reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
@@ -383,15 +352,14 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
 
     try:
         _ask_cluster(names, fetch)
-    except* TxmqError as errors:
-        failed = [str(error) for error in errors.exceptions]
-    return failed
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
-def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:
+def _earlier_half(names: str, part: ClusterPart, decision: Decision) -> Record | None:
     """The half message of a decision; ``None`` if it was deleted, or is part of the plan."""
     offset = decision.half_offset
-    halves = next(one for one in plan.ranges if one.queue == Queue(HALF_TOPIC, plan.name, 0))
+    halves = next(one for one in part.ranges if one.queue == Queue(HALF_TOPIC, part.name, 0))
     if not 0 <= offset < halves.start:
         return None
     wanted = halves._replace(start=offset, end=offset + 1)

@@ -3,47 +3,60 @@
 The records come in the order of the log. A half message is held until it is decided, so memory
 grows with the undecided messages and not with the log. A part of a log can be collapsed by
 itself: records about earlier parts are left for :meth:`Collapse.join`.
+
+Every sender can write anything into a body, so nothing here trusts it: a message that is not a
+valid order becomes a row with a problem, never an exception.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.config import did_you_mean
+from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.printable import printable
 from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
-from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
+from txmq.reconcile.extract.books import Piece
+from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.files import STRETCH_BYTES
-from txmq.reconcile.log.flows import facts_of
-from txmq.reconcile.rules import DayWindow, Flow, LogRules, Money
-from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
+from txmq.reconcile.rules import Constant, DayWindow, Flow, LogRules, Money
+from txmq.reconcile.tables import FAILURES, MESSAGES, FailureRow, MessageRow, TableSchema
 
-__all__ = ["BrokerDay", "Collapse", "LogNotes", "LogRequest", "LogRows"]
+__all__ = ["RECORDS_A_BATCH", "TEXT_CHARS_MAX", "Collapse", "LogRequest", "facts_of", "rows_at"]
 
-_STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
-_SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
+RECORDS_A_BATCH: Final = 16 * 1024
+"""The number of records after which a reader gives the rows that will not change any more."""
+
 _REASON_CHARS_MAX: Final = 1_020
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
+TEXT_CHARS_MAX: Final = 4_096
+"""The maximum of characters of an id or an account: a body may have 4 MiB."""
+_PROBLEM_CHARS_MAX: Final = 200
+_LONG: Final = range(-(2**63), 2**63)
+_DECODER: Final = msgspec.json.Decoder()
+_EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_UNFIT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that not every table can hold."""
+_MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 
 HalfOf: TypeAlias = Callable[[Decision], Record | None]
 """Reads the half message of a decision from before the log; ``None`` if it was deleted."""
-
-
-LogRows: TypeAlias = dict[str, pa.RecordBatch]
-"""Rows that will not change any more, by table."""
-LogNotes: TypeAlias = list[tuple[str, str, str]]
-"""What a log has to say besides its rows: ``taken_ms``, ``watermark``, ``broker`` or ``note``, the
-broker, and the text."""
 
 
 class LogRequest(NamedTuple):
@@ -55,49 +68,68 @@ class LogRequest(NamedTuple):
     stretch: int = STRETCH_BYTES
     """The size of a stretch of a log in a directory."""
 
+    def check_names(self, where: str, topics: set[str], groups: set[str], remedy: str) -> None:
+        """Check that the topics and groups of the flows exist; a retry topic proves its group.
 
-class BrokerDay(NamedTuple):
-    """What each process needs to read a day from the log of one broker."""
+        Raises:
+            ReconcileRefused: A name does not exist. The message suggests the nearest one, and the
+                remedy, with the kind of name for ``{}``.
+        """
+        groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
+        wanted = [("topic", flow.topic, topics) for flow in self.log.flow]
+        wanted += [("group", flow.group, groups) for flow in self.log.flow if flow.group]
+        for kind, name, known in wanted:
+            if name not in known:
+                hint, what_next = did_you_mean(name, known), remedy.format(kind)
+                raise ReconcileRefused(f"the {where} has no {kind} {name!r}{hint}; {what_next}")
 
-    number: int
-    """A position and a queue are unique at one broker only, so its number is part of both, above
-    their own bits: everything after the extract compares plain numbers. It must be the same every
-    night, since open items carry their rows into the next day."""
-    flows: tuple[Flow, ...]
-    money: Mapping[str, Money]
-    window: DayWindow
 
-    def rows(self, **tables: Sequence[Any]) -> LogRows:
-        """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
-        found = {}
-        for table, rows in tables.items():
-            schema, columns = arrow_schema(LOG_TABLES[table]), []
-            for name, type_ in zip(schema.names, schema.types, strict=True):
-                column = pa.array(map(attrgetter(name), rows), type_, size=len(rows))
-                if self.number and name in _BITS:
-                    column = pc.add(column, pa.scalar(self.number << _BITS[name], type_))
-                columns.append(column)
-            found[table] = pa.RecordBatch.from_arrays(columns, schema=schema)
-        return found
+def rows_at(broker: int, table: TableSchema, rows: Sequence[Any]) -> Piece:
+    """Rows of the log of the broker with a number.
+
+    A position and a queue are unique at one broker only, so its number is part of both, above their
+    own bits: everything after the extract compares plain numbers. It must be the same every night,
+    since open items carry their rows into the next day.
+    """
+    schema, columns = arrow_schema(table), []
+    for name, type_ in zip(schema.names, schema.types, strict=True):
+        column = pa.array(map(attrgetter(name), rows), type_, size=len(rows))
+        if broker and name in _BITS:
+            column = pc.add(column, pa.scalar(broker << _BITS[name], type_))
+        columns.append(column)
+    return table, pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class Collapse:
-    """Collapses the records of a log, or of a part of it.
+    """Collapses the records of the log of a broker, or of a part of it.
+
+    Messages that were stored or decided in the window of the day have a row. Later decisions are
+    included too, except on messages parked in it.
 
     Args:
-        day: The messages that count. Those stored or decided in its window have a row. Later
-            decisions are included too, except on messages parked in it.
+        request: The messages that count.
+        broker: The broker's number.
         half_of: Reads half messages from before the log; left out for a part that others precede.
+        tells_who: False if the broker does not tell who decided a transaction.
     """
 
-    def __init__(self, day: BrokerDay, half_of: HalfOf | None = None) -> None:
+    def __init__(
+        self,
+        request: LogRequest,
+        broker: int,
+        half_of: HalfOf | None = None,
+        *,
+        tells_who: bool = True,
+    ) -> None:
         self.messages: list[MessageRow] = []
         """Rows that will not change any more."""
         self.failures: list[FailureRow] = []
         """Rows of failures; the last one of each group and message gives its state."""
-        self._day = day
+        self._flows, self._money = request.log.flow, request.money
+        self._start_ms, self._end_ms = request.window
+        self._broker = broker
         self._half_of = half_of
-        self._start_ms, self._end_ms = day.window
+        self._tells_who = tells_who
         self.open: dict[int, MessageRow | None] = {}
         """Undecided, parked and delayed messages, by position; those that do not count have no
         row."""
@@ -110,12 +142,15 @@ class Collapse:
         self.orphans: list[Callable[[Collapse], None]] = []
         """Each applies a record to the parts before this one."""
 
-    def take_rows(self) -> LogRows:
+    def take_rows(self) -> list[Piece]:
         """Take out the rows that will not change any more."""
-        rows = self._day.rows(messages=self.messages, failures=self.failures)
+        found = [
+            rows_at(self._broker, MESSAGES, self.messages),
+            rows_at(self._broker, FAILURES, self.failures),
+        ]
         self.messages.clear()
         self.failures.clear()
-        return rows
+        return found
 
     def take(self, found: Found) -> None:
         """Take the next record."""
@@ -173,7 +208,7 @@ class Collapse:
         flow = self._flow(properties.find(text, properties.RETRY_TOPIC) or "", text)
         if flow is None or record.stored_ms < self._start_ms:
             return
-        key, *_ = facts_of(record, flow, self._day.money)
+        key, *_ = facts_of(record, flow, self._money)
         reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
         row = FailureRow(
             key, _id_of(record), topic.removeprefix(prefix), state, record.attempts,
@@ -187,7 +222,7 @@ class Collapse:
         flow = self._flow(topic, record.properties)
         if flow is None:
             return None
-        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._day.money)
+        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._money)
         # The offset of a half message is in the queue of half messages.
         offset = None if state == "prepared" else record.queue_offset
         return MessageRow(
@@ -196,9 +231,7 @@ class Collapse:
         )  # fmt: skip
 
     def _flow(self, topic: str, text: str) -> Flow | None:
-        for flow in self._day.flows:
-            if flow.topic != topic:
-                continue
+        for flow in (one for one in self._flows if one.topic == topic):
             if not flow.tags or properties.find(text, properties.TAGS) in flow.tags:
                 return flow
         return None
@@ -229,9 +262,9 @@ class Collapse:
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
         if row is not None and not (is_later and self._is_in(row.decided_ms)):
-            row.state = _STATES[decision.kind]
+            row.state = decision.kind.name.lower()
             row.decided_ms = decision.decided_ms
-            row.decided_by = _SOURCES[decision.source]
+            row.decided_by = decision.source.name.lower()
             row.reason = _shortened(decision.reason)
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset
@@ -252,6 +285,8 @@ class Collapse:
 
     def _keep(self, row: MessageRow | None) -> None:
         if row is not None and (self._is_in(row.stored_ms) or self._is_in(row.decided_ms)):
+            if not self._tells_who and row.state != "parked":
+                row.decided_by = None
             self.messages.append(row)
 
     def _is_in(self, moment_ms: int | None) -> bool:
@@ -283,3 +318,104 @@ def _id_of(record: Record) -> str:
 
 def _shortened(reason: str | None) -> str | None:
     return printable(reason[:_REASON_CHARS_MAX]) if reason else None
+
+
+_Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]
+
+
+def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
+    """Key, payer, payee, amount and currency in a message, and the problem with them.
+
+    Raises:
+        ConfigError: The package that decompresses its body is not installed.
+    """
+    problems: list[str] = []
+    payer = payee = currency = None
+    amount: Any = None
+    body = _body(record, flow, problems)
+    if body is not None and flow.key:
+        named = value_at(body, flow.key)
+        key = _text(named, flow.key, problems) or _own_key(record, []) or _cut(named)
+    else:
+        key = _own_key(record, problems)
+        if key is None and not problems:
+            problems.append("it has no key")
+    if body is not None:
+        payer = _text(value_at(body, flow.payer), flow.payer, problems)
+        payee = _text(value_at(body, flow.payee), flow.payee, problems)
+        amount = value_at(body, flow.amount)
+        if flow.units == "major":
+            given = flow.currency
+            code = given.value if isinstance(given, Constant) else value_at(body, given)
+            amount = _minor_units(amount, money.get(str(code), Money()))
+        if type(amount) is not int or amount not in _LONG:
+            problems.append(_why(flow.amount, amount, "whole number of minor units"))
+            amount = None
+        if isinstance(flow.currency, Constant):
+            currency = flow.currency.value
+        else:
+            currency = _text(value_at(body, flow.currency), flow.currency, problems)
+            if currency is not None and _CURRENCY.fullmatch(currency) is None:
+                problems.append(_why(flow.currency, currency, "currency such as CNY"))
+                currency = None
+    if key is not None:
+        key = f"{flow.namespace}/{key}"
+    return key, payer, payee, amount, currency, "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
+
+
+def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | None:
+    decoder = _DECODER if flow.units == "minor" else _EXACT_DECODER
+    try:
+        body = decoder.decode(record.plain_body())
+        if isinstance(body, dict):
+            return body
+        why = "its body is not a JSON object"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = f"its body is not JSON: {error}"
+    except RemoteProtocolError as error:
+        why = str(error)
+    problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
+    return None
+
+
+def _minor_units(amount: Any, money: Money) -> Any:
+    """The minor units of a number in major units; what is not one becomes text, or stays."""
+    if not isinstance(amount, int | str | Decimal):
+        return amount
+    scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
+    return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
+
+
+def _own_key(record: Record, problems: list[str]) -> str | None:
+    """The first of a message's keys; the others are for searches."""
+    word, *_ = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    return (_text(word, "its key", problems) or _cut(word)) if word else None
+
+
+def _text(found: Any, name: str, problems: list[str]) -> str | None:
+    """A text as it is; a whole number counts as text."""
+    if type(found) is int:
+        found = str(found)
+    if type(found) is str and found and _is_storable(found):
+        if len(found) <= TEXT_CHARS_MAX:
+            return found
+        problems.append(f"{name} has {len(found):,} characters, more than {TEXT_CHARS_MAX:,}")
+    else:
+        problems.append(_why(name, found, "name or number"))
+    return None
+
+
+def _cut(key: Any) -> str | None:
+    """The beginning of a text that is too long; its last character keeps it from matching."""
+    is_text = type(key) is str and key and _is_storable(key)
+    return f"{key[:TEXT_CHARS_MAX]}…" if is_text else None
+
+
+def _is_storable(text: str) -> bool:
+    return text.isprintable() or _UNFIT.search(text) is None
+
+
+def _why(path: str, found: Any, wanted: str) -> str:
+    if found is None or found == "":
+        return f"it has no {path}"
+    return f"{path} is not a {wanted} but {properties.one_line(repr(found), 40)}"

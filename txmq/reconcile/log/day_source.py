@@ -21,9 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import NOTES, notes
+from txmq.reconcile.extract.books import NOTES, Piece
 from txmq.reconcile.extract.sheets import Sheets
-from txmq.reconcile.log.collapse import LogNotes, LogRequest, LogRows
+from txmq.reconcile.log.collapse import LogRequest
 from txmq.reconcile.log.directory_log import RESTS, join_rests, plan_directories
 from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.rules import DayWindow, LogRules, Money
@@ -31,16 +31,15 @@ from txmq.reconcile.tables import LOG_TABLES
 
 __all__ = ["LOG_SHEETS", "DayLogSource", "in_sheets", "options_of", "with_rests_joined"]
 
-_TABLES: Final = {**LOG_TABLES, NOTES.name: NOTES, RESTS.name: RESTS}
-LOG_SHEETS: Final = Sheets(_TABLES)
+LOG_SHEETS: Final = Sheets({**LOG_TABLES, NOTES.name: NOTES, RESTS.name: RESTS})
 
 
 def options_of(log: LogRequest) -> dict[str, str]:
     """A request as options of the source."""
-    found = {"log": msgspec.json.encode(log.log), "money": msgspec.json.encode(log.money)}
-    plain = {name: text.decode() for name, text in found.items()}
-    window = {"start_ms": str(log.window.start_ms), "end_ms": str(log.window.end_ms)}
-    return plain | window | {"stretch": str(log.stretch)}
+    rules, money = (msgspec.json.encode(one).decode() for one in (log.log, log.money))
+    start_ms, end_ms = map(str, log.window)
+    moments = {"start_ms": start_ms, "end_ms": end_ms}
+    return {"log": rules, "money": money, "stretch": str(log.stretch), **moments}
 
 
 def _request(options: Mapping[str, str]) -> LogRequest:
@@ -112,14 +111,12 @@ def with_rests_joined(log: LogRequest, rests: DataFrame) -> DataFrame:
     return rests.select(*RESTS.names).groupBy("broker").applyInArrow(join, schema)
 
 
-def in_sheets(found: Iterable[LogRows | LogNotes]) -> pa.Table:
+def in_sheets(found: Iterable[Piece]) -> pa.Table:
     """Rows of a log as rows of sheets."""
     return pa.Table.from_batches(_batches(found), LOG_SHEETS.schema)
 
 
-def _batches(found: Iterable[LogRows | LogNotes]) -> Iterator[pa.RecordBatch]:
-    for some in found:
-        by_table = {NOTES.name: notes(some)[1]} if isinstance(some, list) else some
-        for table, rows in by_table.items():
-            if rows.num_rows:
-                yield LOG_SHEETS.rows("log", _TABLES[table], rows)
+def _batches(found: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+    for table, rows in found:
+        if rows.num_rows:
+            yield LOG_SHEETS.rows("log", table, rows)

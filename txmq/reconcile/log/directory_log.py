@@ -1,14 +1,13 @@
 """The logs of brokers in their directories, or in copies of them.
 
-A log is cut into stretches of one size. Each is collapsed by itself, and then they are joined in
-order, so memory does not grow with the log. The stretches of a long log are tasks of their own:
-what each of them leaves for the others is a row of ``rests``, and :func:`join_rests` joins these.
+A long log is cut into stretches of one size, which are tasks of their own. What each of them leaves
+for the others is a row of ``rests``, and :func:`join_rests` joins these in order.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -17,11 +16,12 @@ import pyarrow as pa
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.checked_body import unpack
+from txmq.protocol.span import Found
+from txmq.reconcile.extract.books import Piece, notes
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, LogNotes, LogRequest, LogRows
-from txmq.reconcile.log.files import LogFiles, LogStretch, OpenFile, open_log
-from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.tables import Column, GroupOffset, TableSchema
+from txmq.reconcile.log.collapse import RECORDS_A_BATCH, Collapse, LogRequest, rows_at
+from txmq.reconcile.log.files import LogStretch, open_log
+from txmq.reconcile.tables import OFFSETS, Column, GroupOffset, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["RESTS", "DirectoryPart", "StretchPart", "join_rests", "plan_directories"]
@@ -37,7 +37,7 @@ RESTS: Final = TableSchema(
 )
 """What the stretches of long logs leave for one another, pickled."""
 _STRETCHES_OF_A_TASK: Final = 8
-"""A log of up to so many stretches is one task."""
+"""The most stretches of a log that one task reads by itself."""
 _CLOCK: Final[Clock] = SystemClock()
 _Body = TypeVar("_Body", bound=Body)
 
@@ -47,25 +47,20 @@ class DirectoryPart(NamedTuple):
 
     number: int
 
-    def read(self, request: LogRequest) -> Iterator[LogRows | LogNotes]:
+    def read(self, request: LogRequest) -> Iterator[Piece]:
         """The rows of the log, and the moment and the end of it.
 
         The offsets of groups are read first, so that only messages in the log count as delivered.
         """
-        path, day = _broker(request, self.number)
-        yield day.rows(offsets=_read_offsets(path))
+        path = Path(request.log.places[self.number])
+        yield rows_at(self.number, OFFSETS, _read_offsets(path))
         with open_log(path, request.window.start_ms) as log:
-            yield [("taken_ms", path.name, str(_CLOCK.wall_ms()))]
-            whole, end = Collapse(day, log.half_of), 0
-            opened = {file.file: file for file in log.opened}
-            for stretch in log.stretches(request.stretch):
-                part, end = _collapse(day, opened[stretch.file], stretch)
-                yield part.take_rows()
-                whole.join(part)
-                yield whole.take_rows()
-            whole.finish()
-            yield whole.take_rows()
-            yield [("watermark", path.name, str(end))]
+            yield _note("taken_ms", path, _CLOCK.wall_ms())
+            collapse = Collapse(request, self.number, log.half_of)
+            end = yield from _collapse(collapse, log.records(), 0)
+            collapse.finish()
+            yield from collapse.take_rows()
+            yield _note("watermark", path, end)
 
 
 class StretchPart(NamedTuple):
@@ -75,37 +70,48 @@ class StretchPart(NamedTuple):
     stretch: LogStretch
     offsets: list[GroupOffset]
     """Those of the broker, in its first stretch."""
-    notes: LogNotes
+    taken_ms: int
 
-    def read(self, request: LogRequest) -> Iterator[LogRows | LogNotes]:
+    def read(self, request: LogRequest) -> Iterator[Piece]:
         """The rows of the stretch, and what it leaves for the others."""
-        _, day = _broker(request, self.number)
-        yield self.notes
-        yield day.rows(offsets=self.offsets)
-        try:
-            with self.stretch.file.open() as opened:
-                part, end = _collapse(day, opened, self.stretch)
-        except FileNotFoundError:
-            why = "was deleted by the broker before it was read; run the day again"
-            raise ReconcileRefused(f"{self.stretch.file.path} {why}") from None
-        yield part.take_rows()
-        rest = [[self.number], [self.stretch.start], [end], [pickle.dumps(part)]]
-        schema = arrow_schema(RESTS)
-        arrays = map(pa.array, rest, schema.types)
-        yield {RESTS.name: pa.RecordBatch.from_arrays(list(arrays), schema=schema)}
+        yield _note("taken_ms", Path(request.log.places[self.number]), self.taken_ms)
+        yield rows_at(self.number, OFFSETS, self.offsets)
+        collapse, start = Collapse(request, self.number), self.stretch.start
+        end = yield from _collapse(collapse, self.stretch.records(), start)
+        rest = {"broker": self.number, "start": start, "end": end, "rest": pickle.dumps(collapse)}
+        yield RESTS, pa.RecordBatch.from_pylist([rest], arrow_schema(RESTS))
 
 
-def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[LogRows | LogNotes]:
+def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[Piece]:
     """The rows of a log that its stretches have together, and the end of it."""
     found = rests.sort_by("start").to_pylist()
-    path, day = _broker(request, found[0]["broker"])
+    number = found[0]["broker"]
+    path = Path(request.log.places[number])
     with open_log(path, request.window.start_ms) as log:
-        whole = Collapse(day, log.half_of)
+        whole = Collapse(request, number, log.half_of)
         for rest in found:
             whole.join(pickle.loads(rest["rest"]))  # noqa: S301 - a task of this run wrote it
         whole.finish()
-    yield whole.take_rows()
-    yield [("watermark", path.name, str(found[-1]["end"]))]
+    yield from whole.take_rows()
+    yield _note("watermark", path, found[-1]["end"])
+
+
+def _collapse(
+    collapse: Collapse, records: Iterable[tuple[Found, int, bytes]], start: int
+) -> Generator[Piece, None, int]:
+    """Collapse records from a position on; returns the end of the last one."""
+    end = start
+    for count, (found, position, data) in enumerate(records, 1):
+        collapse.take(found)
+        end = position + len(data)
+        if count % RECORDS_A_BATCH == 0:
+            yield from collapse.take_rows()
+    yield from collapse.take_rows()
+    return end
+
+
+def _note(about: str, broker: Path, number: int) -> Piece:
+    return notes([(about, broker.name, str(number))])
 
 
 def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
@@ -122,30 +128,22 @@ def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
         known = {group for table in groups if table for group in table.subscription_group_table}
         known |= {offset.group for path in paths for offset in _read_offsets(path)}
         remedy = "correct it in log.flow, or create it"
-        check_names(request.log.flow, "log", created, known, remedy)
+        request.check_names("log", created, known, remedy)
     return [part for number in range(len(paths)) for part in _parts(request, number)]
 
 
 def _parts(request: LogRequest, number: int) -> Iterator[DirectoryPart | StretchPart]:
-    path, _ = _broker(request, number)
+    path = Path(request.log.places[number])
     offsets = _read_offsets(path)
     with open_log(path, request.window.start_ms) as log:
-        if _size(log) <= _STRETCHES_OF_A_TASK * request.stretch:
+        size = sum(opened.file.end - opened.file.start for opened in log.opened)
+        if size <= _STRETCHES_OF_A_TASK * request.stretch:
             yield DirectoryPart(number)
             return
-        notes = [("taken_ms", path.name, str(_CLOCK.wall_ms()))]
+        taken_ms = _CLOCK.wall_ms()
         for stretch in log.stretches(request.stretch):
-            yield StretchPart(number, stretch, offsets, notes)
-            offsets, notes = [], []
-
-
-def _size(log: LogFiles) -> int:
-    return sum(opened.file.end - opened.file.start for opened in log.opened)
-
-
-def _broker(request: LogRequest, number: int) -> tuple[Path, BrokerDay]:
-    day = BrokerDay(number, request.log.flow, request.money, request.window)
-    return Path(request.log.places[number]), day
+            yield StretchPart(number, stretch, offsets, taken_ms)
+            offsets = []
 
 
 def _read_offsets(broker: Path) -> list[GroupOffset]:
@@ -166,12 +164,3 @@ def _read(broker: Path, name: str, kind: type[_Body]) -> _Body | None:
         return None
     except (OSError, RemoteProtocolError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
-
-
-def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> tuple[Collapse, int]:
-    """A collapsed stretch, and the end of its last record."""
-    collapse, end = Collapse(day), stretch.start
-    for found, position, data in opened.records(stretch.start, stretch.end):
-        collapse.take(found)
-        end = position + len(data)
-    return collapse, end

@@ -22,9 +22,9 @@ from typing import Final, NamedTuple
 from txmq.broker_directories import hint_of_brokers
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
-from txmq.protocol import record as records
 from txmq.protocol import span
 from txmq.protocol.checksum import crc32
+from txmq.protocol.record import SMALLEST, Record, unpack
 
 __all__ = ["STRETCH_BYTES", "LogFile", "LogFiles", "LogStretch", "OpenFile", "open_log"]
 
@@ -72,6 +72,19 @@ class LogStretch(NamedTuple):
     file: LogFile
     start: int
     end: int
+
+    def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
+        """Its records, as :meth:`OpenFile.records` has them.
+
+        Raises:
+            ReconcileRefused: The file is damaged, or the broker has deleted it.
+        """
+        try:
+            with self.file.open() as opened:
+                yield from opened.records(self.start, self.end)
+        except FileNotFoundError:
+            why = "was deleted by the broker before it was read; read the log again"
+            raise ReconcileRefused(f"{self.file.path} {why}") from None
 
 
 class OpenFile(NamedTuple):
@@ -181,6 +194,11 @@ class LogFiles(NamedTuple):
     known: tuple[LogFile, ...]
     opened: tuple[OpenFile, ...]
 
+    def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
+        """The records of the open files, as :meth:`OpenFile.records` has them."""
+        for opened in self.opened:
+            yield from opened.records(opened.file.start, opened.file.end)
+
     def stretches(self, size: int) -> Iterator[LogStretch]:
         """Cut the open files into parts of about this size, which can be read separately.
 
@@ -201,7 +219,7 @@ class LogFiles(NamedTuple):
             if start < file.end:
                 yield LogStretch(file, start, file.end)
 
-    def half_of(self, decision: span.Decision) -> records.Record | None:
+    def half_of(self, decision: span.Decision) -> Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.
 
         Raises:
@@ -215,7 +233,7 @@ class LogFiles(NamedTuple):
         try:
             with file.open() as log:
                 size = int.from_bytes(log.read(position, 4), "big")
-                record, _ = records.unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
+                record, _ = unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
@@ -274,7 +292,7 @@ def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
     """The id of the log in a file, and the time of its first record, as in :class:`LogFile`."""
     with path.open("rb") as opened:
         head = span.read_head(opened.read(span.HEAD_BYTES), 0, start)
-        first = opened.read(max(span.MARKER_BYTES, records.SMALLEST))
+        first = opened.read(max(span.MARKER_BYTES, SMALLEST))
         if first[4:8] == span.LOSS:
             size = int.from_bytes(first[:4], "big")
             first = (first + opened.read(max(0, size - len(first))))[:size]

@@ -99,13 +99,7 @@ def raw_records(part: LogStretch) -> Iterator[dict[str, Any]]:
     Raises:
         ReconcileRefused: The file is damaged or was deleted.
     """
-    try:
-        with part.file.open() as opened:
-            for item, position, _ in opened.records(part.start, part.end):
-                yield {"position": position} | _raw_record(item)
-    except FileNotFoundError:
-        why = "was deleted by the broker before it was read; read the log again"
-        raise ReconcileRefused(f"{part.file.path} {why}") from None
+    return ({"position": at} | _raw_record(item) for item, at, _ in part.records())
 
 
 def _raw_record(found: Found) -> dict[str, Any]:

@@ -54,7 +54,6 @@ WITH_SPARK = (
     "reconcile/test_log_source.py",
     "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",
-    "reconcile/test_as_library.py",
     "reconcile/test_extract_jdbc.py",
     "reconcile/test_extract_whole.py",
     "reconcile/test_extract_loading.py",

@@ -322,7 +322,8 @@ def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, 
     """An operator has deleted a credit of yesterday, and its transfer was agreed then."""
     results, yesterday = home / "results", DAY - timedelta(days=1)
     extract = results / "extracts" / f"{yesterday}" / "e"
-    (extract / "icbc/entries").mkdir(parents=True)
+    name = "books/source=icbc/table=entries/part-0.parquet"
+    (extract / name).parent.mkdir(parents=True)
     row = {"role": "customer", "kind": "credit", "booked_ms": 1, "recorded_ms": 1}
     row |= {"id": 1, "account": "bob", "currency": "CNY"}
     rows = [
@@ -331,11 +332,9 @@ def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, 
         row | {"key": "icbc/other-account", "amount": 50, "account": "eve"},
         row | {"key": None, "id": 17, "amount": 50},
     ]
-    part = extract / "icbc/entries/part-0.parquet"
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ENTRIES)), part)
-    table = ExtractedTable("entries", Control("icbc", "entries", 4), "", (
-        Part("icbc/entries/part-0.parquet", 4, 1, ""),
-    ))  # fmt: skip
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ENTRIES)), extract / name)
+    control, parts = Control("icbc", "entries", 4), (Part(name, 4, 1, ""),)
+    table = ExtractedTable("entries", control, "", parts)
     source = ExtractedSource("icbc", "sqlite", "", 1, 1, (table,))
     manifest = Manifest("e", "night", "1", "r", f"{yesterday}", 0, 1, 1, (source,))
     msgspec.structs.replace(manifest, extract_id=manifest.own_id).write(LocalFolder(extract))

@@ -28,8 +28,8 @@ _EXTRAS: Final = {
 
 
 @contextmanager
-def named_extra() -> Iterator[None]:
-    """Around imports: a missing package of an extra is an error that names the extra.
+def named_extra(extra: str = "") -> Iterator[None]:
+    """Around imports: a missing package of an extra is an error that names the extra, or this one.
 
     Raises:
         ConfigError: The package is not installed.
@@ -40,5 +40,5 @@ def named_extra() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        install = f"pip install 'txmq[{_EXTRAS[package]}]'"
+        install = f"pip install 'txmq[{extra or _EXTRAS[package]}]'"
         raise ConfigError(f"{package} is missing: {install}") from error

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 DYING = """
 import os, signal, sys
 from txmq.reconcile.storage import LocalFolder
-with LocalFolder(sys.argv[1]).staging() as draft:
+with LocalFolder(sys.argv[1]).staging() as (draft, _):
     draft.replace("rows", b"some")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -32,7 +32,7 @@ def begun(home):
 
 
 def complete(home):
-    with home.staging() as draft:
+    with home.staging() as (draft, _):
         draft.replace("last", b"all")
         home.at("done").take(draft, last="last")
 
@@ -57,7 +57,7 @@ def test_one_that_fails_leaves_nothing(home):
 
 
 def test_one_that_is_under_way_is_left_alone(home):
-    with home.staging() as mine:
+    with home.staging() as (mine, _):
         mine.replace("rows", b"some")
         with pytest.raises(ReconcileRefused, match="another run works in .*: wait until it has"):
             complete(home)

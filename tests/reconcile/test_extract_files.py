@@ -132,6 +132,14 @@ def statement_of(tmp_path, text, files=CAMT, name="ccb-2024-11-20.xml", charset=
     return files_of(tmp_path, files, STATEMENT)
 
 
+def test_a_statement_may_end_with_a_long_comment(tmp_path):
+    """A parser may keep it back until the file ends, and all that follows it."""
+    comment = f"<!--{'x' * 300_000}-->"
+    rules = statement_of(tmp_path, document(statement_xml(comment, entry_xml("12.50"))))
+
+    assert [row["amount"] for row in Books(rules).rows("ccb")] == [1_250]
+
+
 def test_a_statement_gives_entries_opening_and_closing_balances(tmp_path):
     rules = statement_of(
         tmp_path,

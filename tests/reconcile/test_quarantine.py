@@ -160,8 +160,10 @@ def test_every_row_is_either_taken_or_set_aside(tmp_path_factory, rows):
 
 def test_a_damaged_line_of_a_file_is_set_aside(tmp_path):
     csv_of(tmp_path, lines_of({}, {"amount": "1_0"}, {"account": "a\0b"}) + "7,t-1\n")
+    (bank,) = (rules := limited(files_of(tmp_path, WHOLE), 3)).bank
+    chosen = replace(bank, entries=replace(bank.entries, where="kind <> 'memo'"))
 
-    books = Books(limited(files_of(tmp_path, WHOLE), 3))
+    books = Books(replace(rules, bank=(chosen,)))
 
     assert books.set_aside() == [
         ("file ccb.csv, line 3", "amount is '1_0': not a whole number of minor units"),

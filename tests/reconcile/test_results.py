@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import date, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.day import earlier_days, reconcile
 from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.results import Results, open_results, run_id
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
 
 DAY = date(2026, 11, 20)
@@ -310,6 +312,25 @@ def test_a_run_that_is_done_again_touches_nothing(results, tmp_path):
     dying_run.write(results, DAY)
 
     assert seen() == once
+
+
+def test_a_run_whose_table_is_missing_is_not_in_force_until_it_is_whole(
+    results, tmp_path, monkeypatch
+):
+    run = breaks.run(DAY)
+    write_table(results, "items", items(2), DAY, run.run_id)
+    results.publish(run, {})
+    shutil.rmtree(results.table("items", DAY, run.run_id).local)
+    with monkeypatch.context() as halted:
+        halted.setattr(LocalFolder, "take", Mock(side_effect=OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            write_table(results, "items", items(2), DAY, run.run_id)
+
+    assert results.current(DAY) is None
+
+    write_table(results, "items", items(2), DAY, run.run_id)
+    results.publish(run, {})
+    assert results.current(DAY) == run
 
 
 def test_a_signed_run_is_never_replaced(results, tmp_path):

@@ -133,7 +133,7 @@ def test_an_extract_appears_with_its_last_file_only(store):
 
     def write():
         """Spark writes into the draft itself."""
-        with home.staging() as draft:
+        with home.staging() as (draft, _):
             draft.write("icbc/entries/part-00000.parquet", b"rows")
             draft.replace("manifest.json", b"{}")
             return final.take(draft, "manifest.json")

@@ -151,7 +151,7 @@ def report_failures() -> Iterator[None]:
         typer.Exit: With 3.
     """
     try:
-        with named_extra():
+        with named_extra("spark"):
             yield
     except (ConfigError, UsageError, ReconcileRefused, ResourceError, StoreError) as error:
         fail(str(error), NOT_RUN)

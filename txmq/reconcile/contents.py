@@ -28,7 +28,7 @@ _WORDS_AT_ONCE: Final = 1 << 20
 
 
 class ContentHash:
-    """The hash of rows, texts included, in any order and from any number of threads."""
+    """The hash of rows, texts included, in any order."""
 
     def __init__(self, table: TableSchema) -> None:
         self._names = sorted(table.names)

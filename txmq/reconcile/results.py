@@ -293,16 +293,15 @@ class Results:
         if _has_content(name, place, content):
             draft.remove_all()
             return
-        if place.files("*"):
-            # The same inputs give the same rows, unless txmq or Spark has changed. A signed table
-            # stays, unless it was damaged and the new one equals the signed one.
-            signed = self._signed_run(day.isoformat(), run)
-            if signed is not None and signed.result.contents.get(name) != content:
-                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
-            current = self._in_force(day)
-            if current is not None and current.run_id == run:
-                # Until the run is complete again.
-                self.folder.at("runs", day.isoformat()).remove("current")
+        # The same inputs give the same rows, unless txmq or Spark has changed. A signed table
+        # stays, unless it was damaged and the new one equals the signed one.
+        signed = self._signed_run(day.isoformat(), run)
+        if signed is not None and signed.result.contents.get(name) != content:
+            raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
+        current = self._in_force(day)
+        if current is not None and current.run_id == run:
+            # Until the run is complete again.
+            self.folder.at("runs", day.isoformat()).remove("current")
         place.take(draft)
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:

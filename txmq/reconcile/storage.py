@@ -23,7 +23,7 @@ from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from txmq.errors import ConfigError, ReconcileRefused
@@ -118,15 +118,12 @@ class Folder:
         Raises:
             pyarrow.ArrowException: A file is not Parquet.
         """
-        found = ds.dataset([self._at(name) for name in names], filesystem=self._system)
-        there = [column for column in columns if column in found.schema.names] or None
-        yield from found.to_batches(
-            columns=there,
-            filter=where,
-            batch_size=_ROWS_AT_ONCE,
-            batch_readahead=1,
-            fragment_readahead=1,
-        )
+        for name in names:
+            # A dataset would decode whole row groups.
+            with pq.ParquetFile(self._at(name), filesystem=self._system) as file:
+                there = [column for column in columns if column in file.schema_arrow.names] or None
+                for batch in file.iter_batches(_ROWS_AT_ONCE, columns=there, use_threads=False):
+                    yield batch if where is None else batch.filter(where)
 
     def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """The rows of the table here; see :meth:`batches`.
@@ -195,14 +192,14 @@ class Folder:
                     drafts.remove_all()
 
     @contextmanager
-    def staging(self) -> Iterator[Folder]:
-        """Make an empty folder for files that a folder below will take.
+    def staging(self) -> Iterator[tuple[Folder, Callable[[], None]]]:
+        """Make an empty folder for files that a folder below will take; see :meth:`lock`.
 
         Raises:
             ReconcileRefused: Another process does the same.
         """
-        with self.drafting(".drafts"):
-            yield self.at(".drafts", secrets.token_hex(8))
+        with self.drafting(".drafts") as check_lock:
+            yield self.at(".drafts", secrets.token_hex(8)), check_lock
 
     def take(self, draft: Folder, last: str = "") -> bool:
         """Take the files of a draft, which is removed; the parts of a table are numbered.

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NoReturn, TypeAlias
 from xml.etree.ElementTree import Element
@@ -246,11 +247,11 @@ def _children(file: BankFile) -> Iterator[Element]:
     done: list[Element] = []
     parser = _parser(file, done)
     try:
-        while chunk := file.stream.read(_CHUNK):
-            parser.Parse(chunk)
+        # The parser may keep a long token back until it knows that nothing follows.
+        for chunk in chain(iter(partial(file.stream.read, _CHUNK), b""), [b""]):
+            parser.Parse(chunk, not chunk)
             yield from done
             done.clear()
-        parser.Parse(b"", True)
     except expat.ExpatError as error:
         file.refuse(error.lineno, f"it is not complete XML: {expat.ErrorString(error.code)}")
     except (LookupError, ValueError) as error:

@@ -86,10 +86,11 @@ def extract_day(
     """
     home = folder.at("extracts", day.isoformat())
     try:
-        with home.staging() as draft:
+        with home.staging() as (draft, check_lock):
             extraction = _Extraction(spark, rules, day, given or GivenFrames(), draft)
             manifest = extraction.take(clock or SystemClock())
             manifest.write(draft)
+            check_lock()
             final = home.at(manifest.extract_id)
             if not final.take(draft, last=FILE):
                 manifest = Manifest.read(final)

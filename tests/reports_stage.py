@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from tests.reconcile import runs
 from tests.reconcile.dying_run import write_table
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.explanations import BreakNote, Explanations
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.results import Results
 from txmq.reconcile.tables import ITEMS
 

@@ -5,9 +5,9 @@ import hashlib
 import pyarrow as pa
 
 from txmq.reconcile import rules as written
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.items import BreakLife
 from txmq.reconcile.summary import FIGURES, Result, Run, Total
 from txmq.reconcile.tables import ITEMS

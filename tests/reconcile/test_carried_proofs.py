@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from tests.reconcile import breaks
 from tests.reconcile.test_balance_proofs import DAYS, WINDOWS, Books, proofs_of, rules, run
+from txmq.reconcile.arrow import arrow_table
 from txmq.reconcile.differences import carry_on
-from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.rules import AccountColumns, BankFiles
 from txmq.reconcile.tables import PROOFS
 

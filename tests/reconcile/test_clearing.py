@@ -9,10 +9,10 @@ from msgspec.structs import astuple
 from tests.reconcile.days import Plan
 from tests.reconcile.frames import session
 from tests.reconcile.test_classification import order
+from txmq.reconcile.arrow import arrow_schema, arrow_table
 from txmq.reconcile.core import ReconciledDay
 from txmq.reconcile.decisions import Decider
 from txmq.reconcile.differences import carry_on
-from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES, PROOFS

@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given, note
 from hypothesis import strategies as st
 
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.contents import ContentHash
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.tables import Column, TableSchema
 
 TABLE = TableSchema(

@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from tests.reconcile import breaks
 from txmq.errors import UsageError
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.differences import differences_in
 from txmq.reconcile.explanations import (
     BreakNote,
@@ -18,7 +19,6 @@ from txmq.reconcile.explanations import (
     ProofExplanation,
 )
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Limits, Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import ITEMS, PROOFS

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.extracts import DAY
 from tests.reconcile.breaks import rules, transfer
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.items import LONG, BreakLife, with_doubts
 from txmq.reconcile.tables import ITEMS
 from txmq.reconcile.transfer import TransferRows

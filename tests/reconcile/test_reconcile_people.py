@@ -16,10 +16,10 @@ from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile import warn_of_later_days
 from txmq.cli.root import app
 from txmq.reconcile.archive import ItemFilter, ReportArchive
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.differences import OF_ACCOUNTS, OF_TRANSFERS
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.results import Results
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES, Control, Result, Run

@@ -13,20 +13,18 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from txmq.reconcile.frames import Frames, rows_of
+from txmq.reconcile.frames import Frames, exact_sum, rows_of
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.tables import BALANCES, LOWER_HALF
+from txmq.reconcile.tables import BALANCES
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["ACCOUNT", "KINDS", "WIDE", "balances", "exact_sum"]
+__all__ = ["ACCOUNT", "KINDS", "balances"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
 ACCOUNT: Final = ("bank", "account", "currency")
 """The columns that name an account."""
-WIDE: Final = "decimal(38,0)"
-"""A type with room for any sum of 64-bit numbers."""
 _STATED: Final = {
     Role.OPENING: ("opening", "amount", "rows", None),
     Role.LATER: ("later", "amount", None, None),
@@ -68,16 +66,6 @@ def balances(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
         "closing_rows": F.col("opening_rows") + F.col("rows"),
     }
     return sums.select(*(columns.get(name, F.col(name)).alias(name) for name in BALANCES.names))
-
-
-def exact_sum(number: Column) -> Column:
-    """The sum of numbers of 64 bits, whatever it is; 0 without any.
-
-    Halves of numbers are added up as numbers of 64 bits, many times as fast as decimals.
-    """
-    low, high = F.sum(number.bitwiseAND(LOWER_HALF)), F.sum(F.shiftright(number, 32))
-    sum_ = high.cast(WIDE) * F.lit(LOWER_HALF + 1) + low
-    return F.coalesce(sum_.cast(WIDE), F.lit(0).cast(WIDE))
 
 
 def _facts(frames: Frames, rules: Rules, window: DayWindow) -> Iterator[DataFrame]:

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from txmq.reconcile.balances import balances, exact_sum
+from txmq.reconcile.arrow import arrow_table
+from txmq.reconcile.balances import balances
 from txmq.reconcile.classes import Class
 from txmq.reconcile.decisions import Decider
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.frames import Frames, rows_of
+from txmq.reconcile.frames import Frames, exact_sum, rows_of
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.match import decide, verdicts

@@ -18,11 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.reconcile.arrow import arrow_schema, arrow_table
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
 from txmq.reconcile.items import BreakLife, folded
 from txmq.reconcile.ledgers import EVIDENCE, Role
 from txmq.reconcile.rules import Rules

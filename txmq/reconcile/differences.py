@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.archive import find_items, items_of
+from txmq.reconcile.arrow import arrow_table
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Directory

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.balances import exact_sum
 from txmq.reconcile.differences import EXPLAINING, EXPLAINING_CLASSES, IS_OF_TRANSFER
 from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.frames import exact_sum
 from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.verdict import Findings
 

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from operator import add
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -20,14 +21,25 @@ from pyspark.sql import functions as F
 from txmq.reconcile.contents import ContentHash, word_of
 from txmq.reconcile.ledgers import COLUMNS, Files, Role, TableFile
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
-from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, LONE, TableSchema
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, LONE, LOWER_HALF, TableSchema
 
-__all__ = ["Frames", "contents_of", "read", "read_table", "rows_of", "with_keys"]
+__all__ = [
+    "WIDE",
+    "Frames",
+    "contents_of",
+    "exact_sum",
+    "read",
+    "read_table",
+    "rows_of",
+    "with_keys",
+]
 
 
 Frames: TypeAlias = Mapping[Role, DataFrame]
 """The tables of a day and of earlier ones. Those of banks have a column ``bank``. Without a result
 of the day before, there are no ``BALANCES``."""
+WIDE: Final = "decimal(38,0)"
+"""A type with room for any sum of 64-bit numbers."""
 _WILD: Final = re.compile(r"([][{}*?\\])")
 """Characters that Spark takes for patterns."""
 _LATER_KNOWN: Final = ("queue_offset", "decided_ms", "decided_by", "reason")
@@ -110,6 +122,18 @@ def _messages_at(messages: DataFrame, end_ms: int) -> DataFrame:
 def _is_within(moment: Column, window: DayWindow) -> Column:
     """True for each moment of a day."""
     return (moment >= window.start_ms) & (moment < window.end_ms)
+
+
+def exact_sum(*numbers: Column) -> Column:
+    """The sum of numbers of 64 bits in all rows, whatever it is; 0 without any.
+
+    Halves of numbers are added up as numbers of 64 bits. If a row has several numbers, none of them
+    may be NULL.
+    """
+    low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in numbers))
+    high = reduce(add, (F.shiftright(number, 32) for number in numbers))
+    sum_ = F.sum(high).cast(WIDE) * F.lit(LOWER_HALF + 1) + F.sum(low)
+    return F.coalesce(sum_.cast(WIDE), F.lit(0).cast(WIDE))
 
 
 def contents_of(tables: Mapping[str, tuple[TableSchema, DataFrame]]) -> dict[str, str]:

@@ -17,10 +17,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.balances import KINDS, WIDE, exact_sum
+from txmq.reconcile.balances import KINDS
 from txmq.reconcile.core import ReconciledDay
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, OTHER, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.frames import WIDE, exact_sum
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import PROOFS, Sums

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.arrow import arrow_table
 from txmq.reconcile.extract.bank_statements import (
     StatementPage,
     read_camt,
@@ -47,7 +48,6 @@ from txmq.reconcile.extract.file_rows import (
 )
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect
-from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, OPENING, TableSchema, join_halves

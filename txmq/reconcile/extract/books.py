@@ -23,13 +23,13 @@ from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
     EntryStatements,
     Statements,
 )
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import AccountColumns, Bank, Day, DayWindow, EntryColumns, Money, Rules
 from txmq.reconcile.tables import (

@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.tables import TableSchema
 
 __all__ = ["TABLE", "Sheets"]

@@ -1,8 +1,7 @@
 """Sheets as files: Spark writes them, and adds up what it has written.
 
 Control totals are numbers that detect any loss, copy or change: rows, sums and ids. They are those
-of the files, so writing needs no second reading of the source. A sum may not fit into 64 bits, so
-the lower and the upper halves of numbers are added up apart, and joined here.
+of the files, so writing needs no second reading of the source.
 
 Moving an entry to another account changes no total. The hash of the content shows it: the sum of
 the hashes of all rows, so their order and their files do not matter.
@@ -11,22 +10,22 @@ the hashes of all rows, so their order and their files do not matter.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from txmq.reconcile.extract.sheets import TABLE, Sheets
+from txmq.reconcile.frames import exact_sum
 from txmq.reconcile.spark import setting
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import LIMIT, LOWER_HALF, RECURRING, join_halves
+from txmq.reconcile.tables import LIMIT, RECURRING
 
 __all__ = [
     "NO_CONTENT",
@@ -123,9 +122,9 @@ def _sums(frame: DataFrame, sheets: Sheets) -> DataFrame:
     number = f.col("id") if "id" in numbers else f.lit(None).cast("long")
     wanted = [
         f.count(f.lit(1)).alias("count"),
-        *_halves("total", longs.values()),
-        *_halves("money", [longs[name] for name in _MONEY if name in longs]),
-        *_halves("content", [content]),
+        exact_sum(*longs.values()).alias("total"),
+        exact_sum(*(longs[name] for name in _MONEY if name in longs)).alias("money"),
+        exact_sum(content).alias("content"),
         f.min(number).alias("least"),
         f.max(number).alias("most"),
     ]
@@ -141,25 +140,14 @@ def hashes_in(spark: SparkSession, folder: Folder) -> dict[str, tuple[int, str]]
     return {_below(folder, row.path): (row.length, row.hash) for row in rows}
 
 
-def _halves(name: str, numbers: Collection[Column]) -> list[Column]:
-    """The sum of the lower halves of all numbers in all rows, and that of the upper halves."""
-    low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in numbers))
-    high = reduce(add, (f.shiftright(number, 32) for number in numbers))
-    return [f.sum(low).alias(f"{name} low"), f.sum(high).alias(f"{name} high")]
-
-
-def _joined(row: Row, name: str) -> int:
-    return join_halves(row[f"{name} low"], row[f"{name} high"])
-
-
 def _written(source: str, table: str, rows: Sequence[Row], folder: Folder) -> Written:
     files, amounts = defaultdict[str, int](int), defaultdict[str, int](int)
     for row in rows:
         files[_below(folder, row.file)] += row["count"]
-        amounts[row.currency or ""] += _joined(row, "money")
+        amounts[row.currency or ""] += int(row.money)
     if not amounts.get("", 1):
         del amounts[""]  # A sum of zero without a currency is not information.
-    total, content = (sum(_joined(row, name) for row in rows) for name in ("total", "content"))
+    total, content = (sum(int(row[name]) for row in rows) for name in ("total", "content"))
     ids = [number for row in rows for number in (row.least, row.most) if number is not None]
     numbers = total % LIMIT, min(ids, default=None), max(ids, default=None)
     control = Control(source, table, sum(files.values()), dict(sorted(amounts.items())), *numbers)

@@ -28,9 +28,9 @@ from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.extract.books import Piece
 from txmq.reconcile.extract.file_rows import value_at
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.rules import Constant, DayWindow, Flow, LogRules, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, FailureRow, MessageRow, TableSchema

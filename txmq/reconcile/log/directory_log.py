@@ -17,8 +17,8 @@ from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.span import Found
+from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.extract.books import Piece, notes
-from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.log.collapse import RECORDS_A_BATCH, Collapse, LogRequest, rows_at
 from txmq.reconcile.log.files import LogStretch, open_log
 from txmq.reconcile.tables import OFFSETS, Column, GroupOffset, TableSchema

@@ -129,7 +129,10 @@ def open_spark(
             raise ReconcileRefused(f"{failed}: {why}; its log is {log}") from None
         finally:
             if session is not None and not is_gone:
-                session.stop()
+                with warnings.catch_warnings():
+                    # A signal may have cut the call that PySpark makes. Java ends with us.
+                    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM")
+                    session.stop()
             if not is_log_named:
                 log.unlink(missing_ok=True)
 

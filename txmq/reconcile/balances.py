@@ -26,9 +26,9 @@ KINDS: Final = ("debit", "return", "credit", "other")
 ACCOUNT: Final = ("bank", "account", "currency")
 """The columns that name an account."""
 _STATED: Final = {
-    Role.OPENING: ("opening", "amount", "rows", None),
-    Role.LATER: ("later", "amount", None, None),
-    Role.ACCOUNTS: ("told", "balance", None, None),
+    Role.OPENING: ("opening", "amount", "rows", "NULL"),
+    Role.LATER: ("later", "amount", "NULL", "NULL"),
+    Role.ACCOUNTS: ("told", "balance", "NULL", "NULL"),
     # An account without rows stays an account, with its last number.
     Role.BALANCES: ("closed", "closing", "closing_rows", "last_id"),
 }
@@ -77,19 +77,18 @@ def _facts(frames: Frames, rules: Rules, window: DayWindow) -> Iterator[DataFram
     gapless = F.col("bank").isin(*rules.banks(lambda bank: bank.entries.gapless))
     own_id = F.when(gapless, F.col("id"))
     yield _fact(entries, kind, F.col("amount"), F.lit(1), own_id)
-    for role, (fact, *names) in _STATED.items():
+    for role, (fact, *numbers) in _STATED.items():
         if role in frames:
-            columns = (None if name is None else F.col(name) for name in names)
-            yield _fact(frames[role], F.lit(fact), *columns)
+            yield _fact(frames[role], F.lit(fact), *map(F.expr, numbers))
 
 
-def _fact(table: DataFrame, fact: Column, *numbers: Column | None) -> DataFrame:
+def _fact(table: DataFrame, fact: Column, amount: Column, rows: Column, id_: Column) -> DataFrame:
     known, none = F.array(*map(F.lit, _ROLES)), F.lit(None)
     role = F.array_position(known, F.col("role")) - 1 if "role" in table.columns else none
+    numbers = {"amount": amount, "rows": rows, "id": id_}
     return table.select(
         *ACCOUNT, role.cast("int").alias("role"), fact.alias("fact"),
-        *((none if number is None else number).cast("bigint").alias(name)
-          for name, number in zip(("amount", "rows", "id"), numbers, strict=True)),
+        *(number.cast("bigint").alias(name) for name, number in numbers.items()),
     )  # fmt: skip
 
 

@@ -16,10 +16,10 @@ from sqlalchemy.orm import Session
 
 from txmq import ConsumerSettings, ReceivedMessage, SQLResource, StartFrom
 from txmq.blocking import PushConsumer, TransactionManager
-from txmq.config import Duration
 from txmq.errors import RollBack
 from txmq.idempotent import UniqueKeyTable, idempotent
 from txmq.idempotent.schema import create_done
+from txmq.settings.loading import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings
 from txmq_broker.testing import BrokerThread

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from txmq.console import metrics as console_metrics
 from txmq.limits import METRIC_SERIES_MAX
-from txmq.metric_rows import BOUNDS_S as CONSOLE_BOUNDS_S
-from txmq.metric_rows import FigureRow
+from txmq.metrics.table import BOUNDS_S as CONSOLE_BOUNDS_S
+from txmq.metrics.table import FigureRow
 from txmq.reconcile.report import metrics as reconcile_metrics
 from txmq_broker.core.latency import BOUNDS_S
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct
 
-from txmq.attribute_texts import texts_under
-from txmq.config import group_of
 from txmq.reconcile.rules import Constant, Namespaces, Rules
+from txmq.settings.loading import group_of, texts_under
 
 HEAD = """\
 # The rules of a reconciliation

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from txmq.outbox import Outbox
     from txmq.outbox.relay import Relay
     from txmq.outbox.settings import RelaySettings
-    from txmq.protocol.signature import Credentials
-    from txmq.tls import ClientTls
+    from txmq.security.signatures import Credentials
+    from txmq.security.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
@@ -119,8 +119,8 @@ _LATER: Final = {
     "Admin": "txmq.client.admin.admin",
     "Client": "txmq.client.client",
     "encode_body": "txmq.client.body",
-    "ClientTls": "txmq.tls",
-    "Credentials": "txmq.protocol.signature",
+    "ClientTls": "txmq.security.tls",
+    "Credentials": "txmq.security.signatures",
     "Reply": "txmq.client.send.request_reply",
     "reply_to": "txmq.client.send.request_reply",
     "Telemetry": "txmq.client.observe.telemetry",

@@ -42,7 +42,6 @@ from typing import (
 )
 
 import txmq
-from txmq.background import Background
 from txmq.client import settings
 from txmq.client.consume.handler import BatchHandler, MessageHandler
 from txmq.client.consume.subscription import ANY_TAG
@@ -50,8 +49,9 @@ from txmq.client.middleware import Middleware, ReceiveFunction
 from txmq.client.schedule import MadeBody, ScheduleOptions
 from txmq.client.values import SendResult
 from txmq.errors import ConfigError
-from txmq.facade import AsyncContext, Facade, OpenableFacade, in_loop, iterates, waits
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.runtime.background import Background
+from txmq.runtime.facade import AsyncContext, Facade, OpenableFacade, in_loop, iterates, waits
 from txmq.runtime.tasks import Threads
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.manager import TransactionBlock, signed

@@ -34,6 +34,7 @@ from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
@@ -43,23 +44,21 @@ from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.handlers.families import plain_families
+from txmq_broker.handlers.families import HandlerFamily, plain_families
 from txmq_broker.handlers.pull import PullHandlers
 from txmq_broker.handlers.relay import RelayHandlers
-from txmq_broker.identity import Identity
-from txmq_broker.interfaces import HandlerFamily
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Counted, Parts
+from txmq_broker.replication.held_leadership import HeldLeadership
+from txmq_broker.replication.leader_gate import LeaderGate
+from txmq_broker.replication.log_copy import finish_cut
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
-from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import CopyState, Keeper
-from txmq_broker.services.leader_gate import LeaderGate
-from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar, Registration

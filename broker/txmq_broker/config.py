@@ -1,19 +1,18 @@
 """The broker's settings, grouped by the part of the broker that uses them.
 
-:mod:`txmq.config` reads them from defaults, TOML, ``TXMQ_*`` variables and arguments.
+:mod:`txmq.settings.loading` reads them from defaults, TOML, ``TXMQ_*`` variables and arguments.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Final, Literal
+from contextlib import suppress
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from txmq.config import Duration, Size, parse_duration
 from txmq.errors import ConfigError
-from txmq.etcd_access import etcd_address
 from txmq.limits import (
     DELAY_LEVELS_MAX,
     FRAME_BYTES_MAX,
@@ -22,12 +21,14 @@ from txmq.limits import (
 )
 from txmq.remoting.pool import split_address
 from txmq.runtime.memory import memory_bytes
+from txmq.settings.loading import Duration, Size, parse_duration
 
 __all__ = [
     "HOW_TO_ADVERTISE",
     "BrokerSettings",
     "CheckBackSettings",
     "DelaySettings",
+    "EtcdAddress",
     "FilterSettings",
     "ReplicationSettings",
     "RetentionSettings",
@@ -35,6 +36,7 @@ __all__ = [
     "ServerTlsSettings",
     "StoreSettings",
     "TopicDefaults",
+    "etcd_address",
 ]
 
 
@@ -531,3 +533,29 @@ def _is_every_address(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False  # A name; what it stands for is seen when it is opened.
+
+
+class EtcdAddress(NamedTuple):
+    """Where an etcd is."""
+
+    endpoints: list[tuple[str, int]]
+    is_encrypted: bool
+
+
+def etcd_address(text: str) -> EtcdAddress:
+    """The hosts and ports in an address of etcd.
+
+    Raises:
+        ConfigError: The text is not an address of etcd.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme in ("etcd", "etcds") and "@" not in rest:
+        with suppress(ConfigError):
+            endpoints = [split_address(address.strip()) for address in rest.split(",")]
+            return EtcdAddress(endpoints, scheme == "etcds")
+    # A password may stand before an @.
+    shown = text if "@" not in text else f"...@{text.rpartition('@')[2]}"
+    raise ConfigError(
+        f"replication.coordinator cannot be {shown!r}; it takes etcd://HOST:PORT, or etcds:// for "
+        "TLS, and further addresses of the same etcd after commas"
+    )

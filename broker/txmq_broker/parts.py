@@ -18,15 +18,15 @@ from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
+from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
-from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.message_store import MessageStore

@@ -23,8 +23,8 @@ from examples.bank_transfer.ways import Way
 from txmq.cli.logs import TextFormatter
 from txmq.databases.failures import words
 from txmq.errors import TxmqError
-from txmq.printable import printable
 from txmq.runtime.interrupts import restore_interrupt
+from txmq.text import printable
 
 __all__ = ["main"]
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from txmq import Admin, Client, Message, Producer
-from txmq.config import Duration
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.runtime.interrupts import restore_interrupt
+from txmq.settings.loading import Duration
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, FilterSettings
 

@@ -13,10 +13,10 @@ from tests.waiting import run, until
 from txmq import Admin, LocalTransactionState, Message, Relay, SQLResource, TransactionManager
 from txmq.cli.root import app
 from txmq.client import Session
-from txmq.config import Duration
 from txmq.idempotent import UniqueKeyTable, idempotent
 from txmq.idempotent.schema import create_done
 from txmq.outbox.schema import create_outbox
+from txmq.settings.loading import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, RetentionSettings

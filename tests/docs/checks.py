@@ -25,11 +25,11 @@ from tests.docs.pages import CODE, ROOT, all_pages, commands, excerpts
 from tests.docs.scratch import execute
 from tests.docs.vocabulary import see_words
 from txmq.cli.serve import foreign_names
-from txmq.config import kinds_of, load
-from txmq.protocol.signature import Credentials
 from txmq.reconcile import read_rules
 from txmq.reconcile.log.source import COLUMNS
 from txmq.reconcile.rules import Rules
+from txmq.security.signatures import Credentials
+from txmq.settings.loading import kinds_of, load
 from txmq_broker.config import BrokerSettings
 
 READY = re.compile(r"ready \S+ \S+:\d+ names \S+:\d+ data \S+\n")

@@ -9,7 +9,7 @@ import tomllib
 
 from tests.docs.pages import ROOT
 from tests.docs.program_server import command
-from txmq.config import load
+from txmq.settings.loading import load
 from txmq_broker.config import BrokerSettings
 
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.commands import txmq_command, unknown_words
 from txmq import limits
-from txmq.config import kinds_of, load
+from txmq.settings.loading import kinds_of, load
 from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]

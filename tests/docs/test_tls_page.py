@@ -11,8 +11,8 @@ import pytest
 from tests.docs.pages import ROOT, Page
 from tools.packages import Unprepared
 from txmq import Client, Message, Producer
-from txmq.config import load
 from txmq.errors import ConnectionLost, NoPermission
+from txmq.settings.loading import load
 from txmq_broker.config import BrokerSettings
 from txmq_broker.testing import embedded
 

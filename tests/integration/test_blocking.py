@@ -12,8 +12,9 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 import pytest
 
 from tests.serving import environment
-from txmq import ConsumerSettings, Message, SendStatus, StartFrom, background, blocking
+from txmq import ConsumerSettings, Message, SendStatus, StartFrom, blocking
 from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
+from txmq.runtime import background
 from txmq.transaction.listener import CallerThread
 from txmq_broker.testing import BrokerThread
 

@@ -9,9 +9,9 @@ import pytest
 
 from txmq.errors import ConnectFailed, TransportError
 from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, Standing, View
-from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
+from txmq_broker.replication.etcd import EtcdCoordinator
 
 LEASE_S = 1
 M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")

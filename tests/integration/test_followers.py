@@ -17,10 +17,10 @@ from txmq.client.values import SendStatus
 from txmq.errors import BrokerRefused
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import QueueHeader
-from txmq.protocol.signature import Credentials
 from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
+from txmq.security.signatures import Credentials
 
 FIGURES = 28
 TOPIC = "Copied"

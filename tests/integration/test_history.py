@@ -10,7 +10,7 @@ from txmq.client import Admin, Session
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.history import ShowHistory
-from txmq.protocol.signature import Credentials
+from txmq.security.signatures import Credentials
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from txmq import http_server
-from txmq.http_server import HttpPage, HttpServer
 from txmq.limits import HTTP_ANSWERS_MAX, HTTP_REQUEST_BYTES_MAX
+from txmq.metrics import http as http_server
+from txmq.metrics.http import HttpPage, HttpServer
 
 
 async def hello():

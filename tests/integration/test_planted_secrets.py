@@ -16,7 +16,7 @@ from txmq.cli.root import app
 from txmq.errors import TxmqError
 from txmq.protocol.account_requests import AccountChange
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.signature import SigningKey
+from txmq.security.signatures import SigningKey
 from txmq_broker.access.acl_files import AclFiles
 
 PLANTED = {name: f"planted-{name}-7f3a" for name in ("admin", "shop", "wrong", "added", "typed")}

@@ -17,8 +17,8 @@ from tests.integration.loopback_stage import on_sockets
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.runtime import file_room
 from txmq.runtime.disk import LocalDisk
-from txmq_broker import running
 from txmq_broker.config import BrokerSettings
+from txmq_broker.roles import running
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FULL_SYNC = 51
@@ -159,7 +159,7 @@ WITHOUT = """
         # Reconciliation runs where Spark does.
         if not module.name.startswith("txmq.reconcile") and "__main__" not in module.name:
             importlib.import_module(module.name)
-    print(len(txmq.__all__) > 0, txmq.background.fast_loop())
+    print(len(txmq.__all__) > 0, txmq.runtime.background.fast_loop())
 """
 
 

@@ -28,8 +28,8 @@ from txmq import Message, Producer, ProducerSettings
 from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
 from txmq.errors import TxmqError
-from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.coordinator import short_name
+from txmq_broker.replication.etcd_access import etcd_coordinator
 
 SEGMENTS = 20 if IS_SOAK else 2
 SEGMENT_BYTES = 16 * 1024 * 1024

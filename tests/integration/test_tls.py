@@ -31,7 +31,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
-from txmq.tls import subject_of
+from txmq.security.tls import subject_of
 from txmq_broker.access.audit import read_audit
 from txmq_broker.access.server_certificates import ServerCertificates
 from txmq_broker.config import (

@@ -18,9 +18,9 @@ from sqlalchemy.engine import make_url
 from examples.web.bank import TABLES
 from tests.serving import environment
 from txmq import blocking
-from txmq.background import Background
-from txmq.config import Duration
 from txmq.errors import TopicNotFound
+from txmq.runtime.background import Background
+from txmq.settings.loading import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread

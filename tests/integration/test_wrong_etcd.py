@@ -15,8 +15,8 @@ from tests.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import Leader, LogEnd
-from txmq.runtime.etcd import EtcdCoordinator
-from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.replication.etcd import EtcdCoordinator
+from txmq_broker.replication.held_leadership import HeldLeadership
 
 TIMEOUT_S = 0.3
 LEASE_S = 2

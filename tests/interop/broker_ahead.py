@@ -7,8 +7,8 @@ import asyncio
 import signal
 import sys
 
-from txmq.config import load
 from txmq.runtime.clock import SystemClock
+from txmq.settings.loading import load
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 

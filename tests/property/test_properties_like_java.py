@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from txmq.property_lines import PropertyError, read_properties
+from txmq.settings.property_lines import PropertyError, read_properties
 
 # Few characters, those that mean something: so most texts have several rules meet.
 MARKS = st.text(st.sampled_from("ab =:#!\\\t\f\n\r\\\\nué\u4e2d0"), max_size=24)

@@ -12,8 +12,8 @@ from txmq.limits import TLS_HANDSHAKE_S
 from txmq.remoting.arrival import ServerTls
 from txmq.remoting.listener import IDLE_S
 from txmq.remoting.pool import ConnectionPool
+from txmq.security.tls import ClientContext, ClientTls, server_context
 from txmq.testing import simulate
-from txmq.tls import ClientContext, ClientTls, server_context
 
 CODE = 10
 TYPES = st.sampled_from([b"\x14\x03\x03", b"\x15\x03\x03", b"\x16\x03\x01", b"\x17\x03\x03"])

@@ -15,8 +15,8 @@ from txmq import (
     TransactionListener,
     TransactionProducer,
 )
-from txmq.config import Duration
 from txmq.reconcile.rules import Constant, DayWindow, Flow
+from txmq.settings.loading import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self, TypeVar
 
-from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
+from txmq.settings.loading import Duration, Size
 from txmq.testing import Conditions, SeededEntropy
 from txmq_broker.config import BrokerSettings, CheckBackSettings, RetentionSettings, StoreSettings
 

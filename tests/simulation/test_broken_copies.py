@@ -33,17 +33,17 @@ from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq.testing.coordination import SimulatedCoordination
-from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.member import SetMember
-from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.follower import Follower
+from txmq_broker.replication.held_leadership import HeldLeadership
+from txmq_broker.replication.in_sync import InSyncSet
+from txmq_broker.replication.leader_gate import LeaderGate
+from txmq_broker.replication.log_copy import LogCopy
+from txmq_broker.replication.log_shipper import LogShipper
+from txmq_broker.roles.member import SetMember
 from txmq_broker.services.flusher import Flusher
-from txmq_broker.services.follower import Follower
-from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.services.leader_gate import LeaderGate
-from txmq_broker.services.log_copy import LogCopy
-from txmq_broker.services.log_shipper import LogShipper
 from txmq_broker.store.record_restorer import RecordRestorer
 
 MIX = CopyMix(

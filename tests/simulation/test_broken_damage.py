@@ -19,13 +19,13 @@ from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_runs import run_copy_seed
 from tests.simulation.mix import kib
 from txmq.testing.coordination import SimulatedCoordinator
-from txmq_broker import member
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.member import SetMember
-from txmq_broker.services.log_copy import LogCopy
-from txmq_broker.services.log_repair import LogRepair
+from txmq_broker.replication.log_copy import LogCopy
+from txmq_broker.replication.log_repair import LogRepair
+from txmq_broker.replication.step_down import StepDown
+from txmq_broker.roles import member
+from txmq_broker.roles.member import SetMember
 from txmq_broker.services.log_verifier import LogVerifier
-from txmq_broker.services.step_down import StepDown
 from txmq_broker.store.start import Start
 
 MIX = CopyMix(

@@ -13,14 +13,14 @@ from typer.main import get_command
 
 from tools import cli_reference, dashboard
 from txmq.cli.root import app
-from txmq.config import load
 from txmq.console import metrics as console_metrics
-from txmq.metric_rows import RowKind
+from txmq.metrics.table import RowKind
 from txmq.reconcile.storage import LEASE_S
 from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.supervisor import Supervisor, SupervisorSettings
+from txmq.settings.loading import load
 from txmq.worker.figures import WorkerFigures
 from txmq.worker.pages import WorkerPages
 from txmq_broker.config import BrokerSettings

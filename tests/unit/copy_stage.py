@@ -12,9 +12,9 @@ from txmq.protocol.span import ends_in
 from txmq.runtime.clock import SystemClock
 from txmq.testing import MemoryDisk, SeededEntropy, simulate
 from txmq_broker.core.offsets import Offsets
-from txmq_broker.inspection.directory_inspection import Inspection
+from txmq_broker.offline.inspection.directory_inspection import Inspection
+from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.store.log.spans import heads_of
 
 __all__ = ["FollowedShelf", "LeadingShelf", "damage_in", "in_virtual_time", "log_of", "promoted"]

@@ -12,12 +12,12 @@ from txmq.errors import CorruptRecord, DamagedFile, DiskFull, StoreError, WriteF
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import DecisionKind
 from txmq.testing import MemoryDisk, SeededEntropy, power_cuts
-from txmq_broker.backup import creation
-from txmq_broker.backup.creation import Creation
-from txmq_broker.backup.manifest import BackupRefused, ManifestFile
-from txmq_broker.backup.restoration import restore
-from txmq_broker.backup.verification import Verification
-from txmq_broker.inspection.directory_inspection import Inspection
+from txmq_broker.offline.backup import creation
+from txmq_broker.offline.backup.creation import Creation
+from txmq_broker.offline.backup.manifest import BackupRefused, ManifestFile
+from txmq_broker.offline.backup.restoration import restore
+from txmq_broker.offline.backup.verification import Verification
+from txmq_broker.offline.inspection.directory_inspection import Inspection
 from txmq_broker.services.keeper import Floors
 from txmq_broker.store.log import spans
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.config import Alias, Derived, OneValue, Unused, kinds_of, load
 from txmq.errors import ConfigError
+from txmq.settings.loading import Alias, Derived, OneValue, Unused, kinds_of, load
 from txmq_broker.config import BrokerSettings
-from txmq_broker.rocketmq_settings import NAMES
+from txmq_broker.handlers.rocketmq_settings import NAMES
 
 STOCK = """\
 # Licensed to the Apache Software Foundation (ASF) under one or more

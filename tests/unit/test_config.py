@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from txmq.config import (
+from txmq.errors import ConfigError
+from txmq.settings.loading import (
     Duration,
     Size,
     describe,
@@ -16,9 +17,8 @@ from txmq.config import (
     show,
     variable,
 )
-from txmq.errors import ConfigError
 from txmq_broker.config import BrokerSettings
-from txmq_broker.rocketmq_settings import NAMES
+from txmq_broker.handlers.rocketmq_settings import NAMES
 
 
 class Inner(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import pytest
 
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import COPIES, Admission
-from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.replication.copied_answers import CopiedAnswers
 
 SPAN = SimpleNamespace(end=20)
 

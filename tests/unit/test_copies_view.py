@@ -11,7 +11,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiesView, SetChange
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import Admission
-from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.replication.copied_answers import CopiedAnswers
 
 
 async def view_at(client):

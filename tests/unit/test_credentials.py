@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.credentials import load_credentials, read_credentials
 from txmq.errors import ConfigError
-from txmq.protocol.signature import Credentials, SigningKey
+from txmq.security.credentials import load_credentials, read_credentials
+from txmq.security.signatures import Credentials, SigningKey
 
 
 def private(tmp_path, text):

@@ -14,8 +14,8 @@ from txmq.testing import MachineCrashedError, World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.access.audit import read_audit
 from txmq_broker.config import BrokerSettings, ReplicationSettings, StoreSettings
-from txmq_broker.member import SetMember
 from txmq_broker.names.server import NameServer
+from txmq_broker.roles.member import SetMember
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import known_log
 

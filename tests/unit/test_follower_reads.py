@@ -16,7 +16,7 @@ from txmq.protocol.headers import (
     TopicHeader,
     TopicSettings,
 )
-from txmq_broker.services.log_copy import LogCopy
+from txmq_broker.replication.log_copy import LogCopy
 
 PULL = RequestCode.PULL_MESSAGE
 

@@ -9,9 +9,9 @@ from txmq.errors import CorruptRecord, ForeignFile, LogTooShort
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import HEAD_BYTES, Decision, DecisionKind, DecisionSource, head
 from txmq.testing import SeededEntropy
-from txmq_broker.inspection.directory_inspection import Inspection
-from txmq_broker.inspection.log_records import Selection, select
-from txmq_broker.inspection.repair import Cut, RemoveIndex, plan
+from txmq_broker.offline.inspection.directory_inspection import Inspection
+from txmq_broker.offline.inspection.log_records import Selection, select
+from txmq_broker.offline.inspection.repair import Cut, RemoveIndex, plan
 from txmq_broker.store.log.reader import Gap, LogReader
 
 BIG = b"x" * 700

@@ -8,7 +8,8 @@ from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.headers import TopicHeader
-from txmq_broker.services import log_shipper, long_requests
+from txmq_broker.replication import log_shipper
+from txmq_broker.services import long_requests
 
 
 class NotingZlib:

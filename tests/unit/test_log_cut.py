@@ -15,9 +15,9 @@ from tests.unit.copy_stage import (
 from tests.unit.store.shelf import START_MS, Sizes
 from txmq.protocol.span import DecisionKind
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
-from txmq_broker.backup.creation import Creation
-from txmq_broker.backup.manifest import BackupRefused
-from txmq_broker.inspection.log_records import LogRecord, Selection, select
+from txmq_broker.offline.backup.creation import Creation
+from txmq_broker.offline.backup.manifest import BackupRefused
+from txmq_broker.offline.inspection.log_records import LogRecord, Selection, select
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import log_to_read
 from txmq_broker.store.log.reader import LogReader

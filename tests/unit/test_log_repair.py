@@ -9,7 +9,7 @@ from tests.unit.set_stage import in_set
 from tests.unit.test_follower import fill
 from txmq.protocol.copies import FollowerEntry
 from txmq.protocol.span import HEAD_BYTES, heads_in
-from txmq_broker.services import log_shipper
+from txmq_broker.replication import log_shipper
 from txmq_broker.services.keeper import Keeper
 
 

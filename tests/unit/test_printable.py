@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.printable import printable, printable_json
+from txmq.text import printable, printable_json
 
 
 @pytest.mark.parametrize(

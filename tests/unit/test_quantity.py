@@ -2,7 +2,7 @@
 
 import pytest
 
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 
 @pytest.mark.parametrize(

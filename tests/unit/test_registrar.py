@@ -14,8 +14,8 @@ from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
 from txmq_broker.config import BrokerSettings, TopicDefaults
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
 from txmq_broker.names.server import NameServer
 from txmq_broker.services import registrar as registering
 from txmq_broker.services.registrar import Registrar

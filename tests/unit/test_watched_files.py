@@ -3,8 +3,8 @@
 import asyncio
 
 from tests.waiting import run, until
-from txmq import watched_files
-from txmq.watched_files import WatchedFiles
+from txmq.security import watched_files
+from txmq.security.watched_files import WatchedFiles
 
 
 def test_an_unexpected_failure_is_logged_once_without_its_text_and_the_watch_goes_on(

@@ -12,8 +12,8 @@ import sys
 from traceback import format_exception
 from types import TracebackType
 
-from txmq.printable import printable
 from txmq.runtime.interrupts import restore_interrupt
+from txmq.text import printable
 
 __all__ = ["main", "print_failure"]
 

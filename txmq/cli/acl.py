@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.account_rows import ACCOUNT_COLUMNS, account_row
 from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
@@ -25,6 +24,7 @@ from txmq.cli.common import (
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import note, say
 from txmq.errors import ConfigError, Effect, TransportError, TxmqError
+from txmq.ops.accounts import ACCOUNT_COLUMNS, account_row
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -21,13 +20,14 @@ from txmq.cli.common import (
     fail,
     moment_of,
 )
-from txmq.cli.moments import EARLIEST, LATEST, time_text
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
-from txmq.printable import printable
+from txmq.ops.directories import hint_of_brokers
+from txmq.ops.moments import EARLIEST, LATEST, time_text
 from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
+from txmq.text import printable
 
 __all__ = ["act_text", "audit", "person_of"]
 

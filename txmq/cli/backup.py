@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.findings import holder_of, print_finding, progress_bar, summary_text
-from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, print_result, say
 from txmq.errors import StoreError
-from txmq.quantity import quantity
+from txmq.ops.directories import hint_of_brokers
+from txmq.ops.moments import time_text
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
+from txmq.text import quantity
 
 if TYPE_CHECKING:
-    from txmq_broker.backup.manifest import BackupManifest
-    from txmq_broker.backup.verification import Verification
+    from txmq_broker.offline.backup.manifest import BackupManifest
+    from txmq_broker.offline.backup.verification import Verification
 
 __all__ = ["app"]
 
@@ -81,8 +81,8 @@ def create(
 def _create(
     data: Path, to: Path, folder: LocalDisk, *, has_links: bool
 ) -> "tuple[BackupManifest, int]":
-    from txmq_broker.backup.creation import Creation
-    from txmq_broker.backup.manifest import BackupRefused
+    from txmq_broker.offline.backup.creation import Creation
+    from txmq_broker.offline.backup.manifest import BackupRefused
 
     def link(path: str, place: str) -> None:
         folder.link(data / path, place)
@@ -173,7 +173,7 @@ def restore(
 
 
 def _restore(disk: LocalDisk, verification: "Verification", data: Path) -> None:
-    from txmq_broker.backup.restoration import restore as restore_to
+    from txmq_broker.offline.backup.restoration import restore as restore_to
 
     manifest = verification.manifest
     size = sum(file.size for file in manifest.files)
@@ -191,8 +191,8 @@ def _restore(disk: LocalDisk, verification: "Verification", data: Path) -> None:
 
 
 def _verify(disk: LocalDisk, *, json: bool) -> "Verification":
-    from txmq_broker.backup.manifest import BackupRefused
-    from txmq_broker.backup.verification import Verification
+    from txmq_broker.offline.backup.manifest import BackupRefused
+    from txmq_broker.offline.backup.verification import Verification
 
     try:
         with progress_bar(0) as bar:

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.broker_figures import readable_figures
 from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -15,12 +14,13 @@ from txmq.cli.common import (
     ask,
     fail,
 )
-from txmq.cli.known_names import nearest
 from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
 from txmq.cli.output import as_json, note, print_result, table
-from txmq.cli.setting_rows import SOURCES, setting_rows
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
+from txmq.ops.brokers import readable_figures
+from txmq.ops.known_names import nearest
+from txmq.ops.settings import SOURCES, setting_rows
 
 __all__ = ["app"]
 

@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 
-from txmq.background import fast_loop
 from txmq.cli import logs
+from txmq.runtime.background import fast_loop
 
 __all__ = ["main"]
 

@@ -25,10 +25,10 @@ from txmq.cli.reconcile_options import (
 )
 from txmq.cli.spreadsheet import as_csv
 from txmq.errors import ConfigError, ReconcileRefused
-from txmq.quantity import quantity
 from txmq.reconcile import Class, Result, Rules, Run
 from txmq.reconcile.report.words import amount, mask, mask_sides, moment, signed
 from txmq.runtime.clock import SystemClock
+from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.reconcile.archive import ItemFilter

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from txmq.cli.common import for_each
-from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin, BrokerCopies, BrokerInfo
 from txmq.client.routes import MASTER
 from txmq.errors import TopicNotFound, TxmqError
+from txmq.ops.moments import time_text
 from txmq.runtime.coordinator import short_name
 
 __all__ = ["copies_of", "is_drained", "print_copies"]

@@ -7,8 +7,6 @@ from typing import Annotated, Final, NoReturn, TypeVar
 
 import typer
 
-from txmq.cli.known_names import check_topic
-from txmq.cli.moments import moment_ms
 from txmq.cli.output import note, progress_bar
 from txmq.client import Admin, Session
 from txmq.errors import (
@@ -24,9 +22,11 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.message import Queue
-from txmq.printable import printable
+from txmq.ops.known_names import check_topic
+from txmq.ops.moments import moment_ms
 from txmq.remoting.pool import NO_SERVER, split_address
 from txmq.runtime.clock import SystemClock
+from txmq.text import printable
 
 __all__ = [
     "FAILED",

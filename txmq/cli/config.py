@@ -6,7 +6,16 @@ import typer
 
 from txmq.cli.output import say_lines
 from txmq.cli.serve import foreign_names, settings_shape
-from txmq.config import Alias, Derived, ForeignName, OneValue, Setting, Unused, describe, variable
+from txmq.settings.loading import (
+    Alias,
+    Derived,
+    ForeignName,
+    OneValue,
+    Setting,
+    Unused,
+    describe,
+    variable,
+)
 
 __all__ = ["app", "reference"]
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import (
     NAMES_DEFAULT,
@@ -20,12 +19,12 @@ from txmq.cli.common import (
 )
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
-from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
-from txmq.errors import ConfigError, ReconcileRefused
-from txmq.extras import named_extra
+from txmq.errors import ConfigError, ReconcileRefused, named_extra
 from txmq.remoting.pool import split_address
+from txmq.runtime.background import fast_loop
 from txmq.runtime.network import SystemNetwork
-from txmq.tls import load_tls
+from txmq.security.credentials import CREDENTIALS_VARIABLES, load_credentials
+from txmq.security.tls import load_tls
 
 __all__ = ["console"]
 

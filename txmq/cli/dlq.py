@@ -23,9 +23,7 @@ from txmq.cli.common import (
     fail,
     moment_of,
 )
-from txmq.cli.known_names import check_group
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.moments import LATEST, age_of
 from txmq.cli.output import (
     as_json,
     listing,
@@ -35,7 +33,14 @@ from txmq.cli.output import (
     say,
     table,
 )
-from txmq.cli.resend import (
+from txmq.client import Admin
+from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
+from txmq.client.admin.dead_letters import DeadLetters
+from txmq.client.admin.lookups import TIME_MAX
+from txmq.message import ReceivedMessage
+from txmq.ops.known_names import check_group
+from txmq.ops.moments import LATEST, age_of
+from txmq.ops.resend import (
     BEFORE,
     DOUBTFUL,
     REFUSED,
@@ -44,14 +49,9 @@ from txmq.cli.resend import (
     ResendResult,
     ResendRun,
 )
-from txmq.client import Admin
-from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
-from txmq.client.admin.dead_letters import DeadLetters
-from txmq.client.admin.lookups import TIME_MAX
-from txmq.message import ReceivedMessage
 from txmq.protocol import properties
-from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
+from txmq.text import quantity
 
 __all__ = ["app"]
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txmq.cli.output import as_json, say
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 if TYPE_CHECKING:
-    from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange
+    from txmq_broker.offline.inspection.findings import Finding, InspectionSummary, OffsetRange
 
 __all__ = ["holder_of", "offsets_text", "print_finding", "progress_bar", "summary_text"]
 

@@ -8,13 +8,13 @@ import typer
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
 from txmq.cli.group_moves import clone, reset, skip
 from txmq.cli.group_state import is_of_system, lag_words, monitor, status
-from txmq.cli.known_names import check_group, check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import print_result
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, GroupLag, QueueProgress
 from txmq.errors import ConsumerOffline
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_group, check_topic
+from txmq.text import quantity
 
 __all__ = ["app"]
 

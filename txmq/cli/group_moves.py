@@ -17,14 +17,14 @@ from txmq.cli.common import (
     for_each,
     moment_of,
 )
-from txmq.cli.known_names import check_group
 from txmq.cli.output import print_result, progress_bar, table
 from txmq.client import Admin
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, IllegalOperation, UsageError
 from txmq.message import Queue, QueueOffset
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_group
+from txmq.text import quantity
 
 __all__ = ["clone", "consequence_of", "reset", "skip"]
 

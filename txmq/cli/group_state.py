@@ -5,15 +5,15 @@ from typing import Annotated, Any, Final
 import typer
 
 from txmq.cli.common import FAILED, NAMES_DEFAULT, AsJson, Cluster, Names, ask, for_each
-from txmq.cli.known_names import check_group
 from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
-from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin, ConsumerReport, GroupLag
 from txmq.client.values import WaitingRetries
 from txmq.errors import ConsumerOffline, TxmqError
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_group
+from txmq.ops.moments import age_of
 from txmq.runtime.clock import SystemClock
+from txmq.text import quantity
 
 __all__ = [
     "WAITING_COLUMN",

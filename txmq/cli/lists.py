@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
-from txmq.cli.known_names import nearest
 from txmq.cli.output import as_json, clear, flush, note, say, table
-from txmq.config import parse_duration
-from txmq.quantity import quantity
+from txmq.ops.known_names import nearest
+from txmq.settings.loading import parse_duration
+from txmq.text import quantity
 
 __all__ = ["Every", "ListColumn", "Listing", "Watch", "listed", "watched"]
 

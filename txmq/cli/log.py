@@ -15,7 +15,6 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import (
     FAILED,
     WRONGLY_CALLED,
@@ -34,18 +33,18 @@ from txmq.cli.findings import (
     summary_text,
 )
 from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
-from txmq.cli.moments import LATEST
 from txmq.cli.output import as_json, note, print_result, say
 from txmq.errors import TxmqError
-from txmq.printable import printable_json
-from txmq.quantity import quantity
+from txmq.ops.directories import hint_of_brokers
+from txmq.ops.moments import LATEST
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
+from txmq.text import printable_json, quantity
 
 if TYPE_CHECKING:
-    from txmq_broker.inspection.findings import Finding, InspectionSummary
-    from txmq_broker.inspection.log_records import Broken, Item, LogRecord, Selection
-    from txmq_broker.inspection.repair import Repair
+    from txmq_broker.offline.inspection.findings import Finding, InspectionSummary
+    from txmq_broker.offline.inspection.log_records import Broken, Item, LogRecord, Selection
+    from txmq_broker.offline.inspection.repair import Repair
     from txmq_broker.store.log.reader import Gap, LogReader
 
 __all__ = ["app"]
@@ -230,7 +229,7 @@ def _selection(
     end: int | None,
     kinds: list[str] | None,
 ) -> "Selection":
-    from txmq_broker.inspection.log_records import RecordKind, Selection
+    from txmq_broker.offline.inspection.log_records import RecordKind, Selection
 
     known = [kind.value for kind in RecordKind]
     for name in kinds or ():
@@ -309,7 +308,7 @@ def _log_size(disk: LocalDisk) -> int:
 
 
 def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], InspectionSummary]":
-    from txmq_broker.inspection.directory_inspection import Inspection
+    from txmq_broker.offline.inspection.directory_inspection import Inspection
 
     findings: list[Finding] = []
     with progress_bar(_log_size(disk)) as bar:
@@ -324,7 +323,7 @@ def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Inspection
 
 def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
     """Offer the repairs for what was found; returns whether one was carried out."""
-    from txmq_broker.inspection.repair import plan
+    from txmq_broker.offline.inspection.repair import plan
 
     repairs = plan(findings)
     for repair in repairs:
@@ -341,7 +340,7 @@ def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool
 
 
 def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
-    from txmq_broker.inspection.repair import AcceptLoss, Cut
+    from txmq_broker.offline.inspection.repair import AcceptLoss, Cut
 
     size, records, offsets = repair.loss(disk)
     if isinstance(repair, Cut):
@@ -379,7 +378,7 @@ class _LogPass:
 
     def read(self, disk: LocalDisk, write: Callable[["LogRecord"], None], *, has_bar: bool) -> None:
         """Pass every selected record to a function."""
-        from txmq_broker.inspection.log_records import select
+        from txmq_broker.offline.inspection.log_records import select
         from txmq_broker.store.log.identity import log_to_read
         from txmq_broker.store.log.reader import LogReader
 
@@ -401,7 +400,7 @@ class _LogPass:
 
     def _records_to_read(self) -> "tuple[Selection, bool]":
         """The records to read: messages and decisions that commit some, unless others are named."""
-        from txmq_broker.inspection.log_records import RecordKind
+        from txmq_broker.offline.inspection.log_records import RecordKind
 
         selection = self._selection
         if not self._is_export or selection.kinds - {RecordKind.MESSAGE}:
@@ -410,7 +409,7 @@ class _LogPass:
         return selection._replace(kinds=kinds), True
 
     def _record(self, log: "LogReader", item: "Item", *, is_default: bool) -> "LogRecord | None":
-        from txmq_broker.inspection.log_records import Broken, committed_message
+        from txmq_broker.offline.inspection.log_records import Broken, committed_message
         from txmq_broker.store.log.reader import Gap
 
         if isinstance(item, Gap | Broken):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Literal
 
-from txmq.cli.moments import time_text
 from txmq.errors import ConfigError, RemoteProtocolError
+from txmq.ops.moments import time_text
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import host_text
 
 if TYPE_CHECKING:
     from txmq.protocol.record import Record
-    from txmq_broker.inspection.log_records import LogRecord
+    from txmq_broker.offline.inspection.log_records import LogRecord
 
 __all__ = ["BodyForm", "plain_body", "record_fields", "record_line"]
 

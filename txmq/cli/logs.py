@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from txmq.printable import printable, printable_json
+from txmq.text import printable, printable_json
 
 __all__ = ["Form", "JsonFormatter", "Level", "TextFormatter", "configure"]
 

@@ -20,11 +20,7 @@ from txmq.cli.common import (
     moment_of,
     queue_of,
 )
-from txmq.cli.delayed_rows import DELAYED_COLUMNS, delayed_rows
-from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.message_scan import ScanWish, scan_messages
-from txmq.cli.moments import LATEST
 from txmq.cli.output import (
     as_json,
     listing,
@@ -34,13 +30,17 @@ from txmq.cli.output import (
     print_result,
     say,
 )
-from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, HandledMessage, PulledBatch
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
-from txmq.config import parse_duration
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.ops.delayed import DELAYED_COLUMNS, delayed_rows
+from txmq.ops.known_names import check_topic
+from txmq.ops.message_scan import ScanWish, scan_messages
+from txmq.ops.moments import LATEST
+from txmq.ops.traces import HEADINGS, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
-from txmq.quantity import quantity
+from txmq.settings.loading import parse_duration
+from txmq.text import quantity
 
 __all__ = ["app", "find_traces"]
 

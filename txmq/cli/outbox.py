@@ -12,11 +12,11 @@ import typer
 
 from txmq.cli.common import WRONGLY_CALLED, AsJson, Yes, confirm, fail
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, listing, print_result
 from txmq.cli.schema import Database, OutboxName, SchemaName, database_errors
 from txmq.errors import NotFound
-from txmq.quantity import quantity
+from txmq.ops.moments import age_of
+from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.message import Message

@@ -1,7 +1,7 @@
 """The output of commands: tables for people, one line of JSON for programs.
 
 No other module of the commands writes to the standard streams. So every name, key and reason from
-the wire passes through :func:`txmq.printable.printable`.
+the wire passes through :func:`txmq.text.printable`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from txmq.message import ReceivedMessage
-from txmq.printable import printable, printable_json
+from txmq.text import printable, printable_json
 
 __all__ = [
     "as_json",

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.client_rows import CLIENT_COLUMNS, client_row
 from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
-from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import Listing, listed
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import RequestNotSupported
+from txmq.ops.clients import CLIENT_COLUMNS, client_row
+from txmq.ops.known_names import check_producer_group
 
 __all__ = ["app"]
 

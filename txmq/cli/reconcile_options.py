@@ -15,8 +15,14 @@ from typer.core import TyperGroup
 
 from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
-from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
-from txmq.extras import named_extra
+from txmq.errors import (
+    ConfigError,
+    ReconcileRefused,
+    ResourceError,
+    StoreError,
+    UsageError,
+    named_extra,
+)
 from txmq.reconcile import Rules, read_rules
 from txmq.runtime.clock import SystemClock
 

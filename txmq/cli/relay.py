@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail, host_and_port
-from txmq.cli.known_names import check_topic
 from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, database_errors
 from txmq.cli.stop_signals import stop_at_signals
@@ -23,8 +21,10 @@ from txmq.errors import (
     TopicNotFound,
     TransportError,
 )
-from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
-from txmq.quantity import quantity
+from txmq.metrics.http import METRICS_TYPE, HttpPage, HttpServer, health_pages
+from txmq.ops.known_names import check_topic
+from txmq.runtime.background import fast_loop
+from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.outbox.relay import Relay

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import (
     FAILED,
@@ -27,7 +26,6 @@ from txmq.cli.common import (
     host_and_port,
     sentence_of,
 )
-from txmq.cli.known_names import check_producer_group
 from txmq.cli.output import note, print_result
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.cli.stop_signals import stop_at_signals, unless_stopped
@@ -46,13 +44,15 @@ from txmq.errors import (
     TransportError,
     TxmqError,
 )
-from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.limits import CHECKS_PER_PRODUCER_MAX, GROUP_CHARS_MAX
+from txmq.metrics.http import METRICS_TYPE, HttpPage, HttpServer, health_pages
+from txmq.ops.known_names import check_producer_group
 from txmq.protocol.bodies import OpenTransactions
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
-from txmq.quantity import quantity
+from txmq.runtime.background import fast_loop
 from txmq.runtime.backoff import Backoff
+from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.transaction.manager import TransactionManager

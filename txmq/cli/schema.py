@@ -9,9 +9,9 @@ import typer
 
 from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import say, say_lines
-from txmq.config import parse_duration
 from txmq.errors import ConfigError, ResourceError
-from txmq.quantity import quantity
+from txmq.settings.loading import parse_duration
+from txmq.text import quantity
 
 __all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]
 

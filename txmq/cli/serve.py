@@ -19,15 +19,15 @@ import txmq
 from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
-from txmq.config import ForeignName, load
-from txmq.credentials import CREDENTIALS_VARIABLES
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
-from txmq.etcd_access import ETCD_VARIABLES
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
 from txmq.runtime.time_slice import shorten_time_slice
-from txmq.tls import TLS_VARIABLES
+from txmq.security.credentials import CREDENTIALS_VARIABLES
+from txmq.security.tls import TLS_VARIABLES
+from txmq.settings.loading import ForeignName, load
+from txmq_broker.replication.etcd_access import ETCD_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker
@@ -304,7 +304,7 @@ def settings_shape() -> "type[BrokerSettings]":
 
 def foreign_names() -> Mapping[str, ForeignName]:
     """RocketMQ's names for the settings of a broker."""
-    from txmq_broker.rocketmq_settings import NAMES
+    from txmq_broker.handlers.rocketmq_settings import NAMES
 
     return NAMES
 
@@ -432,7 +432,7 @@ def _addresses(settings: "BrokerSettings") -> dict[str, str]:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker import following, member, running
+    from txmq_broker.roles import following, member, running
 
     clock = SystemClock()
     began = clock.monotonic()

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import FAILED
 from txmq.cli.output import flush, note, say
-from txmq.extras import named_extra
+from txmq.errors import named_extra
+from txmq.runtime.background import fast_loop
 from txmq.runtime.supervisor import SupervisorEnd
 
 if TYPE_CHECKING:

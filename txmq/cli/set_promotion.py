@@ -12,7 +12,6 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, sentence_of
-from txmq.cli.moments import time_text
 from txmq.cli.output import print_result
 from txmq.errors import (
     BrokerRefused,
@@ -24,12 +23,13 @@ from txmq.errors import (
     TxmqError,
     UsageError,
 )
-from txmq.etcd_access import etcd_coordinator
+from txmq.ops.moments import time_text
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import AllowedLoss, Leader, SetCoordinator, View, short_name
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.replication.etcd_access import etcd_coordinator
 
 __all__ = ["promote"]
 
@@ -107,7 +107,7 @@ def promote(
 def _promote_directory(
     data: Path, reason: str, operator: str, *, allow_data_loss: bool, json: bool
 ) -> None:
-    from txmq_broker.promotion import promote as promote_directory
+    from txmq_broker.roles.promotion import promote as promote_directory
 
     if not (data / "config").is_dir():
         fail(f"{data} is not the directory of a follower", WRONGLY_CALLED)
@@ -196,7 +196,7 @@ async def _promote(
 async def _hand_over(
     store: SetCoordinator, seen: View, leader: Leader, wanted: AllowedLoss
 ) -> NewLeader:
-    from txmq_broker.core.set_acts import HAND_OVER
+    from txmq_broker.replication.set_acts import HAND_OVER
     from txmq_broker.services.own_connections import own_connections
 
     clock = SystemClock()
@@ -222,7 +222,7 @@ async def _hand_over(
 async def _accept(
     store: SetCoordinator, seen: View, loss: AllowedLoss, broker: str, *, allow_data_loss: bool
 ) -> AllowedLoss:
-    from txmq_broker.core.set_acts import find_member
+    from txmq_broker.replication.set_acts import find_member
 
     if not (seen.in_sync or allow_data_loss):
         raise UsageError(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Final, TypeAlias
 
-from txmq.printable import printable
+from txmq.text import printable
 
 __all__ = ["Cell", "as_csv"]
 

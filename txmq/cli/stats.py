@@ -8,10 +8,10 @@ import typer
 from txmq.cli.common import NAMES_DEFAULT, Names, ask, for_each
 from txmq.cli.group_state import WAITING_COLUMN
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.topic_rows import application_topics
 from txmq.client import Admin
 from txmq.client.values import TopicTraffic
 from txmq.errors import TxmqError
+from txmq.ops.topics import application_topics
 
 __all__ = ["stats"]
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from txmq.cli.client_rows import CLIENT_COLUMNS, consumer_rows
 from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -18,18 +17,19 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import as_json, print_result, say
-from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import description_of, fields_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
 from txmq.limits import QUEUES_OF_NEW_TOPICS
+from txmq.ops.clients import CLIENT_COLUMNS, consumer_rows
+from txmq.ops.known_names import check_topic
+from txmq.ops.topic_change import TopicChange
+from txmq.ops.topics import description_of, fields_of, topic_rows
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["app", "check_new_topic"]
 

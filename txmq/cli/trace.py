@@ -6,13 +6,13 @@ from typing import Annotated, Final
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask, moment_of, sentence_of
-from txmq.cli.moments import LATEST
 from txmq.cli.output import as_json, flush, note, say
-from txmq.cli.traces import trace_fields, trace_line
 from txmq.client import Admin
 from txmq.client.observe.trace_records import TraceRecord, decode
 from txmq.errors import TransportError
 from txmq.message import Queue
+from txmq.ops.moments import LATEST
+from txmq.ops.traces import trace_fields, trace_line
 from txmq.protocol.topics import TRACES
 
 __all__ = ["app"]

@@ -18,17 +18,17 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import ListColumn, Listing, listed
-from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
 from txmq.cli.tx_decided import decided
 from txmq.cli.tx_history import history
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_producer_group
+from txmq.ops.moments import age_of
 from txmq.runtime.clock import SystemClock
+from txmq.text import quantity
 
 __all__ = ["app"]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask, for_each
-from txmq.cli.message_scan import ScannedMessage, ScanWish, scan_messages
-from txmq.cli.moments import time_text
 from txmq.cli.output import print_rows
 from txmq.client import Admin
 from txmq.errors import RequestNotSupported, TxmqError
 from txmq.message import Queue, ReceivedMessage
+from txmq.ops.message_scan import ScannedMessage, ScanWish, scan_messages
+from txmq.ops.moments import time_text
 from txmq.protocol import properties
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 

@@ -8,14 +8,14 @@ import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask
 from txmq.cli.message import find_traces
-from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say
-from txmq.cli.transaction_steps import TransactionStep, steps_of
 from txmq.client import Admin, TransactionReport
 from txmq.client.observe.trace_records import TraceRecord
 from txmq.errors import NotFound, TxmqError
 from txmq.message import ReceivedMessage
-from txmq.printable import printable
+from txmq.ops.moments import time_text
+from txmq.ops.transactions import TransactionStep, steps_of
+from txmq.text import printable
 
 __all__ = ["find_report", "history", "traces_of"]
 

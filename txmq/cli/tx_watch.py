@@ -6,11 +6,11 @@ import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask
 from txmq.cli.lists import Every, watched
-from txmq.cli.moments import age_of, time_text
 from txmq.cli.output import as_json, note, say
 from txmq.client.values import OpenTransaction
-from txmq.quantity import quantity
+from txmq.ops.moments import age_of, time_text
 from txmq.runtime.clock import SystemClock
+from txmq.text import quantity
 
 __all__ = ["changes_between", "watch"]
 

@@ -6,7 +6,7 @@ import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, Yes, ask, confirm
 from txmq.cli.output import print_result
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["drain", "undrain"]
 

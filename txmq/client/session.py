@@ -23,7 +23,6 @@ from txmq.client.routes import (
     RouteTable,
     route_of,
 )
-from txmq.credentials import load_credentials
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -38,14 +37,15 @@ from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
-from txmq.protocol.signature import Credentials
 from txmq.remoting.connection import Connection, Service, no_service
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.process import OwnerProcess
-from txmq.tls import ClientTls, client_context, load_tls
+from txmq.security.credentials import load_credentials
+from txmq.security.signatures import Credentials
+from txmq.security.tls import ClientTls, client_context, load_tls
 
 __all__ = ["Session"]
 

@@ -19,9 +19,9 @@ from txmq.client.observe.telemetry import Telemetry
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX, QUEUES_OF_NEW_TOPICS
 from txmq.protocol.compression import Algorithm
-from txmq.protocol.signature import Credentials
 from txmq.protocol.topics import TRACES
-from txmq.tls import ClientTls
+from txmq.security.signatures import Credentials
+from txmq.security.tls import ClientTls
 
 __all__ = [
     "TRACE_SETTINGS", "ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom",

@@ -75,10 +75,10 @@ from txmq.errors import (
     TxmqError,
     UsageError,
 )
-from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.protocol.signature import Credentials
+from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.security.signatures import Credentials
 
 __all__ = ["CHANGES", "PAGES", "Console", "console_app"]
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from txmq.client import FigureHistory
-from txmq.printable import printable
+from txmq.text import printable
 
 __all__ = ["ChartLine", "chart_of", "highest", "merged", "total"]
 

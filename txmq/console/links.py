@@ -19,8 +19,8 @@ from txmq.protocol.bodies import Heartbeat
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, fields_of
 from txmq.protocol.headers import Header
-from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import Entropy
+from txmq.security.signatures import Credentials
 
 __all__ = ["ClusterLinks", "ClusterReach", "OperatorSession"]
 

@@ -12,10 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import txmq
-from txmq.cli.moments import age_of, time_text
 from txmq.console.navigation import SECTIONS, section_of
-from txmq.printable import printable
-from txmq.quantity import quantity
+from txmq.ops.moments import age_of, time_text
+from txmq.text import printable, quantity
 
 __all__ = ["PageMarkup", "Rendered", "link", "url_of"]
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import txmq
 from txmq.console.links import ClusterReach
-from txmq.metric_rows import DurationBuckets, FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.table import DurationBuckets, FigureRow, FigureSample, RowKind, table_text
 from txmq.runtime.clock import Clock
 
 __all__ = ["PREFIX", "ROWS", "ConsoleTally", "MeasuredApp"]

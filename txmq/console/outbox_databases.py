@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.console.bounded_threads import ANSWER_S, BoundedThreads
 from txmq.console.settings import OutboxAddress
-from txmq.errors import DatabaseFailed, NotFound
-from txmq.extras import named_extra
+from txmq.errors import DatabaseFailed, NotFound, named_extra
 
 if TYPE_CHECKING:
     from txmq.outbox.operator_access import OutboxOperator

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from txmq.console.bounded_threads import ANSWER_S, BoundedThreads
-from txmq.errors import ReconcileRefused
-from txmq.extras import named_extra
+from txmq.errors import ReconcileRefused, named_extra
 
 if TYPE_CHECKING:
     from txmq.reconcile.archive import ReportArchive

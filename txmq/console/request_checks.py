@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from txmq.console.settings import ConsoleSettings
-from txmq.printable import printable
+from txmq.text import printable
 
 __all__ = ["HEADERS", "RequestChecks", "refusal_of"]
 

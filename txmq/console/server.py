@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from txmq.console.app import Console
 from txmq.console.settings import ConsoleSettings
-from txmq.http_server import HttpServer
 from txmq.limits import CONSOLE_REQUESTS_MAX, CONSOLE_WAITING_MAX
+from txmq.metrics.http import HttpServer
 
 __all__ = ["serve"]
 

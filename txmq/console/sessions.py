@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from txmq.limits import CONSOLE_SESSIONS_MAX
-from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import Entropy
+from txmq.security.signatures import Credentials
 
 __all__ = ["SESSION_S", "UNUSED_S", "SessionTable", "VisitorSession"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from txmq.cli.handling_attempts import HandlingAttempt, attempts_in
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord
 from txmq.message import ReceivedMessage
-from txmq.quantity import quantity
+from txmq.ops.handling_attempts import HandlingAttempt, attempts_in
+from txmq.text import quantity
 
 __all__ = ["BARS_MAX", "WIDTH", "TimeBar", "TimeLine", "time_line"]
 

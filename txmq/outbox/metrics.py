@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from txmq.metrics_text import metrics_text
+from txmq.metrics.text import metrics_text
 from txmq.outbox.tally import Backlog, RelayTally
 
 __all__ = ["exposition"]

@@ -27,12 +27,12 @@ from txmq.outbox.store import OutboxStore
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Backlog, RelayTally
 from txmq.outbox.wake_up import WakeUp
-from txmq.quantity import quantity
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.tasks import Tasks
+from txmq.text import quantity
 
 __all__ = ["Relay"]
 

@@ -10,7 +10,7 @@ from txmq.databases.failures import words
 from txmq.errors import DatabaseFailed, TableMissing
 from txmq.limits import SLOTS
 from txmq.outbox.table import LANES, Outbox
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["create_outbox"]
 

@@ -20,8 +20,8 @@ from txmq.outbox.slots import fair_share
 from txmq.outbox.statements import relay_statements
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Backlog
-from txmq.quantity import quantity
 from txmq.runtime.tasks import Threads
+from txmq.text import quantity
 
 __all__ = ["BeatResult", "OutboxStore", "Page"]
 

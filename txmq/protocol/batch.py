@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import BATCH_MESSAGES_MAX, PROPERTIES_BYTES_MAX
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["BatchColumns", "BatchItem", "EqualMessages", "equal_messages", "pack", "unpack"]
 

@@ -31,7 +31,7 @@ from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.header_binary import BinaryHeader
 from txmq.protocol.headers import EndTransaction, Header, PullMessage, SendMessageV2, SignedSend
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = [
     "BINARY",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import HEADER_FIELDS_MAX
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["BinaryHeader", "pack", "unpack"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from txmq.errors import RemoteProtocolError
-from txmq.property_lines import PropertyError, read_properties
+from txmq.settings.property_lines import PropertyError, read_properties
 
 __all__ = ["dumps", "loads"]
 

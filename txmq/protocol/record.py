@@ -22,7 +22,7 @@ from txmq.message import LogPosition
 from txmq.protocol import compression, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = [
     "COMMITTED",

@@ -16,7 +16,7 @@ from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer, encode
 from txmq.protocol.headers import PullAnswer
-from txmq.protocol.signature import Credentials
+from txmq.security.signatures import Credentials
 
 __all__ = [
     "SendHeaderTemplate",

@@ -23,7 +23,7 @@ rules and results; they need neither Spark nor Java::
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from txmq.extras import named_extra
+from txmq.errors import named_extra
 from txmq.reconcile.classes import Class
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules

@@ -14,10 +14,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from msgspec.structs import replace
 
-from txmq.config import did_you_mean
-from txmq.config_tree import load_tree
 from txmq.errors import ConfigError
-from txmq.quantity import quantity
 from txmq.reconcile.rules import (
     LOG_PLACES,
     SCHEMES,
@@ -29,6 +26,9 @@ from txmq.reconcile.rules import (
     Constant,
     Rules,
 )
+from txmq.settings.loading import did_you_mean
+from txmq.settings.tree import load_tree
+from txmq.text import quantity
 
 __all__ = ["read_rules"]
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
+from txmq.text import quantity
 
 BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
 """Ages in business days."""

@@ -12,7 +12,6 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused
-from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import OF_ACCOUNTS, Cover, Dated, covers_of, dated
 from txmq.reconcile.explanations import Explanations
@@ -20,6 +19,7 @@ from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total, place_of_proof
+from txmq.text import quantity
 
 __all__ = ["Findings", "judge"]
 

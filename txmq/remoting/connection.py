@@ -34,10 +34,10 @@ from txmq.protocol.codes import SUCCESS
 from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
-from txmq.protocol.signature import Credentials
 from txmq.remoting.exchange import Exchange, PendingResponse, Waiter
 from txmq.runtime.clock import Clock
-from txmq.tls import PeerSubject, reason_of, subject_of
+from txmq.security.signatures import Credentials
+from txmq.security.tls import PeerSubject, reason_of, subject_of
 
 __all__ = [
     "Connection",

@@ -19,7 +19,7 @@ from txmq.limits import REMARK_CHARS_MAX
 from txmq.protocol import command as commands
 from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
-from txmq.repeated_lines import RepeatedLines
+from txmq.text import RepeatedLines
 
 __all__ = ["Authorize", "Dispatcher", "Handler", "Postponed", "RunHandler", "ServeUsual"]
 

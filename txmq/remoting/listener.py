@@ -14,9 +14,9 @@ from txmq.protocol.command import Command, Frame, decode
 from txmq.remoting.arrival import Arrival, ServerTls
 from txmq.remoting.budgets import ByteBudget
 from txmq.remoting.connection import Connection, Service
-from txmq.repeated_lines import RepeatedLines
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network, ServerSocket
+from txmq.text import RepeatedLines
 
 __all__ = ["Listener"]
 

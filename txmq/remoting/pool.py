@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Final
 
 from txmq.errors import ConfigError, ConnectFailed
-from txmq.protocol.signature import Credentials
 from txmq.remoting.connection import Connection, Service, no_service
 from txmq.remoting.tls_stream import TlsStream
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
-from txmq.tls import ClientContext
+from txmq.security.signatures import Credentials
+from txmq.security.tls import ClientContext
 
 __all__ = ["NO_SERVER", "ConnectionPool", "split_address"]
 

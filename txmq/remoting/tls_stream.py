@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from txmq.limits import TLS_HANDSHAKE_BYTES_MAX, TLS_HANDSHAKE_S
-from txmq.tls import reason_of
+from txmq.security.tls import reason_of
 
 __all__ = ["TlsStream"]
 

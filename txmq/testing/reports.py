@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["DeliveryAttempt", "End", "Report"]
 

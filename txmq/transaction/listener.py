@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from txmq import background
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import UsageError
 from txmq.message import Message, ReceivedMessage
+from txmq.runtime import background
 from txmq.runtime.signatures import signature_of
 from txmq.runtime.tasks import Job, run_job
 from txmq.transaction.state import LocalTransactionState

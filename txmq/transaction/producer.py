@@ -23,12 +23,12 @@ from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.headers import CheckState
-from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Runner
+from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import (

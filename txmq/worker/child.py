@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError, TxmqError, UsageError
+from txmq.runtime.background import fast_loop
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.parent_link import (

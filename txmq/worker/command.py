@@ -15,17 +15,16 @@ from typing import Final
 import msgspec
 
 import txmq
-from txmq.background import fast_loop
 from txmq.cli.output import flush, note, say
-from txmq.errors import ConfigError
-from txmq.extras import named_extra
-from txmq.http_server import HttpServer
-from txmq.quantity import quantity
+from txmq.errors import ConfigError, named_extra
+from txmq.metrics.http import HttpServer
+from txmq.runtime.background import fast_loop
 from txmq.runtime.child_process import ChildCommand, ChildEnd
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.supervisor import Supervisor, SupervisorEnd, SupervisorSettings
 from txmq.runtime.tasks import Tasks
+from txmq.text import quantity
 from txmq.worker.figures import WorkerFigures
 from txmq.worker.plan import WorkerPlan
 from txmq.worker.source_files import SourceFiles

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 
 from txmq.limits import METRIC_SERIES_MAX
-from txmq.metrics_text import metrics_text
+from txmq.metrics.text import metrics_text
 from txmq.worker.figures import BUCKETS_S, HandlerSeries, ProcessReport
 
 __all__ = ["WorkerState", "exposition"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 import txmq
-from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
 from txmq.runtime.clock import Clock
 from txmq.runtime.supervisor import ChildSlot, Supervisor
 from txmq.worker.figures import ProcessReport, WorkerFigures, read_report

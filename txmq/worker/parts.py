@@ -16,8 +16,8 @@ from txmq.client.consume.push_consumer import PushConsumer
 from txmq.client.consume.scheduled_pull import ScheduledPull
 from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
-from txmq.facade import OpenableFacade
-from txmq.quantity import quantity
+from txmq.runtime.facade import OpenableFacade
+from txmq.text import quantity
 from txmq.transaction.manager import TransactionManager
 from txmq.transaction.producer import TransactionProducer
 

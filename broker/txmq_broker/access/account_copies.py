@@ -18,10 +18,10 @@ import msgspec
 from txmq.errors import ConfigError, NoPermission, ServiceUnavailable
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
-from txmq.protocol.signature import ACCESS_KEY
 from txmq.remoting.connection import Connection
-from txmq.repeated_lines import RepeatedLines
 from txmq.runtime.clock import Clock
+from txmq.security.signatures import ACCESS_KEY
+from txmq.text import RepeatedLines
 from txmq_broker.access.accounts import AccessRules
 from txmq_broker.access.acl_files import SUFFIXES, AclFiles, parse, read_texts, replace_text
 from txmq_broker.access.audit import AuditLog

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from txmq.errors import ConfigError
 from txmq.protocol.bodies import DataVersion
-from txmq.protocol.signature import KEY_CHARS_MIN, SigningKey
-from txmq.tls import PeerSubject
+from txmq.security.signatures import KEY_CHARS_MIN, SigningKey
+from txmq.security.tls import PeerSubject
 from txmq_broker.access.addresses import AddressPattern
 
 __all__ = ["AccessRules", "Account", "AccountSettings", "AclFile", "Permission"]

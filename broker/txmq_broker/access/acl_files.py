@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from txmq.credentials import check_private
 from txmq.errors import ConfigError
 from txmq.protocol.bodies import DataVersion
-from txmq.watched_files import WatchedFiles
+from txmq.security.credentials import check_private
+from txmq.security.watched_files import WatchedFiles
 from txmq_broker.access.accounts import AccessRules, AclFile
 from txmq_broker.access.acl_yaml import load
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from txmq.errors import ConfigError
-from txmq.extras import named_extra
+from txmq.errors import ConfigError, named_extra
 
 __all__ = ["compose", "dump", "load"]
 

@@ -18,12 +18,12 @@ from txmq.errors import BrokerRefused, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, FrameReader, answer, decode
 from txmq.protocol.operations import ListAudit
-from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import View
 from txmq.runtime.disk import Disk, File
+from txmq.security.signatures import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from txmq_broker.access.audit_pages import FOLDER, audit_files, audit_page
 
 __all__ = ["AUDITED", "AuditEntry", "AuditLog", "account_of", "entries_about", "read_audit"]

@@ -11,8 +11,8 @@ from txmq.limits import TOPICS_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SignedSend
-from txmq.protocol.signature import ACCESS_KEY
 from txmq.remoting.connection import Connection
+from txmq.security.signatures import ACCESS_KEY
 from txmq_broker.access.accounts import AccessRules, Account, Permission
 from txmq_broker.access.addresses import NO_ADDRESSES, AddressPattern
 from txmq_broker.access.refusals import Refusals

@@ -6,7 +6,7 @@ import logging
 
 from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
-from txmq.repeated_lines import RepeatedLines
+from txmq.text import RepeatedLines
 from txmq_broker.access.audit import AUDITED, AuditLog
 
 __all__ = ["Refusals"]

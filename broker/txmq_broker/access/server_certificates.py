@@ -6,8 +6,8 @@ import ssl
 from pathlib import Path
 
 from txmq.remoting.arrival import ServerTls
-from txmq.tls import server_context
-from txmq.watched_files import WatchedFiles
+from txmq.security.tls import server_context
+from txmq.security.watched_files import WatchedFiles
 from txmq_broker.config import ServerTlsSettings
 
 __all__ = ["ServerCertificates"]

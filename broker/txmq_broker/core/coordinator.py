@@ -28,7 +28,7 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark
 from txmq.protocol.span import DecisionKind, DecisionSource
-from txmq.quantity import quantity
+from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.arrival import HalfArrival
 from txmq_broker.core.topics import Topic, Topics

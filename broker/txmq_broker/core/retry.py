@@ -14,7 +14,7 @@ from txmq.protocol import properties
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
-from txmq.quantity import quantity
+from txmq.text import quantity
 from txmq_broker.core.clients import ConsumerGroup
 
 __all__ = [

@@ -16,11 +16,11 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import SetAct
 from txmq.runtime.tasks import Tasks
-from txmq_broker.core.set_acts import HAND_OVER, REMOVE, KnownSet, changed_by
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.parts import Parts
-from txmq_broker.services.held_leadership import HeldLeadership
-from txmq_broker.services.step_down import StepDown
+from txmq_broker.replication.held_leadership import HeldLeadership
+from txmq_broker.replication.set_acts import HAND_OVER, REMOVE, KnownSet, changed_by
+from txmq_broker.replication.step_down import StepDown
 
 __all__ = ["BrokerSetHandlers"]
 

@@ -15,11 +15,11 @@ from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
 from txmq_broker.core.replica_choice import ReplicaChoice
-from txmq_broker.core.set_acts import removal_text
 from txmq_broker.parts import Parts
-from txmq_broker.services.copied_answers import CopiedAnswers
-from txmq_broker.services.held_leadership import HeldLeadership
-from txmq_broker.services.log_shipper import LogShipper
+from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.held_leadership import HeldLeadership
+from txmq_broker.replication.log_shipper import LogShipper
+from txmq_broker.replication.set_acts import removal_text
 from txmq_broker.services.table_parts import rows_in_parts, table_in_parts
 
 __all__ = ["CopyHandlers"]

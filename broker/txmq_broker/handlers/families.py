@@ -1,7 +1,10 @@
-"""The families of handlers that nothing else of the broker refers to."""
+"""The families of request handlers."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from txmq.remoting.dispatch import Handler
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.history import HistoryHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -15,10 +18,17 @@ from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transaction_history import TransactionHistoryHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
-from txmq_broker.interfaces import HandlerFamily
 from txmq_broker.parts import Parts
 
-__all__ = ["plain_families"]
+__all__ = ["HandlerFamily", "plain_families"]
+
+
+class HandlerFamily(Protocol):
+    """The handlers of one family of requests."""
+
+    def table(self) -> dict[int, Handler]:
+        """The handlers by request code."""
+        ...
 
 
 def plain_families(parts: Parts) -> list[HandlerFamily]:

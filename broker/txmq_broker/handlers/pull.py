@@ -28,9 +28,9 @@ from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC
-from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq.text import quantity
 from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter

@@ -9,9 +9,9 @@ from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
-from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq.text import quantity
 from txmq_broker.parts import ReadParts
 from txmq_broker.store.queue_store import keys_in
 

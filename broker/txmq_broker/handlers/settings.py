@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from txmq.config import Alias, OneValue, Unused, convert, kinds_of, rebuild
 from txmq.errors import ConfigError, InternalError, NoPermission
 from txmq.protocol import java_properties
 from txmq.protocol.bodies import DataVersion
@@ -20,10 +19,11 @@ from txmq.protocol.topics import TRACES
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.remoting.pool import split_address
-from txmq.tls import load_tls
+from txmq.security.tls import load_tls
+from txmq.settings.loading import Alias, OneValue, Unused, convert, kinds_of, rebuild
 from txmq_broker.config import BrokerSettings
+from txmq_broker.handlers.rocketmq_settings import NAMES, milliseconds, percent
 from txmq_broker.parts import Parts
-from txmq_broker.rocketmq_settings import NAMES, milliseconds, percent
 
 __all__ = ["SettingHandlers"]
 

@@ -21,8 +21,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 import txmq
-from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metrics_text import metrics_text
+from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metrics.text import metrics_text
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
 from txmq_broker.monitoring.readiness import objection, role_of

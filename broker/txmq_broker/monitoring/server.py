@@ -6,8 +6,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from txmq.extras import named_extra
-from txmq.http_server import HttpServer
+from txmq.errors import named_extra
+from txmq.metrics.http import HttpServer
 from txmq.remoting.pool import split_address
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import BrokerSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from txmq_broker.app import Broker
-from txmq_broker.services.follower import Follower
+from txmq_broker.replication.follower import Follower
 
 __all__ = ["LoneProcess", "MonitoredProcess"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import txmq
-from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metric_rows import FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metrics.table import FigureRow, FigureSample, RowKind, table_text
 from txmq.protocol.codes import RequestCode
 from txmq_broker.names.server import NameServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from txmq.runtime.clock import Clock
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
 from txmq_broker.names.routes import RouteRegistry
 from txmq_broker.services.near_registration import NearRegistration
 from txmq_broker.services.registered_topics import RegisteredTopics

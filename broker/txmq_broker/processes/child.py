@@ -24,8 +24,8 @@ from txmq.runtime.parent_link import (
 from txmq.runtime.tasks import Tasks
 from txmq.runtime.time_slice import shorten_time_slice
 from txmq_broker.app import Broker
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
 from txmq_broker.monitoring.readiness import objection
 from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.processes.parent_registration import ParentRegistration
@@ -37,7 +37,7 @@ from txmq_broker.processes.plan import (
     HeartbeatNotice,
     OpenedNotice,
 )
-from txmq_broker.running import allow_files
+from txmq_broker.roles.running import allow_files
 
 if TYPE_CHECKING:
     from txmq_broker.monitoring.pages import MonitoringPages

@@ -9,8 +9,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.broker_directories import LOCK, brokers_below, is_broker_directory
 from txmq.errors import ConfigError
+from txmq.ops.directories import LOCK, brokers_below, is_broker_directory
 from txmq.remoting.pool import split_address
 from txmq_broker.config import BrokerSettings
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from txmq.metrics_text import metrics_text
+from txmq.metrics.text import metrics_text
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS
 
 __all__ = ["BrokerProcessState", "metrics_of_brokers"]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from txmq.protocol.bodies import TopicConfigs
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
 from txmq_broker.processes.plan import BrokerNotice, RegistrationNotice, UnregistrationNotice
 from txmq_broker.services.near_registration import NearRegistration
 from txmq_broker.services.registrar import PAUSE_PER_TOPIC_S, PERIOD_S, registration_of

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from txmq.errors import DirectoryInUse
-from txmq.http_server import HttpServer, Pages
+from txmq.metrics.http import HttpServer, Pages
 from txmq.remoting.pool import split_address
 from txmq.runtime.child_process import ChildCommand, ChildEnd
 from txmq.runtime.clock import SystemClock
@@ -32,7 +32,7 @@ from txmq_broker.processes.plan import (
     OpenedNotice,
     RegistrationNotice,
 )
-from txmq_broker.running import allow_files
+from txmq_broker.roles.running import allow_files
 
 __all__ = ["BrokerState", "BrokersOptions", "BrokersService"]
 

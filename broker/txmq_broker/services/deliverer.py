@@ -15,8 +15,8 @@ from typing import Final
 
 from txmq.errors import CorruptRecord, ServiceUnavailable
 from txmq.limits import DELIVERED_BYTES_MAX, DELIVERED_TOGETHER_MAX
-from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
+from txmq.text import quantity
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore

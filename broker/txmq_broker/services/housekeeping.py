@@ -16,9 +16,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from txmq.errors import CorruptRecord
-from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
+from txmq.text import quantity
 from txmq_broker.config import RetentionSettings
 from txmq_broker.core.admission import FULL, Admission
 from txmq_broker.core.groups import Groups

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from txmq.credentials import load_credentials
 from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
-from txmq.tls import client_context, load_tls
+from txmq.security.credentials import load_credentials
+from txmq.security.tls import client_context, load_tls
 
 __all__ = ["own_connections"]
 

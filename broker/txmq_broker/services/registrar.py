@@ -24,8 +24,8 @@ from txmq.protocol.headers import (
 )
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
+from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.identity import Identity
 from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
 
 __all__ = ["Registrar", "Registration", "registration_of"]

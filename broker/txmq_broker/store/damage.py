@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from txmq.errors import CorruptRecord, TxmqError
-from txmq.repeated_lines import RepeatedLines
+from txmq.text import RepeatedLines
 
 __all__ = ["MetDamage"]
 

@@ -19,7 +19,7 @@ from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.view import View
 from examples.bank_transfer.tour.world import World, opened
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["first", "stay", "take"]
 

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from examples.bank_transfer.money import Money
-from txmq.printable import printable
+from txmq.text import printable
 
 __all__ = ["away", "error_page", "fragment", "page", "static_files"]
 

@@ -24,9 +24,9 @@ from txmq.protocol.checked_body import pack
 from txmq.protocol.record import position_in, unpack
 from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
 from txmq_broker.app import Broker
-from txmq_broker.backup.restoration import restore
-from txmq_broker.backup.verification import Verification
-from txmq_broker.inspection.log_records import Selection, select
+from txmq_broker.offline.backup.restoration import restore
+from txmq_broker.offline.backup.verification import Verification
+from txmq_broker.offline.inspection.log_records import Selection, select
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.testing import settings_for_test
 

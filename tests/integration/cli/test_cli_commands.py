@@ -7,8 +7,8 @@ import pytest
 import typer
 
 from txmq.cli.common import ask
-from txmq.cli.moments import time_text
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
+from txmq.ops.moments import time_text
 from txmq.protocol import command
 from txmq.protocol.bodies import (
     ClientConnection,

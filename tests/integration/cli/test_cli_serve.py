@@ -11,9 +11,9 @@ import pytest
 
 from txmq.cli.config import reference
 from txmq.cli.serve import NOT_SETTINGS, banner
-from txmq.config import describe
+from txmq.settings.loading import describe
 from txmq_broker.config import BrokerSettings, StoreSettings
-from txmq_broker.rocketmq_settings import NAMES
+from txmq_broker.handlers.rocketmq_settings import NAMES
 
 CHECKOUT = Path(__file__).parents[3]
 

@@ -16,9 +16,9 @@ from txmq.client.settings import ClientSettings
 from txmq.errors import NoPermission
 from txmq.message import Message
 from txmq.protocol.command import answer
-from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
+from txmq.security.signatures import Credentials
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 

@@ -20,9 +20,9 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
 from txmq.protocol.properties import render
 from txmq.protocol.recall import RecallHandle, encode
-from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
+from txmq.security.signatures import Credentials
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 

@@ -11,8 +11,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from txmq import Client, SQLResource, TransactionManager
-from txmq.config import Duration
 from txmq.errors import TopicNotFound
+from txmq.settings.loading import Duration
 from txmq.transaction import LocalTransactionState, ManagerSettings, TransactionState
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

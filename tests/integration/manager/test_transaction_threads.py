@@ -16,9 +16,9 @@ from tests.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from tests.waiting import run, until
 from txmq import blocking
-from txmq.config import Duration
 from txmq.errors import OutcomeUnknown, RollBack
 from txmq.runtime.tasks import Threads
+from txmq.settings.loading import Duration
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.listener import CallerThread

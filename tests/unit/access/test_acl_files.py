@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.waiting import run, until
-from txmq import watched_files
 from txmq.errors import ConfigError
+from txmq.security import watched_files
 from txmq_broker.access import acl_files
 from txmq_broker.access.acl_files import AclFiles
 

@@ -9,7 +9,7 @@ from tests.unit.handlers.handler_stage import in_world
 from txmq.errors import NoPermission
 from txmq.protocol import command
 from txmq.protocol.codes import RequestCode as Code
-from txmq.protocol.signature import Credentials
+from txmq.security.signatures import Credentials
 from txmq_broker.access.accounts import AccessRules, AclFile
 from txmq_broker.access.authorizer import Authorizer
 from txmq_broker.access.refusals import Refusals

@@ -1,6 +1,6 @@
 import pytest
 
-from txmq.cli.moments import EARLIEST, LATEST, age_of, moment_ms
+from txmq.ops.moments import EARLIEST, LATEST, age_of, moment_ms
 
 NOW = 1_714_564_800_000
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from txmq.cli import topic_search
-from txmq.cli.cluster_search import HITS_MAX
-from txmq.cli.topic_search import search_topics
 from txmq.errors import ConnectFailed, NoPermission
+from txmq.ops import topic_search
+from txmq.ops.search import HITS_MAX
+from txmq.ops.topic_search import search_topics
 
 
 class FakeAdmin:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from txmq.cli.traces import trace_row
 from txmq.client.observe.trace_records import HandlerStart
+from txmq.ops.traces import trace_row
 
 
 def started(at_ms):

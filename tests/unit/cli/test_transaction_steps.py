@@ -2,7 +2,6 @@
 
 import pytest
 
-from txmq.cli.transaction_steps import DONE, IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 from txmq.client.observe.trace_records import (
     DecisionRecord,
     HandlerEnd,
@@ -19,6 +18,7 @@ from txmq.client.values import (
     TransactionReport,
 )
 from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
+from txmq.ops.transactions import DONE, IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 
 AT = 1_700_000_000_000
 QUEUE = Queue("Transfers", "broker-a", 1)

@@ -9,8 +9,8 @@ from tests.unit.client.client_stage import STEADY
 from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
-from txmq.config import Duration
 from txmq.message import Message, Queue
+from txmq.settings.loading import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings

@@ -3,8 +3,8 @@
 from txmq.console import sessions
 from txmq.console.attempts import FAILURES_MAX, PERIOD_S, LoginAttempts
 from txmq.console.sessions import SESSION_S, UNUSED_S, SessionTable
-from txmq.protocol.signature import Credentials
 from txmq.runtime.entropy import SystemEntropy
+from txmq.security.signatures import Credentials
 
 ANN = Credentials(access_key="ann-key", secret_key="ann-secret")
 

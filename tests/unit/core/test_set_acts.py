@@ -4,7 +4,7 @@ import pytest
 
 from txmq.errors import IllegalOperation, InvalidParameter
 from txmq.runtime.coordinator import SetAct, View
-from txmq_broker.core.set_acts import HAND_OVER, REJOIN, REMOVE, KnownSet, changed_by
+from txmq_broker.replication.set_acts import HAND_OVER, REJOIN, REMOVE, KnownSet, changed_by
 
 M1, M2, M3 = "m1.00000001", "m2.00000002", "m3.00000003"
 M3_WIPED = "m3.0000000a"

@@ -16,12 +16,12 @@ from tests.unit.handlers.handler_stage import (
     sending,
     with_topics,
 )
-from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader
+from txmq.settings.loading import Duration
 from txmq_broker.config import StoreSettings
 
 PULL, LITE_PULL = 11, 361

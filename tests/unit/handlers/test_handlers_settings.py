@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
-from txmq.config import Duration, Size
 from txmq.protocol import java_properties
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
+from txmq.settings.loading import Duration, Size
 from txmq_broker.config import ReplicationSettings, RetentionSettings, StoreSettings, TopicDefaults
 
 CHANGE, SHOW = 25, 26

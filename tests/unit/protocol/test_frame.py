@@ -8,7 +8,7 @@ import pytest
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX, HEADER_BYTES_MAX, HEADER_FIELDS_MAX
 from txmq.protocol.command import BINARY, JSON, FrameReader, frame
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 FIRST = bytes.fromhex("0000000a 00000002") + b"{}" + b"body"
 SECOND = bytes.fromhex("00000007 01000003") + b"abc"

@@ -13,8 +13,8 @@ from txmq.limits import CONNECTION_BACKLOG_BYTES, TLS_HANDSHAKE_BYTES_MAX, TLS_H
 from txmq.protocol import command as commands
 from txmq.remoting.arrival import ServerTls
 from txmq.remoting.pool import ConnectionPool
+from txmq.security.tls import ClientContext, ClientTls, server_context
 from txmq.testing import simulate
-from txmq.tls import ClientContext, ClientTls, server_context
 
 CODE = 10
 PLACES = "IP:10.0.0.1,DNS:server"

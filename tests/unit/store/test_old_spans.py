@@ -7,7 +7,7 @@ from tests.unit.store.shelf import Shelf, rewrite
 from tests.unit.test_inspection import hard, inspect, repair
 from txmq.errors import CorruptRecord
 from txmq.protocol.span import DecisionKind, ends_in, heads_in, read_head
-from txmq_broker.inspection.log_records import LogRecord, Selection, select
+from txmq_broker.offline.inspection.log_records import LogRecord, Selection, select
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.log.spans import heads_of
 

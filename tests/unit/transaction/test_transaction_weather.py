@@ -22,8 +22,8 @@ from tests.unit.transaction.producing_stage import (
     message,
 )
 from txmq.client.client import Client
-from txmq.config import Duration
 from txmq.errors import BrokerRefused, RollBack, TransportError, TxmqError
+from txmq.settings.loading import Duration
 from txmq.testing import simulate
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings

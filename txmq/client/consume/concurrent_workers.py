@@ -18,9 +18,9 @@ from txmq.client.consume.handler import BoundHandler, Verdict, named, no_handler
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import Later, Queue, ReceivedMessage
-from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
+from txmq.text import quantity
 
 __all__ = ["ConcurrentWorkers", "SendBack"]
 

@@ -17,8 +17,8 @@ from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, NotFound, TxmqError, WriteFailed
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.topics import RETRY
-from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
+from txmq.text import quantity
 
 __all__ = ["BrokerOffsets", "FileOffsets", "OffsetStore", "begin_at", "settle_beginning"]
 

@@ -21,8 +21,8 @@ from txmq.client.consume.queue_locks import HeldLocks
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import DEAD_LETTER, Later, Queue, ReceivedMessage
-from txmq.quantity import quantity
 from txmq.runtime.tasks import Tasks
+from txmq.text import quantity
 
 __all__ = ["OrderlyWorkers"]
 

@@ -27,7 +27,7 @@ from txmq.client.observe.hooks import (
     TransactionHook,
 )
 from txmq.client.values import SendResult
-from txmq.extras import named_extra
+from txmq.errors import named_extra
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol.properties import SHARDING_KEY, TRANSACTION
 

@@ -18,9 +18,9 @@ from txmq.errors import TxmqError
 from txmq.limits import GROUP_CHARS_MAX, TRACES_MAX
 from txmq.message import Message
 from txmq.protocol.topics import TRACES
-from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
+from txmq.text import quantity
 
 __all__ = ["Tracer", "trace_group"]
 

@@ -40,7 +40,7 @@ from txmq.errors import (
 )
 from txmq.message import Message, Queue
 from txmq.protocol.codes import SysFlag
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["Sender", "check_kind"]
 

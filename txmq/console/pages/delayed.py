@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.delayed_rows import delayed_row
-from txmq.cli.moments import age_of, moment_ms, time_text
 from txmq.console.markup import link, url_of
 from txmq.console.pages.brokers import choose_broker
 from txmq.console.previews import ChangePreview, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import CONSOLE_ROWS
+from txmq.ops.delayed import delayed_row
+from txmq.ops.moments import age_of, moment_ms, time_text
 from txmq.protocol import recall
 from txmq.protocol.operations import DelayedPage
 

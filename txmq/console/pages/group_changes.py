@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.cli.group_state import lag_words
-from txmq.cli.known_names import check_group
 from txmq.console.markup import link, url_of
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, UsageError
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_group
+from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 

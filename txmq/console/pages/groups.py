@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from txmq.cli.group_moves import consequence_of
 from txmq.cli.group_state import is_of_system, lag_words
-from txmq.cli.known_names import check_group
-from txmq.cli.moments import moment_ms
 from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
@@ -16,7 +14,9 @@ from txmq.console.pages.trends import group_trends
 from txmq.console.previews import check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, TxmqError, UsageError
-from txmq.quantity import quantity
+from txmq.ops.known_names import check_group
+from txmq.ops.moments import moment_ms
+from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 

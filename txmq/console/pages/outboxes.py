@@ -13,7 +13,7 @@ from txmq.console.operators import require_operator
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
-from txmq.printable import printable
+from txmq.text import printable
 
 __all__ = ["CHANGES", "PAGES"]
 

@@ -7,12 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from txmq.cli.broker_figures import version_of
 from txmq.cli.cluster_status import copies_of
 from txmq.cli.common import for_each
 from txmq.cli.group_state import is_of_system, lag_words
-from txmq.cli.moments import age_of
-from txmq.cli.topic_rows import own_topics
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
@@ -20,8 +17,11 @@ from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
+from txmq.ops.brokers import version_of
+from txmq.ops.moments import age_of
+from txmq.ops.topics import own_topics
 from txmq.protocol.topics import DLQ
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["PAGES"]
 

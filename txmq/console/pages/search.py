@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster, search_further
 from txmq.console.markup import url_of
 from txmq.console.pages.messages import message_at
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RemoteProtocolError, TxmqError, UsageError
+from txmq.ops.search import KINDS, SearchHit, search_cluster, search_further
 from txmq.protocol.record import split_offset_id
 
 __all__ = ["PAGES"]

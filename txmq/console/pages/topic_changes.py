@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import description_of, permission_of
 from txmq.client.names import check_name
 from txmq.console.markup import link, url_of
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import IllegalOperation, TxmqError, UsageError
+from txmq.ops.topic_change import TopicChange
+from txmq.ops.topics import description_of, permission_of
 from txmq.protocol.codes import Perm
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from txmq.cli.common import for_each
-from txmq.cli.moments import age_of
-from txmq.cli.transaction_steps import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 from txmq.cli.tx_decided import DecidedTransaction, find_decided
 from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
@@ -30,9 +28,11 @@ from txmq.errors import (
 )
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.ops.moments import age_of
+from txmq.ops.transactions import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 from txmq.protocol.rechecks import RECHECK_REASON_BYTES_MAX
 from txmq.protocol.span import REASON_BYTES_MAX
-from txmq.quantity import quantity
+from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 

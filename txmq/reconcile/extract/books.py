@@ -19,10 +19,8 @@ import pyarrow.compute as pc
 from msgspec import Struct
 from msgspec.structs import replace
 
-from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
-from txmq.quantity import quantity
 from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.extract.statements import (
     AccountStatements,
@@ -42,6 +40,8 @@ from txmq.reconcile.tables import (
     Column,
     TableSchema,
 )
+from txmq.settings.loading import did_you_mean
+from txmq.text import quantity
 
 __all__ = [
     "BOOKS",

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from txmq.config import did_you_mean
 from txmq.errors import ConfigError
 from txmq.reconcile.extract.bank_source import SHEETS
 from txmq.reconcile.extract.books import (
@@ -31,6 +30,7 @@ from txmq.reconcile.extract.sheets import TABLE
 from txmq.reconcile.extract.statements import Dialect
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LOG_TABLES, MESSAGES, TableSchema
+from txmq.settings.loading import did_you_mean
 
 __all__ = ["GivenFrames", "SparkDialect", "frame_sheets"]
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from txmq.errors import ReconcileRefused
-from txmq.quantity import quantity
 from txmq.reconcile.extract.bank_source import SHEETS
 from txmq.reconcile.extract.manifest import BOOKS, LOG, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.written_sheets import NO_CONTENT, add_up, hashes_in
@@ -23,6 +22,7 @@ from txmq.reconcile.log.day_source import LOG_SHEETS
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
+from txmq.text import quantity
 
 __all__ = ["check_totals", "files_in", "load"]
 

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
-from txmq.quantity import quantity
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
+from txmq.text import quantity
 
 __all__ = [
     "BOOKS",

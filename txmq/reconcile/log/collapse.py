@@ -21,9 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused, RemoteProtocolError
-from txmq.printable import printable
 from txmq.protocol import properties
 from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
@@ -34,6 +32,8 @@ from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.log.files import STRETCH_BYTES
 from txmq.reconcile.rules import Constant, DayWindow, Flow, LogRules, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, FailureRow, MessageRow, TableSchema
+from txmq.settings.loading import did_you_mean
+from txmq.text import printable
 
 __all__ = ["RECORDS_A_BATCH", "TEXT_CHARS_MAX", "Collapse", "LogRequest", "facts_of", "rows_at"]
 

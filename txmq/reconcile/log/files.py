@@ -19,9 +19,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from txmq.broker_directories import hint_of_brokers
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
+from txmq.ops.directories import hint_of_brokers
 from txmq.protocol import span
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import SMALLEST, Record, unpack

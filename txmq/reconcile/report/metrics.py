@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from txmq.metric_rows import FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.table import FigureRow, FigureSample, RowKind, table_text
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import VERDICTS
 from txmq.reconcile.summary import Run

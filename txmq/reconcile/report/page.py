@@ -16,10 +16,10 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from txmq.printable import printable
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report import words
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Run, sum_totals
+from txmq.text import printable
 
 __all__ = ["page"]
 

@@ -13,9 +13,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from txmq.printable import printable
 from txmq.reconcile.report.words import VERDICTS, amount, long_date, rate, seconds, signed
 from txmq.reconcile.summary import Result, Run, Total, sum_totals
+from txmq.text import printable
 
 __all__ = ["show"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from txmq.errors import CorruptRecord
-from txmq.quantity import quantity
+from txmq.text import quantity
 from txmq_broker.store.log.segments import Segments
 from txmq_broker.store.log.spans import span_at, whole_behind
 

@@ -1,0 +1,557 @@
+"""The creation of a backup from a directory whose broker may be running.
+
+The directory is only read. The small tables are read before the end of the log is fixed, so none of
+them refers to a later position. A pass repeats if topics or floors changed meanwhile, if the broker
+deleted a file that was to be copied, or if it copied so much that the tables are old by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
+from txmq.protocol.checksum import crc32
+from txmq.protocol.span import FOLDER, SpanHead, start_in
+from txmq.runtime.disk import NO_ROOM, Disk, File
+from txmq_broker.access.audit_pages import FOLDER as AUDIT_FOLDER
+from txmq_broker.offline.backup.history import check_history
+from txmq_broker.offline.backup.manifest import (
+    LINKED_FOLDER,
+    BackupManifest,
+    BackupRefused,
+    CopiedFile,
+    ManifestFile,
+    table_files,
+)
+from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
+from txmq_broker.store.index_file import IndexFile, indexed_segments
+from txmq_broker.store.index_file import path_of as index_path_of
+from txmq_broker.store.log.commit_log import HighWater, Mark
+from txmq_broker.store.log.identity import known_log
+from txmq_broker.store.log.segments import Extent, Segments, path_of
+from txmq_broker.store.log.spans import REPAIR_COMMAND, durable_behind, span_at, whole_spans
+
+__all__ = ["Creation", "Link"]
+
+_PASSES_MAX: Final = 12
+"""Passes over a directory that changes all the time."""
+
+_RECENT_BYTES: Final = 32 * 1024 * 1024
+"""A pass that copies more takes so long that another one reads the tables again."""
+
+_SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
+"""Small, because a broker on the same disk waits with its own sync until these are written: the
+99th percentile of its sends was 7 ms beside a copy with 4 MiB, and 97 ms with whole files.
+"""
+
+_NOTED_AT_ONCE: Final = 64 * 1024 * 1024
+"""How much of a first backup an interruption may cost."""
+
+_LOOKS_MAX: Final = 5
+"""A broker deletes files only a few times an hour."""
+
+_KEPT_NAMES: Final = frozenset({"lock", "lost+found", "manifest.json.new", "manifest.json.old.new"})
+"""Names in a folder that may receive a first backup."""
+
+Link: TypeAlias = Callable[[str, str], None]
+"""Gives a file of the broker's directory a second name in the backup's folder."""
+
+
+T = TypeVar("T")
+
+
+class _Listing(NamedTuple):
+    """The log's files at one moment, and the mark from before."""
+
+    extents: list[Extent]
+    mark: Mark | None
+    end: int
+
+    @property
+    def durable(self) -> int:
+        return 0 if self.mark is None else self.mark.end
+
+
+class Creation:
+    """One run of ``txmq backup create``.
+
+    Args:
+        source: The broker's directory; nothing in it is changed.
+        folder: The backup's folder, locked by the caller.
+        link: Used for complete files of the log instead of a copy, if given.
+        progress: Called with the number of bytes of the log that were copied.
+
+    Attributes:
+        copied: The number of bytes of the log that this run copied or linked.
+    """
+
+    def __init__(
+        self,
+        source: Disk,
+        folder: Disk,
+        link: Link | None = None,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._link = link
+        self._progress = progress
+        self._manifest_file = ManifestFile(folder)
+        self._log_id = 0
+        self._known: dict[str, CopiedFile] = {}
+        self._last: tuple[int, int] | None = None
+        """The position and the checksum of the last span that was copied."""
+        self._vanished = False
+        self._saved = BackupManifest(log="", source="")
+        """The manifest in the folder."""
+        self.before: BackupManifest | None = None
+        self.copied = 0
+
+    def open(self, source: str) -> int:
+        """Check both directories; return the number of bytes of the log to copy.
+
+        Args:
+            source: The name of the broker's directory for the manifest.
+
+        Raises:
+            BackupRefused: One of the two is not what it should be, or the folder belongs to another
+                log, or to another history of this log.
+            StoreError: A file that names the log, or the manifest, is damaged.
+            OSError: One of the two cannot be read.
+        """
+        found, _ = _despite_deletions(lambda: known_log(self._source))
+        if found is None or not self._source.names("config"):
+            raise BackupRefused(
+                f"{source} is not the directory of a broker that was started: no file in it names "
+                "a log"
+            )
+        self._log_id = found
+        before = self._manifest_file.load()
+        if before is None:
+            self._begin(source)
+        elif before.log_id != found:
+            raise BackupRefused(
+                f"the folder has a backup of the log {before.log} of {before.source}, and "
+                f"{source} has the log {found:016x}; use another folder"
+            )
+        else:
+            self._continue(before, source)
+        with self._segments() as segments:
+            done = sum(self._reusable(path_of(extent.start)) for extent in segments.extents())
+            return segments.end - segments.start - done
+
+    def _continue(self, before: BackupManifest, source: str) -> None:
+        with self._segments() as segments:
+            try:
+                check_history(before, self._source, segments, source)
+            except BackupRefused:
+                if before.taken_ms:
+                    raise
+                self._save(BackupManifest(log=before.log, source=source))
+                return
+        self._saved = before
+        self.before = before if before.taken_ms else None
+        self._known = {file.path: file for file in before.files}
+        if before.end > before.start:
+            self._last = before.last_span, before.last_checksum
+
+    def _begin(self, source: str) -> None:
+        strange = [name for name in self._folder.names("") if name not in _KEPT_NAMES]
+        if strange:
+            raise BackupRefused(
+                f"the folder is not empty, and has no backup: it has {', '.join(strange[:5])}; use "
+                "another folder"
+            )
+        # From now on the folder counts as ours, even if this run is interrupted.
+        self._save(BackupManifest(log=f"{self._log_id:016x}", source=source))
+
+    def _save(self, manifest: BackupManifest) -> None:
+        with _writing("the manifest"):
+            # If this fails, the new manifest may count all the same, so its files stay.
+            self._manifest_file.save(manifest)
+        self._saved = manifest
+
+    def _note_progress(self, files: list[CopiedFile], end: int) -> None:
+        """Have a later run go on from here if this first backup is interrupted."""
+        if self.before is None and self._last is not None:
+            last_span, checksum = self._last
+            self._save(
+                BackupManifest(
+                    log=self._saved.log,
+                    source=self._saved.source,
+                    start=start_in(files[0].path.rpartition("/")[2]) or 0,
+                    end=end,
+                    last_span=last_span,
+                    last_checksum=checksum,
+                    files=files,
+                )
+            )
+
+    def run(self, source: str, now_ms: Callable[[], int]) -> BackupManifest:
+        """Bring the backup up to date. Until this returns, the earlier backup stays valid.
+
+        Args:
+            source: The name of the broker's directory for the manifest.
+            now_ms: The wall clock.
+
+        Raises:
+            BackupRefused: The directory changes faster than it can be copied.
+            CorruptRecord: The log is damaged.
+            DamagedFile: A small table, or the earlier backup, is damaged.
+            DiskFull: The backup's disk is full.
+            WriteFailed: The backup's disk refused a write.
+            OSError: The broker's directory cannot be read.
+        """
+        try:
+            manifest = self._copy(source, now_ms)
+        except (DiskFull, WriteFailed):
+            # What this run copied would only take room.
+            with suppress(OSError):
+                self._tidy()
+            raise
+        self._save(manifest)
+        with _writing("the folder"):
+            self._tidy()
+        return manifest
+
+    def _copy(self, source: str, now_ms: Callable[[], int]) -> BackupManifest:
+        for number in range(1, _PASSES_MAX + 1):
+            copied, self._vanished = self.copied, False
+            taken_ms = now_ms()
+            tables = self._tables()
+            listing = self._listing()
+            files, end = self._copy_log(listing)
+            files += self._copy_audit()
+            if self._vanished or not self._agree(tables):
+                continue
+            if self.copied - copied > _RECENT_BYTES and number < _PASSES_MAX:
+                continue
+            last_span, checksum = self._last or (0, 0)
+            mark = listing.mark
+            return BackupManifest(
+                log=f"{self._log_id:016x}",
+                source=source,
+                taken_ms=taken_ms,
+                start=listing.extents[0].start if listing.extents else end,
+                end=end,
+                last_span=last_span,
+                last_checksum=checksum,
+                accepted=0 if mark is None else mark.accepted,
+                is_async=mark is not None and mark.is_async,
+                files=files,
+                tables=tables,
+            )
+        raise BackupRefused(
+            "the broker creates and deletes topics, or deletes files of its log, faster than they "
+            "can be copied; try again later"
+        )
+
+    # The small tables
+
+    def _tables(self) -> dict[str, str]:
+        always, others = table_files(self._source)
+        texts: dict[str, str] = {}
+        for file in (*always, *others):
+            text = file.load(f"{self._log_id:016x}")
+            if text is not None:
+                texts[file.path] = text.decode()
+            elif file in always:
+                raise BackupRefused(
+                    f"{file.path} does not exist; wait until the broker has started, or verify "
+                    "its directory: txmq log verify --data DIR"
+                )
+        return texts
+
+    def _agree(self, tables: dict[str, str]) -> bool:
+        """Return true if topics, with their changes, and floors are still the same.
+
+        Then the broker deleted neither a topic nor a file of the log since they were read.
+        """
+        (topics, _, _, floors), (changes, *_) = table_files(self._source)
+        now = self._tables()
+        return all(
+            now.get(file.path) == tables.get(file.path) for file in (topics, changes, floors)
+        )
+
+    # The log
+
+    @contextmanager
+    def _segments(self) -> Iterator[Segments]:
+        """The files of the log, opened only for a moment: the broker frees no room of a file that
+        is deleted while it is open.
+        """
+        segments = _despite_deletions(self._open_segments)
+        try:
+            yield segments
+        finally:
+            segments.close()
+
+    def _open_segments(self) -> Segments:
+        segments = Segments(self._source, 0)
+        segments.log_id = self._log_id
+        try:
+            segments.open(tidy=False)
+        except BaseException:
+            segments.close()
+            raise
+        return segments
+
+    def _listing(self) -> _Listing:
+        high_water = HighWater(self._source, self._log_id)
+        try:
+            high_water.load()
+        finally:
+            high_water.close()
+        with self._segments() as segments:
+            extents = [extent for extent in segments.extents() if extent.end > extent.start]
+            return _Listing(extents, high_water.mark, segments.end)
+
+    def _copy_log(self, listing: _Listing) -> tuple[list[CopiedFile], int]:
+        """Copy what is new up to the last intact span; return all files, and the log's end."""
+        files: list[CopiedFile] = []
+        end = listing.extents[0].start if listing.extents else listing.end
+        for extent in listing.extents:
+            is_complete = extent is not listing.extents[-1]
+            try:
+                file = self._copy_file(extent, listing.durable, files, is_complete=is_complete)
+            except FileNotFoundError:
+                self._vanished = True
+                continue
+            if file.size:
+                files.append(file)
+                self._known[file.path] = file
+            end = extent.start + file.size
+            if end < extent.end:
+                self._check_tail(end)
+                break
+            if is_complete:
+                files += self._copy_index(extent)
+                self._note_progress(files, end)
+        return files, end
+
+    def _reusable(self, path: str) -> int:
+        """The number of bytes of a file that the backup has already."""
+        known = self._known.get(path)
+        return 0 if known is None or self._is_unwanted(known) else known.size
+
+    def _is_unwanted(self, known: CopiedFile) -> bool:
+        # Without --link a backup shares no bytes with the broker.
+        return known.is_linked and self._link is None
+
+    def _copy_file(
+        self, extent: Extent, durable: int, before: list[CopiedFile], *, is_complete: bool
+    ) -> CopiedFile:
+        path = path_of(extent.start)
+        known = self._known.get(path)
+        if known is None or self._is_unwanted(known):
+            known = CopiedFile(path=path, size=0, checksum=0)
+        if known.size >= extent.end - extent.start:
+            return known
+        source = self._source.open(path)
+        try:
+            if self._link is not None and is_complete:
+                file = self._link_file(extent, known, source, self._link)
+            else:
+                file = self._append(extent, known, source, before)
+            if extent.start + file.size > durable:
+                # What the backup has, the broker must not lose in a power cut: the next run would
+                # find another history.
+                source.sync()
+        finally:
+            source.close()
+        return file
+
+    def _append(
+        self, extent: Extent, known: CopiedFile, source: File, before: list[CopiedFile]
+    ) -> CopiedFile:
+        size, checksum, synced = known.size, known.checksum, known.size
+        noted = size
+        with self._continued(known) as target:
+            for piece, head in whole_spans(source, extent, extent.start + size, self._log_id):
+                with _writing(known.place):
+                    target.write(size, piece)
+                    size, checksum = size + len(piece), crc32(piece, checksum)
+                    if size - synced >= _SYNCED_AT_ONCE:
+                        target.sync()
+                        synced = size
+                self._note(piece, head)
+                if synced == size and size - noted >= _NOTED_AT_ONCE:
+                    part = CopiedFile(path=known.path, size=size, checksum=checksum)
+                    self._note_progress([*before, part], extent.start + size)
+                    noted = size
+        return CopiedFile(path=known.path, size=size, checksum=checksum)
+
+    def _link_file(self, extent: Extent, known: CopiedFile, source: File, link: Link) -> CopiedFile:
+        size, checksum = known.size, known.checksum
+        for piece, head in whole_spans(source, extent, extent.start + size, self._log_id):
+            size, checksum = size + len(piece), crc32(piece, checksum)
+            self._note(piece, head)
+        linked = CopiedFile(path=known.path, size=size, checksum=checksum, is_linked=True)
+        try:
+            link(linked.path, linked.place)
+        except FileNotFoundError:
+            raise  # The broker has just deleted it.
+        except OSError as error:
+            raise WriteFailed(
+                f"{linked.path} cannot be linked: {error.strerror}; --link needs a folder on the "
+                "file system of the broker's directory"
+            ) from error
+        return linked
+
+    def _note(self, piece: bytes, head: SpanHead) -> None:
+        self._last = head.position, head.checksum
+        self.copied += len(piece)
+        self._progress(len(piece))
+
+    @contextmanager
+    def _continued(self, known: CopiedFile) -> Iterator[File]:
+        """A file of the backup, to write after the bytes that it has; synced at the end."""
+        with _writing(known.place):
+            target = self._folder.open(known.place, create=True)
+            try:
+                size = target.size()
+                if size > known.size:
+                    # An earlier run left them when it was interrupted.
+                    target.truncate(known.size)
+            except BaseException:
+                target.close()
+                raise
+        try:
+            if size < known.size:
+                raise DamagedFile(
+                    known.place,
+                    f"it has {size} bytes, and the manifest says {known.size}: the backup is "
+                    "damaged. See what is left with txmq backup verify, and use another folder",
+                )
+            yield target
+            with _writing(known.place):
+                target.sync()
+        finally:
+            target.close()
+
+    def _copy_index(self, extent: Extent) -> list[CopiedFile]:
+        """Copy the index of a complete file of the log, so that a restored broker starts quickly.
+
+        The broker builds an index again that is missing, so one that is damaged or does not cover
+        the whole file yet is left out.
+        """
+        path = index_path_of(extent.start)
+        if path in self._known:
+            return [self._known[path]]
+        if extent.start not in indexed_segments(self._source):
+            return []
+        try:
+            index = IndexFile(self._source, extent.start, self._log_id)
+            try:
+                file = self._copy_chunks(path, index, extent)
+            finally:
+                index.file.close()
+        except (OSError, ForeignFile):
+            return []
+        if file is None:
+            return []
+        self._known[path] = file
+        return [file]
+
+    def _copy_chunks(self, path: str, index: IndexFile, extent: Extent) -> CopiedFile | None:
+        chunks = index.load(extent.end)
+        if not chunks or chunks[-1].part.end != extent.end or not all(map(index.is_whole, chunks)):
+            return None
+        size, checksum = 0, 0
+        with self._continued(CopiedFile(path=path, size=0, checksum=0)) as target:
+            while data := index.file.read(size, min(_SYNCED_AT_ONCE, index.size - size)):
+                with _writing(path):
+                    target.write(size, data)
+                size, checksum = size + len(data), crc32(data, checksum)
+        return CopiedFile(path=path, size=size, checksum=checksum) if size == index.size else None
+
+    def _check_tail(self, end: int) -> None:
+        """Make sure that only a torn write, or one in progress, follows the last intact span.
+
+        Raises:
+            CorruptRecord: A later span declares these bytes durable.
+        """
+        # The first look may see a write in progress, and then a later one that knows it durable.
+        for _ in range(2):
+            with self._segments() as segments:
+                if segments.start > end:
+                    self._vanished = True
+                    return
+                if span_at(segments, end, segments.extent_at(end).end) is not None:
+                    return
+                proof = durable_behind(segments, end)
+                if proof is None:
+                    return
+        raise CorruptRecord(
+            end,
+            f"a later write, at {proof}, found it whole on the disk; nothing of it is backed up; "
+            f"repair the log first: {REPAIR_COMMAND}",
+        )
+
+    # The record of operators
+
+    def _copy_audit(self) -> list[CopiedFile]:
+        files = []
+        for name in self._source.names(AUDIT_FOLDER):
+            path = f"{AUDIT_FOLDER}/{name}"
+            known = self._known.get(path) or CopiedFile(path=path, size=0, checksum=0)
+            with suppress(FileNotFoundError):
+                source = self._source.open(path)
+                try:
+                    known = self._copy_lines(known, source)
+                finally:
+                    source.close()
+            if known.size:
+                files.append(known)
+                self._known[path] = known
+        return files
+
+    def _copy_lines(self, known: CopiedFile, source: File) -> CopiedFile:
+        data = source.read(known.size, max(0, source.size() - known.size))
+        data = data[: data.rfind(b"\n") + 1]
+        if not data:
+            return known
+        with self._continued(known) as target, _writing(known.place):
+            target.write(known.size, data)
+        checksum = crc32(data, known.checksum)
+        return CopiedFile(path=known.path, size=known.size + len(data), checksum=checksum)
+
+    # The folder
+
+    def _tidy(self) -> None:
+        """Delete the files that the manifest does not name, and the bytes after its own."""
+        kept = {file.place: file for file in self._saved.files}
+        for folder in (FOLDER, INDEX_FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
+            for name in self._folder.names(folder):
+                file = kept.get(f"{folder}/{name}")
+                if file is None:
+                    self._folder.remove(f"{folder}/{name}")
+                elif not file.is_linked:
+                    with self._continued(file):
+                        pass
+
+
+def _despite_deletions(look: Callable[[], T]) -> T:
+    """Look at the files of the log; look again if the broker has just deleted the oldest."""
+    for _ in range(_LOOKS_MAX - 1):
+        with suppress(FileNotFoundError):
+            return look()
+    return look()
+
+
+@contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Name the backup's disk in errors of writing.
+
+    Raises:
+        DiskFull: The disk is full.
+        WriteFailed: The disk refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise DiskFull(f"the disk of the backup is full: {error}") from error
+        raise WriteFailed(f"{what} cannot be written: {error}") from error

@@ -1,0 +1,211 @@
+"""The repairs of a stopped broker's directory, each with the messages that it loses.
+
+A person chooses them. A repair copies every part that it cuts from the log to a directory that
+``txmq log`` can read: ``cut/POSITION-TIME/log``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+
+from txmq.errors import CorruptRecord
+from txmq.runtime.disk import Disk
+from txmq.runtime.entropy import SystemEntropy
+from txmq_broker.config import StoreSettings
+from txmq_broker.core.offsets import Offsets as GroupOffsets
+from txmq_broker.core.topics import queue_counts
+from txmq_broker.offline.inspection.findings import Finding, OffsetRange, joined_offsets
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.index_check import indexed
+from txmq_broker.store.index_file import path_of
+from txmq_broker.store.log.identity import log_to_read, write_identity
+from txmq_broker.store.log.reader import LogReader, WholeSpan
+from txmq_broker.store.log.segments import CUT_FOLDER, Extent, cut_folder, keep_aside
+from txmq_broker.store.log.segments import path_of as log_path_of
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "RemoveIndex", "Repair", "RepairLoss", "plan"]
+
+
+class RepairLoss(NamedTuple):
+    """The bytes, records and offsets that a repair takes from the log."""
+
+    size: int
+    records: int
+    offsets: list[OffsetRange]
+
+
+class RemoveIndex(NamedTuple):
+    """Delete an index file."""
+
+    path: str
+    finding: Finding
+
+    def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
+        """The messages of the missing log file; nothing if the file exists."""
+        offsets = self.finding.offsets
+        count = sum(run.last - run.first + 1 for run in offsets)
+        return RepairLoss(self.finding.size or 0 if offsets else 0, count, offsets)
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
+        """Delete it without a copy.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        disk.remove(self.path)
+        return None
+
+
+class Cut(NamedTuple):
+    """End the log at a position."""
+
+    position: int
+    finding: Finding
+
+    def loss(self, disk: Disk) -> RepairLoss:
+        """The loss after the position, as far as the log is readable.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        log = _reader(disk)
+        try:
+            size = log.end - self.position
+            records = 0
+
+            def places() -> Iterator[tuple[str, int, int, int]]:
+                nonlocal records
+                for extent in log.extents():
+                    if extent.end <= self.position:
+                        continue
+                    for piece in log.pieces(extent, max(self.position, extent.start)):
+                        if not isinstance(piece, WholeSpan) or piece.end <= self.position:
+                            continue
+                        with suppress(CorruptRecord):
+                            for found, position, data in piece.found():
+                                records += 1
+                                for entry in indexed(log.record_at, found, position, data):
+                                    yield *entry.queue, entry.offset, entry.offset
+
+            offsets = joined_offsets(places())
+            return RepairLoss(size, records, offsets)
+        finally:
+            log.close()
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:
+        """Copy the log after the position to a side directory, then end the log there; return the
+        side directory.
+
+        Every step is durable before the next one begins, and the last file is cut first. If the
+        repair is interrupted, it can be repeated.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        side = cut_folder(self.position, now_ms)
+        write_identity(disk, log_to_read(disk), side)
+        log = _reader(disk)
+        try:
+            extents = [extent for extent in log.extents() if extent.end > self.position]
+        finally:
+            log.close()
+        for extent in reversed(extents):
+            if extent.start >= self.position and extent is not extents[0]:
+                keep_aside(disk, extent, extent.start, side)
+                disk.remove(log_path_of(extent.start))
+            else:
+                keep_aside(disk, extent, self.position, side)
+                self._cut_file(disk, extent)
+        return side
+
+    def _cut_file(self, disk: Disk, extent: Extent) -> None:
+        # The indexes stay: they prove which offsets were assigned, so that none is assigned again.
+        file = disk.open(log_path_of(extent.start))
+        try:
+            file.truncate(self.position - extent.start)
+            file.sync()
+        finally:
+            file.close()
+
+
+class AcceptLoss(NamedTuple):
+    """Accept the loss, as ``txmq serve --accept-loss`` does."""
+
+    finding: Finding
+
+    def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
+        """The loss that already happened."""
+        offsets = self.finding.offsets
+        count = sum(run.last - run.first + 1 for run in offsets)
+        return RepairLoss(self.finding.size or 0, count, offsets)
+
+    def carry_out(self, disk: Disk, now_ms: int) -> str | None:
+        """Record the loss in the log, so that no offset is assigned again.
+
+        The directory must not be locked.
+
+        Raises:
+            StoreError: The broker would not start either.
+            OSError: The disk refused.
+        """
+        keeper, offsets = Keeper(disk), GroupOffsets()
+        store = MessageStore(disk, StoreSettings())
+        try:
+            keeper.owner = f"{store.take(SystemEntropy()):016x}"
+            offsets.load(keeper.offsets())
+            floors = keeper.floors()
+            store.open(
+                floors.floors,
+                floors_end=floors.log_end,
+                committed=offsets.highest(),
+                topics=queue_counts(keeper.topics()),
+                accept_loss="accepted in txmq log verify --repair",
+                now_ms=now_ms,
+            )
+        finally:
+            store.close()
+        return None
+
+
+Repair: TypeAlias = Cut | RemoveIndex | AcceptLoss
+
+
+def plan(findings: Iterable[Finding]) -> list[Repair]:
+    """The next repairs that let the broker start.
+
+    Each may make another one necessary, so call this again after they are done.
+    """
+    repairs: list[Repair] = []
+    cut: Cut | None = None
+    accept: AcceptLoss | None = None
+    for finding in findings:
+        if finding.is_acceptable:
+            accept = AcceptLoss(finding)
+        if finding.remove is not None:
+            repairs.append(RemoveIndex(finding.remove, finding))
+        if finding.refuses_start and finding.cut_at is not None:
+            at = finding.cut_at
+            if cut is None or at < cut.position:
+                cut = Cut(at, finding)
+    if cut is not None:
+        end = cut.position
+        # The cut removes the later index files, and with them the reason to delete them.
+        repairs = [repair for repair in repairs if not _is_behind(repair, end)]
+        repairs.append(cut)
+    if not repairs and accept is not None:
+        # The total loss is known only after the other repairs.
+        repairs.append(accept)
+    return repairs
+
+
+def _reader(disk: Disk) -> LogReader:
+    log = LogReader(disk, log_to_read(disk))
+    log.open()
+    return log
+
+
+def _is_behind(repair: Repair, position: int) -> bool:
+    return isinstance(repair, RemoveIndex) and repair.path > path_of(position)

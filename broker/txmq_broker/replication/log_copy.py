@@ -1,0 +1,707 @@
+"""A follower's directory: a copy of a leader's log, and of the tables beside it.
+
+The log grows by whole spans. Their records are indexed afterwards, because that takes longer than
+to copy them; what is not indexed at the end, the next start indexes. Topics and groups are saved as
+they arrive. Committed offsets and floors are saved once the copy has durably reached the end of the
+leader's log at their time: they must never be ahead of it.
+
+Readers see what is indexed. So where consumers may read, the copy indexes only what no fail-over
+can cut.
+
+The directory is that of a broker: started as a leader, it goes on where the copy ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from txmq.errors import CorruptRecord, ForeignFile, LogTooShort, StoreError, SyncFailed
+from txmq.protocol.bodies import ConsumerOffsets
+from txmq.protocol.copies import CopiedTables
+from txmq.protocol.span import FOLDER as LOG_FOLDER
+from txmq.protocol.span import HEAD_BYTES, SpanHead, read_head
+from txmq.runtime.clock import Clock
+from txmq.runtime.disk import Disk, File
+from txmq.runtime.entropy import Entropy
+from txmq.text import quantity
+from txmq_broker.config import StoreSettings
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.topics import queue_counts
+from txmq_broker.replication.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
+from txmq_broker.services.keeper import CopyState, Keeper
+from txmq_broker.store.checkpoints import Checkpoint
+from txmq_broker.store.evidence import QueueOffsets
+from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.log.damaged_parts import DamagedPart, DamagedParts, look_at
+from txmq_broker.store.log.identity import PATH as IDENTITY
+from txmq_broker.store.log.identity import known_log
+from txmq_broker.store.log.proof import proof_of
+from txmq_broker.store.log.spans import heads_of
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["LogCopy", "finish_cut"]
+
+log = logging.getLogger(__name__)
+
+_INDEXED_AT_ONCE: Final = 64 * 1024
+"""A few milliseconds."""
+
+_INDEXED_AT_THE_END: Final = 4 * 1024 * 1024
+
+
+class LogCopy:
+    """The copy in one directory.
+
+    Args:
+        disk: The directory.
+        settings: How the log is kept.
+        clock: The clocks.
+        entropy: For names that must be unique.
+        serves_reads: Whether consumers may read from it.
+
+    Attributes:
+        is_open: Whether the log can be read and grow.
+        tables: The tables that the copy has reached.
+        acknowledged: The position before which no fail-over cuts the log; -1 before that is known.
+        before_closing: Called before the log is closed or opened anew.
+        epoch: The newest epoch that is known.
+        last: The head of its last span; ``None`` before there is one.
+        damaged: The parts that are known to be damaged.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: StoreSettings,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        serves_reads: bool = False,
+    ) -> None:
+        self._serves_reads = serves_reads
+        self.tables = CopiedTables()
+        self.acknowledged = -1
+        self.before_closing: Callable[[], None] = lambda: None
+        self._disk = disk
+        self._settings = settings
+        self._clock = clock
+        self._entropy = entropy
+        self._keeper = Keeper(disk)
+        self._store = MessageStore(disk, settings)
+        self._late: list[tuple[int, CopiedTables]] = []
+        """Offsets and floors to save once the log is durable up to a position, oldest first."""
+        self._floors: dict[str, dict[int, int]] = {}
+        self._state = CopyState()
+        self._chunk: Checkpoint | None = None
+        """A chunk of an index that is written and not confirmed yet."""
+        self._syncing = asyncio.Lock()
+        self._indexing = asyncio.Lock()
+        self._has_offsets = False
+        """Whether the leader's offsets were taken since the log was opened."""
+        self._is_broken = False
+        """Whether the files or the indexes are not what they should be."""
+        self._is_closed = False
+        self.is_open = False
+        self.epoch = 0
+        self.last: SpanHead | None = None
+        self.damaged = DamagedParts(self._save_damaged)
+
+    @property
+    def owner(self) -> str:
+        """The identity of the log."""
+        return self._keeper.owner
+
+    @property
+    def store(self) -> MessageStore:
+        """The log and its indexes; another object after each opening."""
+        return self._store
+
+    @property
+    def broker_id(self) -> int:
+        """The id under which this directory's follower registered last; 0 for none."""
+        return self._state.broker_id
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether consumers may read everything that is indexed.
+
+        A start indexes the whole log, so they wait until all of it is acknowledged. And without the
+        leader's offsets, groups would begin anew.
+        """
+        is_shown = self.acknowledged >= self._store.checkpoints.published
+        is_whole = self.is_open and self._has_offsets and not self.is_out
+        return self._serves_reads and is_whole and is_shown
+
+    @property
+    def doubt(self) -> str:
+        """Why the copy may lack something that it had; empty if there is no sign of that."""
+        return self._state.doubt
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the copy does not count as in sync, however far it goes."""
+        return bool(self.doubt or self.damaged)
+
+    @property
+    def last_ms(self) -> int:
+        """The time stamp of the newest record."""
+        return self._store.log.last_ms
+
+    @property
+    def start(self) -> int:
+        """Where the log begins."""
+        return self._store.log.start
+
+    @property
+    def end(self) -> int:
+        """Where the log ends."""
+        return self._store.log.end
+
+    @property
+    def durable(self) -> int:
+        """The position before which every byte is durable."""
+        return self._store.log.durable
+
+    # Opening and closing
+
+    def lock(self) -> None:
+        """Lock the directory, and open it unless it is new.
+
+        A log that is damaged, or shorter than it was, stays as it is until there is a leader from
+        whom the rest can be copied.
+
+        Raises:
+            StoreError: The directory is in use, or a file beside the log is damaged.
+            OSError: The disk failed.
+        """
+        self._store.lock()
+        if known_log(self._disk)[0] is not None:
+            self._begin_again(None)
+            if not self._must_begin and not self.doubt:
+                # Before the log is opened: that writes a new high-water mark.
+                if doubt := proof_of(self._disk).doubt:
+                    self.note_doubt(doubt)
+                try:
+                    self._open(is_doubtful=False)
+                except (CorruptRecord, LogTooShort) as error:
+                    self.note_doubt(str(error))
+
+    def open_as(self, log_id: int, start: int, tables: CopiedTables) -> None:
+        """Make the directory a copy of a log; an empty one begins where that log begins.
+
+        Raises:
+            ForeignFile: The directory has another log.
+            StoreError: It is damaged.
+            OSError: The disk failed.
+        """
+        if not self.is_open:
+            self._begin_again(log_id)
+            if self._must_begin:
+                self._adopt_all(tables)
+            try:
+                self._open()
+            except (CorruptRecord, LogTooShort):
+                # What is damaged cannot even be cut.
+                self.start_over(start, tables)
+        own = self._store.log.segments.log_id
+        if own != log_id:
+            raise ForeignFile(IDENTITY, own, log_id)
+        if not self._store.log.segments.extents():
+            self._store.begin_at(start)
+        elif self.doubt and self.start > start:
+            # What is gone lies before all the rest, so it can only be copied with the rest.
+            self.start_over(start, tables)
+        self._save_state(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
+
+    def _begin_again(self, log_id: int | None) -> None:
+        """Forget what was read from the directory, and read whose it is."""
+        self.before_closing()
+        self.is_open = self._has_offsets = False
+        self.acknowledged = -1
+        self._store.close()
+        self._keeper = Keeper(self._disk)
+        self._store = MessageStore(self._disk, self._settings)
+        self._late.clear()
+        self._chunk = self.last = None
+        self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
+        self.damaged.load(self._state.damaged)
+        self._keeper.floors()
+
+    @property
+    def _must_begin(self) -> bool:
+        """Whether nothing was copied yet."""
+        is_complete = self._state.is_complete
+        return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
+
+    def _adopt_all(self, tables: CopiedTables) -> None:
+        """Begin with all tables of the leader but its offsets, which are ahead of an empty log."""
+        self._save_state(is_copy=True, is_complete=False)
+        self._keeper.adopt(
+            CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
+        )
+
+    def _save_state(self, **changes: object) -> None:
+        changed = replace(self._state, **changes)
+        if changed != self._state:
+            self._keeper.save_copy_state(changed)
+            self._state = changed
+
+    def _save_damaged(self, parts: list[DamagedPart]) -> None:
+        try:
+            self._save_state(damaged=[tuple(part) for part in parts])
+        except OSError as error:
+            log.warning("a restart may forget that the log is damaged: %s", error)
+
+    def _open(self, *, is_doubtful: bool | None = None) -> None:
+        keeper, store = self._keeper, self._store
+        floors, topics = keeper.floors(), keeper.topics()
+        self.tables = CopiedTables(topics, keeper.groups(), keeper.offsets(), floors.floors)
+        offsets = Offsets()
+        offsets.load(keeper.offsets())
+        store.open(
+            floors.floors,
+            floors_end=floors.log_end,
+            committed=offsets.highest(),
+            topics=queue_counts(topics),
+            is_copy=self._state.is_copy,
+            is_doubtful=bool(self.doubt) if is_doubtful is None else is_doubtful,
+            now_ms=self._clock.wall_ms(),
+        )
+        self.is_open = True
+        self.damaged.keep_within(self.start, self.end)
+        self._floors = floors.floors
+        self.last = store.last_span()
+        newest = 0 if self.last is None else self.last.epoch
+        self.epoch = max(self.epoch, self._state.epoch, newest)
+
+    def note_epoch(self, epoch: int) -> None:
+        """Keep a newer epoch, durably: an older leader must not be obeyed after a restart.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.epoch = max(self.epoch, epoch)
+        if self.is_open:
+            self._save_state(epoch=self.epoch)
+
+    def note_doubt(self, reason: str) -> None:
+        """Note that the copy may lack something that it had.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        log.error("this copy does not count until it has caught up with a leader: %s", reason)
+        self._save_state(doubt=reason)
+
+    def end_doubt(self) -> None:
+        """Note that the copy has everything that its leader had.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if self.doubt:
+            log.warning("this copy has caught up and counts again; before: %s", self.doubt)
+            self._save_state(doubt="")
+
+    def note_broker_id(self, broker_id: int) -> None:
+        """Keep the id under which this directory's follower registers.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(broker_id=broker_id)
+
+    @property
+    def accounts(self) -> str:
+        """The digest of the leader's accounts that were taken last; empty before the first."""
+        return self._state.accounts
+
+    def note_accounts(self, digest: str) -> None:
+        """Keep the digest of the leader's accounts that were taken.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(accounts=digest)
+
+    async def close(self) -> None:
+        """Make everything durable, save the indexes, and release the directory; harmless when
+        repeated.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.before_closing()
+        was_open, self.is_open = self.is_open, False
+        try:
+            if was_open and not self._is_broken:
+                await self.sync()
+                if self.unindexed <= _INDEXED_AT_THE_END:
+                    # A start reads the rest: a fail-over may wait for this end.
+                    await self.index()
+                async with self._indexing:
+                    await self._save_indexes()
+                self._store.note_clean_stop()
+        except (OSError, StoreError) as error:
+            log.warning("the copy was closed without being saved whole: %s", error)
+        finally:
+            self._store.close()
+
+    def promote(self, reason: str) -> None:
+        """Make it a leader's directory, in an epoch that is newer than all that it knows.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.epoch += 1
+        self._save_state(
+            is_copy=False,
+            is_complete=True,
+            doubt="",
+            epoch=self.epoch,
+            reason=reason,
+            promoted_ms=self._clock.wall_ms(),
+        )
+
+    # Growing
+
+    def take_tables(self, tables: CopiedTables, leaders_end: int) -> None:
+        """Save the leader's tables: topics and groups now, and the rest by a later sync.
+
+        Args:
+            tables: The tables.
+            leaders_end: The end of the leader's log; the tables may refer to all before it.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        topics = tables.topics
+        if tables.topic_changes is not None and self.tables.topics is not None:
+            topics = tables.topic_changes.applied_to(self.tables.topics)
+        self._keeper.adopt(CopiedTables(topics, tables.groups), self.durable)
+        self.tables = CopiedTables(
+            topics or self.tables.topics,
+            tables.groups or self.tables.groups,
+            self.tables.offsets,
+            self.tables.floors,
+        )
+        if tables.offsets is not None:
+            late = CopiedTables(offsets=tables.offsets, floors=tables.floors)
+            self._late.append((leaders_end, late))
+            # The oldest is reached first, and the newest is worth most.
+            del self._late[1:-1]
+
+    def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
+        """Append spans at the end of the log; :meth:`index` makes their records known.
+
+        Args:
+            spans: Whole spans of one file.
+            file_start: Where that file begins.
+            epoch: The epoch of the leader that sent them.
+
+        Raises:
+            RemoteProtocolError: They do not follow the log.
+            StoreError: The disk refused.
+        """
+        self.last = self._store.copy(spans, file_start, self.last, epoch)
+
+    @property
+    def unindexed(self) -> int:
+        """The number of bytes at the end of the log whose records are not indexed."""
+        return self.end - self._store.checkpoints.published
+
+    @property
+    def indexable(self) -> int:
+        """The number of those bytes that may be indexed now."""
+        end = min(self.durable, self.acknowledged) if self._serves_reads else self.end
+        return max(0, self._whole_until(end) - self._store.checkpoints.published)
+
+    def _whole_until(self, end: int) -> int:
+        """Where indexing has to stop: there, or before a damaged part that is to be repaired."""
+        damage = self.damaged.begin_behind(self._store.checkpoints.published)
+        return end if damage is None else min(end, damage)
+
+    async def index(self, most: int | None = None) -> None:
+        """Index records that were copied, up to the first damaged part.
+
+        Args:
+            most: About how many bytes of the log; all if left out.
+
+        Raises:
+            StoreError: A record is broken, its writer stored it so; or a sync failed.
+            OSError: An index cannot be saved.
+        """
+        store, checkpoints = self._store, self._store.checkpoints
+        async with self._indexing:
+            end = self.end if most is None else min(self.end, checkpoints.published + most)
+            end = self._whole_until(end)
+            while checkpoints.published < end:
+                if checkpoints.published in store.log.segments.starts:
+                    # A chunk covers one file, and queues may jump in the next one.
+                    await self._save_indexes()
+                try:
+                    store.index_copied(min(_INDEXED_AT_ONCE, end - checkpoints.published))
+                except CorruptRecord:
+                    after, is_whole = look_at(store.log.segments, checkpoints.published)
+                    if not is_whole:
+                        self.damaged.add(DamagedPart(checkpoints.published, after))
+                        return
+                    self._is_broken = True
+                    raise
+                if (
+                    checkpoints.published - checkpoints.checkpointed
+                    >= self._settings.checkpoint_every
+                ):
+                    await self._save_indexes()
+
+    async def drop_files_before(self, position: int) -> None:
+        """Delete the files that the leader has deleted.
+
+        Raises:
+            OSError: The disk refuses.
+            StoreError: A sync failed, or a record is broken.
+        """
+        extents = self._store.log.segments.extents()
+        files = sum(extent.end <= position for extent in extents[:-1])
+        if not files:
+            return
+        unindexed = extents[files].start - self._store.checkpoints.published
+        if self._serves_reads and unindexed > self.indexable:
+            return
+        await self.index(unindexed)
+        if self._store.checkpoints.published < extents[files].start:
+            return
+        async with self._indexing:
+            await self._save_indexes()
+            self._floors = _highest(self._floors, self._store.floors_after(files))
+            self._keeper.save_floors(self._floors, self.durable)
+            for _ in range(files):
+                self._store.drop_first_file()
+            self.damaged.keep_within(self.start, self.end)
+
+    async def sync(self) -> None:
+        """Make the log durable, and save the offsets and floors that it has reached.
+
+        Raises:
+            SyncFailed: The disk refused; what it holds is unknown.
+            OSError: The tables cannot be saved.
+        """
+        async with self._syncing:
+            point = self._store.log.sync_point()
+            if point.end > self.durable:
+                await self._make_durable(point.files)
+                self._store.log.synced(point)
+        while self._late and self.durable >= self._late[0][0]:
+            late = self._late.pop(0)[1]
+            if late.floors is not None:
+                self._floors = _highest(self._floors, late.floors)
+            self._keeper.adopt(
+                CopiedTables(offsets=late.offsets, floors=self._floors), self.durable
+            )
+            self.tables = CopiedTables(
+                self.tables.topics, self.tables.groups, late.offsets, self._floors
+            )
+            self._has_offsets = True
+            self._save_state(is_complete=True)
+
+    async def merge_topics(self) -> None:
+        """Write the file of all topics anew if many have changed.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        topics = self.tables.topics
+        if topics is not None and self._keeper.has_many_changes:
+            await self._keeper.merge_changes(topics)
+
+    async def _save_indexes(self) -> None:
+        await self.sync()
+        checkpoints = self._store.checkpoints
+        while True:
+            # After a cancelled call the chunk that it wrote is still there.
+            if self._chunk is None:
+                part = checkpoints.next_range()
+                if part is None:
+                    return
+                self._chunk = checkpoints.begin(part)
+            await self._make_durable([self._chunk.file.file])
+            checkpoints.confirm(self._chunk)
+            self._chunk = None
+
+    async def _make_durable(self, files: Sequence[File]) -> None:
+        if self._is_broken:
+            # A file reports a failed sync once, so the success of the next one means nothing.
+            raise SyncFailed("the disk could not make the copy durable before")
+        syncing = asyncio.ensure_future(self._disk.sync_soon(files))
+        syncing.add_done_callback(self._synced)
+        try:
+            # A caller that is cancelled does not stop the disk, and its failure must be known.
+            await asyncio.shield(syncing)
+        except OSError as error:
+            raise SyncFailed(f"the disk could not make the copy durable: {error}") from error
+
+    def _synced(self, syncing: asyncio.Future[None]) -> None:
+        self._is_broken |= syncing.cancelled() or syncing.exception() is not None
+
+    # Damage
+
+    async def put_back(self, position: int, spans: bytes) -> None:
+        """Write whole spans in place of damaged ones, durably.
+
+        Raises:
+            OSError: The disk refuses to write them.
+            SyncFailed: The disk refused to keep them.
+        """
+        async with self._syncing:
+            segments = self._store.log.segments
+            if position >= segments.start:  # Otherwise the leader has deleted them.
+                await self._make_durable([segments.replace(position, spans)])
+
+    # Cutting back
+
+    def span_starts(self) -> Iterator[Sequence[int]]:
+        """Where the spans of each file begin whose heads are whole, newest file first."""
+        segments = self._store.log.segments
+        for extent in reversed(segments.extents()):
+            # A file may hold a million spans.
+            starts, at = array("q"), extent.start
+            while at < extent.end:
+                try:
+                    starts.extend(head.position for head in heads_of(segments, extent, at))
+                    at = extent.end
+                except CorruptRecord as damage:
+                    at, _ = look_at(segments, damage.position)
+            yield starts
+
+    def head_at(self, start: int) -> SpanHead:
+        """The head of the span that begins at a position."""
+        head = read_head(self._store.log.read(start, HEAD_BYTES), 0, start)
+        assert head is not None, "it was found before"
+        return head
+
+    def cut_back(self, last: SpanHead | None, tables: CopiedTables) -> None:
+        """End the log behind a span, and say where the rest is kept.
+
+        Args:
+            last: The last span that stays; without one, the whole log is cut.
+            tables: The leader's tables.
+
+        Raises:
+            StoreError: The directory is damaged.
+            OSError: The disk refused.
+        """
+        end, start = self.end, self.start
+        position = start if last is None else last.position + last.size
+        self._begin_again(None)
+        # Nothing beside the log may be ahead of it, so the tables are first.
+        behind = offsets_behind(self._disk, self._store.log.segments.log_id, position)
+        self._keeper.adopt(
+            CopiedTables(
+                tables.topics,
+                tables.groups,
+                _offsets_before(self._keeper.offsets(), behind),
+                _lowest(self._keeper.floors().floors, behind),
+            ),
+            position,
+        )
+        kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
+        self._save_state(cut=(position if last is None else last.position, position))
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
+        log.error(
+            "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
+            quantity(end - position, "byte"),
+            position,
+            kept,
+        )
+        try:
+            self._open()
+        except (CorruptRecord, LogTooShort) as error:
+            # It was opened with an index that reached further, and the cut has removed that.
+            self._begin_again(None)
+            self.note_doubt(str(error))
+            self._open()
+
+    def start_over(self, start: int, tables: CopiedTables) -> None:
+        """Begin again with an empty log, where the leader's begins, and say where the old one is.
+
+        Raises:
+            StoreError: The directory is damaged.
+            OSError: The disk refused.
+        """
+        size, end = self.end - self.start, self.end
+        self._begin_again(None)
+        self._save_state(is_copy=True, is_complete=False)
+        # The tables beside the log must not be ahead of its rest.
+        floors = self._keeper.floors().floors
+        self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
+        kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())
+        self._adopt_all(tables)
+        if size:
+            log.error(
+                "the leader's log begins at position %d and has nothing in common with this one, "
+                "which ended at %d: everything is copied again; %s keeps the old log",
+                start,
+                end,
+                kept,
+            )
+        self._open()
+        self._store.begin_at(start)
+
+
+def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
+    """Carry out a cut that has begun, if there is one; returns what is known about the copy.
+
+    Args:
+        keeper: The tables of the directory.
+        disk: The directory.
+        log: Its log, which is taken and not open yet.
+
+    Raises:
+        DamagedFile: The file about the copy is damaged.
+        OSError: The disk refused.
+    """
+    state = keeper.copy_state()
+    if state.cut is not None:
+        cut_tail(disk, log, *state.cut)
+        state = replace(state, cut=None)
+        keeper.save_copy_state(state)
+    return state
+
+
+def _offsets_before(offsets: ConsumerOffsets, behind: QueueOffsets) -> ConsumerOffsets:
+    """Committed offsets that are at most those of the first messages that are cut."""
+    return ConsumerOffsets(
+        {
+            name: _lowest({topic: numbers}, behind)[topic]
+            for name, numbers in offsets.offset_table.items()
+            for topic in (name.partition("@")[0],)
+        }
+    )
+
+
+def _lowest(offsets: QueueOffsets, behind: QueueOffsets) -> dict[str, dict[int, int]]:
+    """The lower offset of each queue that has one in the first mapping."""
+    return {
+        topic: {
+            number: min(offset, behind.get(topic, {}).get(number, offset))
+            for number, offset in numbers.items()
+        }
+        for topic, numbers in offsets.items()
+    }
+
+
+def _highest(one: QueueOffsets, other: QueueOffsets) -> dict[str, dict[int, int]]:
+    """The higher offset of each queue."""
+    highest = {topic: dict(numbers) for topic, numbers in one.items()}
+    for topic, numbers in other.items():
+        known = highest.setdefault(topic, {})
+        for number, offset in numbers.items():
+            known[number] = max(known.get(number, 0), offset)
+    return highest

@@ -1,0 +1,584 @@
+"""Ships a leader's log to its followers.
+
+A follower asks for the log from the end of its own copy on. Its request stays open until there is
+something to send. What it asks for is read from the files of the log, so a follower that is far
+behind costs the leader no memory. A span is shipped as soon as it is written: the disks of the
+leader and its followers sync at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from txmq.errors import CorruptRecord, InternalError, InvalidParameter, NoPermission
+from txmq.protocol import command as commands
+from txmq.protocol.bodies import DataVersion
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.copies import (
+    NO_SPAN,
+    CopiedTables,
+    FetchedSpans,
+    FetchSpans,
+    FollowAnswer,
+    FollowerEntry,
+    FollowLog,
+    NoteCopied,
+    TopicChanges,
+)
+from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
+from txmq.remoting.connection import Connection
+from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import short_name
+from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.held_changes import HeldChanges, TableVersions
+from txmq_broker.replication.replica_ids import ReplicaIds
+from txmq_broker.services.log_verifier import LogVerifier
+from txmq_broker.services.long_requests import LongRequests, Steps
+from txmq_broker.store.log.spans import whole_spans
+from txmq_broker.store.message_store import MessageStore
+
+__all__ = ["LogShipper"]
+
+_TICK_S: Final = 0.25
+_HOLD_S: Final = 0.5
+"""After how long an open request of a follower is answered with the committed offsets: those of a
+new leader are at most a second old.
+"""
+
+_SHOW_S: Final = 0.01
+"""How long a follower that serves reads waits for news of what is acknowledged."""
+
+_SHIPPED_AT_ONCE: Final = 1024 * 1024
+
+_DEFLATED_FROM: Final = 4 * 1024 * 1024
+"""Bytes of tables from which they are compressed: some 25,000 topics."""
+_LEVEL: Final = 1
+
+
+class ShippedAccounts(Protocol):
+    """The accounts of a leader."""
+
+    @property
+    def version(self) -> DataVersion:
+        """Grows with every change."""
+        ...
+
+    def texts(self) -> Mapping[str, str]:
+        """The texts of the files."""
+        ...
+
+    def check(self, connection: Connection, request: Command, /) -> None:
+        """Refuse a follower that may not have them.
+
+        Raises:
+            NoPermission: It may not.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class FollowerLink:
+    """A connected follower."""
+
+    connection: Connection
+    broker_id: int = 0
+    """The id under which it registers."""
+    serves_reads: bool = False
+    is_out: bool = False
+    """Whether its copy does not count as in sync."""
+    copied: int = -1
+    """The end of its durable copy, as far as it has said so."""
+    damaged_parts: int = 0
+    verified_ms: int = 0
+    """When it had verified its whole log last; 0 before that."""
+    can_lead: bool = True
+    acknowledged: int = -1
+    """The position that it received last: it may show the log up to there."""
+    is_shared: bool = False
+    """Whether its log is the beginning of ours."""
+    open: tuple[Command, FollowLog] | None = None
+    """Its open request."""
+    first: tuple[DataVersion, DataVersion] | None = None
+    """The versions of the topics and groups in the answer that compared the histories."""
+    versions: TableVersions | None = None
+    """The versions of the tables that it was sent."""
+    taken: TableVersions | None = None
+    """The versions that it has saved: it asks again only then."""
+    offsets_at: float = field(default=float("-inf"))
+    """When it got the offsets."""
+
+
+class LogShipper:
+    """The connected followers of one broker.
+
+    Args:
+        store: The log.
+        clock: For how long requests stay open.
+        versions: Returns the versions of the topics and groups.
+        tables: Returns the tables beside the log, without accounts.
+        table_parts: Returns their bytes, in parts.
+        topic_changes: Returns the changes of topics after a version; ``None`` if they are unknown.
+        accounts: The accounts.
+        answers: What waits for the followers.
+        refusal: Returns why a member may not follow; empty if it may.
+        verifier: Looks where damage is suspected.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        versions: Callable[[], tuple[DataVersion, DataVersion]],
+        tables: Callable[[], CopiedTables],
+        table_parts: Callable[[], Iterator[bytes]],
+        topic_changes: Callable[[DataVersion], TopicChanges | None],
+        accounts: ShippedAccounts,
+        answers: CopiedAnswers,
+        refusal: Callable[[str], str],
+        verifier: LogVerifier,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._table_versions = versions
+        self._tables = tables
+        self._table_parts = table_parts
+        self._joins = LongRequests(
+            [RequestCode.FOLLOW_LOG], self._join, clock, "requests of followers that join"
+        )
+        self._topic_changes = topic_changes
+        self._accounts = accounts
+        self._answers = answers
+        self._refusal = refusal
+        self._verifier = verifier
+        self._older = self._newer = store.log.end
+        """Where the log ended before the last tick, and at the last one."""
+        self._links: dict[str, FollowerLink] = {}
+        self._changes = HeldChanges(answers, self._taken_by)
+        self._timer: asyncio.TimerHandle | None = None
+        self._show_timer: asyncio.TimerHandle | None = None
+        self._ids = ReplicaIds()
+
+    def _versions(self) -> TableVersions:
+        return *self._table_versions(), self._accounts.version
+
+    def figures(self) -> dict[str, int]:
+        """The connected followers, and how far the last of them is behind."""
+        end = self._store.log.end
+        copied = [max(self._copied_to(member), 0) for member in self._links]
+        return {
+            "followers": len(self._links),
+            "bytes_not_copied": max((end - position for position in copied), default=0),
+        }
+
+    def followers(self, known: Iterable[str]) -> list[FollowerEntry]:
+        """The connected followers, and others that are known to belong to the set."""
+        members = self._links.keys() | self._answers.in_sync | set(known)
+        return [self._entry(member) for member in sorted(members)]
+
+    def successors(self) -> list[str]:
+        """The in-sync followers that could lead now, those that have the most first."""
+        found = [
+            member
+            for member, link in self._links.items()
+            if link.can_lead and member in self._answers.in_sync and link.connection.is_open
+        ]
+        return sorted(found, key=self._answers.copied_to, reverse=True)
+
+    def reader(self) -> int:
+        """The id of an in-sync follower that serves reads, or 0 without one."""
+        found = [
+            link.broker_id
+            for member, link in self._links.items()
+            if link.serves_reads and member in self._answers.in_sync and link.connection.is_open
+        ]
+        return min(found, default=0)
+
+    def _copied_to(self, member: str) -> int:
+        """The end of a follower's durable copy, in sync or not; -1 if it is unknown."""
+        link = self._links.get(member)
+        return self._answers.copied_to(member) if link is None or not link.is_out else link.copied
+
+    def _entry(self, member: str) -> FollowerEntry:
+        link = self._links.get(member)
+        entry = FollowerEntry(
+            member,
+            link.connection.address if link is not None and link.connection.is_open else "",
+            is_in_sync=member in self._answers.in_sync,
+        )
+        if link is not None:
+            entry.damaged_parts, entry.verified_ms = link.damaged_parts, link.verified_ms
+        position = self._copied_to(member)
+        if position >= 0:
+            lag = self._answers.lag_of(position)
+            entry.position = position
+            entry.bytes_behind = self._store.log.end - position
+            entry.seconds_behind, entry.is_longer = round(lag.seconds, 3), lag.is_longer
+        return entry
+
+    # Requests of followers
+
+    def follow(self, connection: Connection, request: Command) -> bytes | None:
+        """See :class:`~txmq.protocol.copies.FollowLog`.
+
+        Raises:
+            NoPermission: The follower was removed from the set, has seen a newer epoch, or may not
+                have the accounts.
+        """
+        wanted = request.read(FollowLog)
+        if not wanted.waits:
+            raise self._joins.postponed(request)
+        link = self._link_of(connection, request, wanted)
+        if link.taken != link.versions:
+            link.taken = link.versions
+            self._changes.release()
+        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
+        if not link.is_shared or is_behind:
+            return self._answer(request, wanted, link, is_shared=link.is_shared)
+        link.open = request, wanted
+        if link.serves_reads and link.acknowledged < self._store.log.end:
+            self._watch_acknowledged()
+        return None
+
+    def _link_of(self, connection: Connection, request: Command, wanted: FollowLog) -> FollowerLink:
+        if refusal := self._refusal(wanted.member):
+            raise NoPermission(refusal)
+        if wanted.epoch > self._store.log.epoch:
+            self._answers.note_epoch(wanted.epoch)
+            raise NoPermission(
+                f"{wanted.member} has seen epoch {wanted.epoch}, and this leader has epoch "
+                f"{self._store.log.epoch}; it leads no more"
+            )
+        link = self._links.get(wanted.member)
+        if link is None and self._answers.has_tokens:
+            self._forget_namesakes(wanted.member)
+        if link is None or link.connection is not connection or not wanted.waits:
+            self._accounts.check(connection, request)
+            # What it confirmed before, it still has.
+            link = self._links[wanted.member] = FollowerLink(connection)
+        link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
+        link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
+        link.is_shared = self._is_shared(wanted)
+        link.can_lead = wanted.can_lead
+        link.is_out = wanted.is_out
+        link.damaged_parts, link.verified_ms = wanted.damaged_parts, wanted.verified_ms
+        if link.is_out:
+            self._answers.leave(wanted.member)
+        self.watch()
+        return link
+
+    def _join(self, connection: Connection, request: Command) -> Steps:
+        """Compare the histories, and send all tables: in parts, as they may be large."""
+        wanted = request.read(FollowLog)
+        link = self._link_of(connection, request, wanted)
+        # Its copy may end before these offsets; the first answer at the end has them again.
+        link.first = self._table_versions() if wanted.takes_changes else None
+        parts = []
+        for part in self._table_parts():
+            parts.append(part)
+            yield
+        is_deflated = wanted.takes_deflated and sum(map(len, parts)) > _DEFLATED_FROM
+        if is_deflated:
+            deflate = zlib.compressobj(_LEVEL)
+            for place, part in enumerate(parts):
+                parts[place] = deflate.compress(part)
+                yield
+            parts.append(deflate.flush())
+        link.is_shared = self._is_shared(wanted)
+        return self._answer_with(
+            request,
+            wanted,
+            link,
+            b"".join(parts),
+            is_shared=link.is_shared,
+            is_deflated=is_deflated,
+        )
+
+    def _name_of(self, member: str) -> str:
+        """A member's name without the token of its directory."""
+        return short_name(member) if self._answers.has_tokens else member
+
+    def _forget_namesakes(self, member: str) -> None:
+        """Forget a member that lost its directory: it has another token behind its name now."""
+        for other in list(self._links):
+            if other != member and self._name_of(other) == self._name_of(member):
+                del self._links[other]
+                self._answers.leave(other)
+
+    def leave_removed(self) -> None:
+        """Ship nothing more to the members that may not follow any more."""
+        for member in sorted(self._links.keys() | self._answers.in_sync):
+            if not (refusal := self._refusal(member)):
+                continue
+            link = self._links.pop(member, None)
+            if link is not None and link.open is not None:
+                request, _ = link.open
+                link.connection.send(commands.answer(request, NoPermission.code, remark=refusal))
+            self._answers.leave(member)
+
+    def note_copied(self, connection: Connection, request: Command) -> None:
+        """See :class:`~txmq.protocol.copies.NoteCopied`.
+
+        Raises:
+            InvalidParameter: The follower has more than this log, or does not follow.
+        """
+        copied = request.read(NoteCopied)
+        link = self._links.get(copied.member)
+        if link is None or link.connection is not connection or not link.is_shared:
+            raise InvalidParameter(f"{copied.member} does not follow over this connection")
+        if copied.position > self._store.log.end:
+            raise InvalidParameter(
+                f"{copied.member} has the log to {copied.position}, and it ends at "
+                f"{self._store.log.end}"
+            )
+        link.copied = copied.position
+        if link.is_out:
+            return
+        # Who joins has the tables that every member of the set has.
+        if copied.member in self._answers.awaited or link.taken == self._versions():
+            self._answers.note_copied(copied.member, copied.position)
+
+    def fetch(self, connection: Connection, request: Command) -> bytes:
+        """See :class:`~txmq.protocol.copies.FetchSpans`.
+
+        Raises:
+            InvalidParameter: The sender does not follow, or this log does not have that part.
+            CorruptRecord: It is damaged here, too.
+        """
+        wanted = request.read(FetchSpans)
+        link, segments = self._links.get(wanted.member), self._store.log.segments
+        if link is None or link.connection is not connection or not link.is_shared:
+            raise InvalidParameter(f"{wanted.member} does not follow over this connection")
+        if not segments.start <= wanted.position < wanted.end <= segments.end:
+            raise InvalidParameter(
+                f"the log of this leader goes from {segments.start} to {segments.end}"
+            )
+        # Its open request came before it found the damage.
+        link.is_out, link.damaged_parts = True, max(1, link.damaged_parts)
+        self._answers.leave(wanted.member)
+        spans = self._whole_spans(wanted.position)
+        needed = [end for end in ends_in(spans, wanted.position) if end >= wanted.end]
+        header = FetchedSpans(self._store.log.epoch, segments.extent_at(wanted.position).start)
+        body = spans[: needed[0] - wanted.position] if needed else spans
+        return commands.answer(request, header=header, body=body)
+
+    def _is_shared(self, wanted: FollowLog) -> bool:
+        segments = self._store.log.segments
+        if wanted.last_start == NO_SPAN:
+            return wanted.position == segments.start
+        if not segments.start <= wanted.last_start < wanted.position <= segments.end:
+            return False
+        data = segments.read(wanted.last_start, HEAD_BYTES)
+        head = read_head(data, 0, wanted.last_start)
+        if head is None:
+            self._refuse_doubt(wanted)
+            return False
+        known = (wanted.position, wanted.last_epoch, wanted.last_checksum)
+        return (head.position + head.size, head.epoch, head.checksum) == known
+
+    def _refuse_doubt(self, wanted: FollowLog) -> None:
+        """Refuse to say that a span is not in this log if its head may be damaged here.
+
+        A follower would cut what it has.
+        """
+        segments, position = self._store.log.segments, wanted.position
+        is_behind = position == segments.end
+        is_behind |= read_head(segments.read(position, HEAD_BYTES), 0, position) is not None
+        if self._verifier.damaged.holds(wanted.last_start) or (
+            is_behind and not self._verifier.vouches_for(wanted.last_start)
+        ):
+            self._verifier.suspect(wanted.last_start)
+            raise CorruptRecord(wanted.last_start, "the histories cannot be compared there")
+
+    # Answers to followers
+
+    def written(self) -> None:
+        """Ship what was written to the followers that wait for it."""
+        for link in self._links.values():
+            self._answer_open(link)
+
+    def _answer_open(self, link: FollowerLink) -> None:
+        if link.open is not None:
+            request, wanted = link.open
+            link.open = None
+            try:
+                answer = self._answer(request, wanted, link, is_shared=True)
+            except CorruptRecord as error:
+                answer = commands.answer(request, InternalError.code, remark=str(error))
+            link.connection.send(answer)
+
+    def _answer(
+        self, request: Command, wanted: FollowLog, link: FollowerLink, *, is_shared: bool
+    ) -> bytes:
+        spans = self._spans(wanted.position) if is_shared else b""
+        is_end = wanted.position + len(spans) == self._store.log.segments.end
+        tables = self._news(wanted, link, is_end=is_end)
+        is_deflated = wanted.takes_deflated and len(tables) > _DEFLATED_FROM
+        if is_deflated:
+            tables = zlib.compress(tables, _LEVEL)
+        return self._answer_with(
+            request, wanted, link, tables, spans, is_shared=is_shared, is_deflated=is_deflated
+        )
+
+    def _answer_with(
+        self,
+        request: Command,
+        wanted: FollowLog,
+        link: FollowerLink,
+        tables: bytes,
+        spans: bytes = b"",
+        *,
+        is_shared: bool,
+        is_deflated: bool,
+    ) -> bytes:
+        segments = self._store.log.segments
+        # A log without a record has no file yet.
+        file_start = segments.extent_at(wanted.position).start if segments.starts else 0
+        header = FollowAnswer(
+            log=f"{segments.log_id:016x}",
+            epoch=self._store.log.epoch,
+            start=segments.start,
+            end=segments.end,
+            is_shared=is_shared,
+            file_start=file_start,
+            tables_bytes=len(tables),
+            acknowledged=self._answers.acknowledged,
+            broker_id=link.broker_id,
+            is_deflated=is_deflated,
+        )
+        link.acknowledged = header.acknowledged
+        return commands.answer(request, header=header, body=tables + spans)
+
+    def _spans(self, position: int) -> bytes:
+        segments = self._store.log.segments
+        if position == segments.end:
+            return b""
+        if position < self._older:
+            # What was just written needs no second look.
+            return self._whole_spans(position)
+        left = segments.extent_at(position).end - position
+        data = segments.read(position, min(_SHIPPED_AT_ONCE, left))
+        whole = 0
+        for end in ends_in(data, position):
+            if end - position > len(data):
+                if not whole:
+                    return segments.read(position, end - position)
+                break
+            whole = end - position
+        return data[:whole]
+
+    def _whole_spans(self, position: int) -> bytes:
+        """Spans that are as they were written.
+
+        Raises:
+            CorruptRecord: The one at this position is damaged.
+        """
+        segments = self._store.log.segments
+        extent = segments.extent_at(position)
+        file = segments.files[segments.starts.index(extent.start)]
+        reason = "what this leader has there differs from what was written"
+        try:
+            found = whole_spans(file, extent, position, segments.log_id, _SHIPPED_AT_ONCE)
+            for data, _ in found:
+                return data
+        except OSError as error:
+            reason = f"the disk of this leader cannot read it: {error}"
+        self._verifier.suspect(position)
+        raise CorruptRecord(position, reason)
+
+    def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
+        """The tables that the follower needs before the spans of the same answer, as JSON."""
+        now = self._clock.monotonic()
+        versions = self._versions()
+        is_changed = versions != link.versions
+        has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
+        if not has_offsets and not is_changed:
+            return b""
+        accounts = None if link.versions is None else link.versions[2]
+        known, link.versions = link.versions or link.first, versions
+        every = self._tables()
+        # A large table that has not changed would cost both ends more than all else.
+        tables = CopiedTables()
+        if known is None or known[0] != versions[0]:
+            if known is not None and wanted.takes_changes:
+                tables.topic_changes = self._topic_changes(known[0])
+            if tables.topic_changes is None:
+                tables.topics = every.topics
+        if known is None or known[1] != versions[1]:
+            tables.groups = every.groups
+        if has_offsets:
+            link.offsets_at = now
+            tables.offsets, tables.floors = every.offsets, every.floors
+        if accounts != versions[2]:
+            tables.accounts = self._accounts.texts()
+        return tables.write()
+
+    # Changes of the tables
+
+    def hold_change(self, connection: Connection, answer: bytes) -> None:
+        """Send an answer once every follower in the set has the tables as they are now."""
+        self._changes.hold(self._versions(), connection, answer)
+        self.written()
+        self._changes.release()
+        self.watch()
+
+    def _taken_by(self, member: str) -> TableVersions | None:
+        link = self._links.get(member)
+        return None if link is None else link.taken
+
+    # Reads from followers
+
+    def _watch_acknowledged(self) -> None:
+        if self._show_timer is None:
+            loop = asyncio.get_running_loop()
+            self._show_timer = loop.call_later(_SHOW_S, self._send_acknowledged)
+
+    def _send_acknowledged(self) -> None:
+        """Send the acknowledged position to the followers that serve reads."""
+        self._show_timer = None
+        acknowledged = self._answers.acknowledged
+        for link in self._links.values():
+            if link.serves_reads and link.open is not None and link.connection.is_open:
+                if link.acknowledged < acknowledged:
+                    self._answer_open(link)
+                elif acknowledged < self._store.log.end:
+                    self._watch_acknowledged()
+
+    # Time
+
+    def watch(self) -> None:
+        """Look at the time from now on."""
+        if self._timer is None:
+            self._older = self._newer = self._store.log.end
+            self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        older, newer = self._newer, self._store.log.end
+        now = self._clock.monotonic()
+        for member, link in list(self._links.items()):
+            if not link.connection.is_open:
+                del self._links[member]
+                self._answers.leave(member)
+            elif now - link.offsets_at >= _HOLD_S:
+                self._answer_open(link)
+        self._answers.tick(self._links.keys())
+        self._changes.release()
+        if self._links or self._changes.are_held or self._answers.watches:
+            self.watch()
+        self._older, self._newer = older, newer
+
+    def close(self) -> None:
+        """Stop looking at the time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._show_timer is not None:
+            self._show_timer.cancel()
+            self._show_timer = None
+        self._changes.clear()
+        self._answers.close()

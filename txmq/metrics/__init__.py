@@ -1,0 +1,1 @@
+"""Metrics: tables of them, their text for Prometheus, and the HTTP server of monitoring pages."""

@@ -1,0 +1,82 @@
+"""Trace records as commands show them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Final
+
+from txmq.client.observe.trace_records import (
+    DecisionRecord,
+    HandlerEnd,
+    HandlerStart,
+    SendRecord,
+    TraceRecord,
+)
+from txmq.text import quantity
+
+__all__ = ["HEADINGS", "trace_fields", "trace_line", "trace_row"]
+
+HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
+_EVENTS: Final[dict[type[TraceRecord], str]] = {
+    SendRecord: "sent",
+    HandlerStart: "begun",
+    HandlerEnd: "handled",
+    DecisionRecord: "decided",
+}
+
+
+def trace_fields(record: TraceRecord) -> dict[str, object]:
+    """A record for JSON; its event comes first."""
+    fields: dict[str, object] = {"event": _event(record), **asdict(record)}
+    for name in ("kind", "outcome"):
+        if name in fields:
+            fields[name] = getattr(record, name).name.lower()
+    return fields
+
+
+def trace_row(record: TraceRecord) -> list[object]:
+    """A record as a line of a table, under :data:`HEADINGS`."""
+    match record:
+        case SendRecord():
+            ended: list[object] = [_yes_or_no(is_yes=record.is_success), record.cost_ms]
+            more = f"{record.kind.name.lower()}, {quantity(record.body_bytes, 'byte')}"
+            if record.store_host:
+                more += f", at {record.store_host}"
+        case HandlerStart():
+            ended = ["", ""]
+            more = f"attempt {record.attempts + 1}"
+        case HandlerEnd():
+            ended = [_yes_or_no(is_yes=record.is_success), record.cost_ms]
+            more = record.outcome.name.lower().replace("_", " ")
+        case DecisionRecord():
+            ended = ["", ""]
+            more = record.state + (" after a check" if record.is_after_check else "")
+    return [_event(record), _time(record.at_ms), record.group, *ended, record.keys, more]
+
+
+def trace_line(record: TraceRecord) -> str:
+    """A record as one line."""
+    event, time, group, success, cost_ms, keys, more = trace_row(record)
+    words = [f"{time} {event}", f"{record.id}", f"group {group}" if group else ""]
+    words += [f"keys {keys}" if keys else "", str(more), f"{cost_ms} ms" if cost_ms != "" else ""]
+    words.append("failed" if success == "no" else "")
+    return ", ".join(word for word in words if word)
+
+
+def _event(record: TraceRecord) -> str:
+    return _EVENTS[type(record)]
+
+
+def _yes_or_no(*, is_yes: bool) -> str:
+    return "yes" if is_yes else "no"
+
+
+def _time(at_ms: int) -> str:
+    if not at_ms:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # Any client may write a trace.
+        return str(at_ms)
+    return moment.isoformat(sep=" ", timespec="milliseconds")

@@ -32,10 +32,9 @@ the client that receives its code raises the same class.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
-from typing import ClassVar, Final
+from typing import ClassVar
 
 __all__ = [
     "BatchCutShort",
@@ -117,7 +116,6 @@ __all__ = [
     "VersionGap",
     "VersionNotSupported",
     "WriteFailed",
-    "named_extra",
     "refusal",
 ]
 
@@ -620,37 +618,3 @@ class ForeignFile(DamagedFile):
 
 class LogTooShort(StoreError):
     """Other files prove that the log was longer. The start changed nothing; no offset repeats."""
-
-
-_EXTRAS: Final = {
-    "sqlalchemy": "sql",
-    "psycopg": "sql",
-    "redis": "redis",
-    "prometheus_client": "broker",
-    "pyspark": "spark",
-    "py4j": "spark",
-    "pyarrow": "spark",
-    "adbc_driver_postgresql": "spark",
-    "yaml": "broker",
-    "starlette": "console",
-    "jinja2": "console",
-    "uvicorn": "console",
-    "opentelemetry": "telemetry",
-}
-
-
-@contextmanager
-def named_extra(extra: str = "") -> Iterator[None]:
-    """Around imports: a missing package of an extra is an error that names the extra, or this one.
-
-    Raises:
-        ConfigError: The package is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
-            raise
-        install = f"pip install 'txmq[{extra or _EXTRAS[package]}]'"
-        raise ConfigError(f"{package} is missing: {install}") from error

@@ -28,7 +28,6 @@ __all__ = [
     "BrokerSettings",
     "CheckBackSettings",
     "DelaySettings",
-    "EtcdAddress",
     "FilterSettings",
     "ReplicationSettings",
     "RetentionSettings",
@@ -36,7 +35,6 @@ __all__ = [
     "ServerTlsSettings",
     "StoreSettings",
     "TopicDefaults",
-    "etcd_address",
 ]
 
 

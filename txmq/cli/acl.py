@@ -21,10 +21,11 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import note, say
 from txmq.errors import ConfigError, Effect, TransportError, TxmqError
 from txmq.ops.accounts import ACCOUNT_COLUMNS, account_row
+from txmq.ops.columns import ListColumn
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:

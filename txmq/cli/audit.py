@@ -23,13 +23,14 @@ from txmq.cli.common import (
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
+from txmq.ops.audit import act_text
 from txmq.ops.directories import hint_of_brokers
-from txmq.ops.moments import EARLIEST, LATEST, time_text
+from txmq.ops.moments import EARLIEST, LATEST
 from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
 from txmq.text import printable
 
-__all__ = ["act_text", "audit", "person_of"]
+__all__ = ["audit"]
 
 _LISTED_MAX: Final = 1_000
 
@@ -91,19 +92,6 @@ def audit(
             print_json(({"broker": at} if at else {}) | msgspec.to_builtins(_fields(entry)))
         else:
             say(printable(f"{f'{at} ' if at else ''}{act_text(entry)}"))
-
-
-def person_of(entry: AuditedRequest) -> str:
-    """Who sent a request, as far as the broker knows: the account, or the name in the request."""
-    return entry.account or entry.fields.get("operator", "")
-
-
-def act_text(entry: AuditedRequest) -> str:
-    """One line about an entry."""
-    fields = " ".join(f"{name}={text}" for name, text in entry.fields.items())
-    who = f"{entry.account or 'no account'} at {entry.peer}"
-    result = f"  refused: {entry.refused}" if entry.refused else ""
-    return f"{time_text(entry.at_ms)} {who}: {entry.request} {fields}{result}"
 
 
 def _stored(data: Path, wanted: dict[str, Any]) -> Iterator[AuditedRequest]:

@@ -14,11 +14,12 @@ from txmq.cli.common import (
     ask,
     fail,
 )
-from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
 from txmq.cli.output import as_json, note, print_result, table
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
 from txmq.ops.brokers import readable_figures
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import nearest
 from txmq.ops.settings import SOURCES, setting_rows
 

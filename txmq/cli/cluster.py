@@ -2,15 +2,17 @@
 
 import typer
 
-from txmq.cli.cluster_status import copies_of, is_drained, print_copies
+from txmq.cli.cluster_status import print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
-from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
 from txmq.cli.set_members import rejoin, remove
 from txmq.cli.set_promotion import promote
 from txmq.cli.write_permission import drain, undrain
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import NoPermission, TxmqError
+from txmq.ops.brokers import copies_of, is_drained
+from txmq.ops.columns import ListColumn
 
 __all__ = ["app"]
 

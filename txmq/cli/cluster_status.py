@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
-from txmq.cli.common import for_each
 from txmq.cli.output import as_json, say, table
-from txmq.client import Admin, BrokerCopies, BrokerInfo
-from txmq.client.routes import MASTER
-from txmq.errors import TopicNotFound, TxmqError
 from txmq.ops.moments import time_text
-from txmq.runtime.coordinator import short_name
 
-__all__ = ["copies_of", "is_drained", "print_copies"]
+__all__ = ["print_copies"]
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -23,41 +17,6 @@ _FOLLOWERS: Final = (
 )  # fmt: skip
 _VERIFIED: Final = ("broker", "member", "damaged parts of its log", "whole log verified at")
 _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
-
-
-async def copies_of(admin: Admin) -> list[dict[str, Any]]:
-    """The copies of every broker, for JSON; a broker that does not answer has a ``problem``."""
-
-    async def row_of(info: BrokerInfo) -> dict[str, Any]:
-        row: dict[str, Any] = {"cluster": info.cluster, "broker": info.name}
-        row["address"] = info.addresses.get(MASTER, "")
-        try:
-            row |= _fields(await admin.copies(info.name))
-        except TxmqError as error:
-            # The other brokers are shown all the same.
-            row["problem"] = str(error).strip()
-        return row
-
-    return await for_each(await admin.cluster(), row_of)
-
-
-def _fields(copies: BrokerCopies) -> dict[str, Any]:
-    followers = [
-        {"name": short_name(follower.member), **asdict(follower)} for follower in copies.followers
-    ]
-    return {
-        "name": short_name(copies.leader),
-        "member": copies.leader,
-        "epoch": copies.epoch,
-        "mode": copies.mode,
-        "in_sync": 1 + sum(follower.in_sync for follower in copies.followers),
-        "min_in_sync": copies.min_in_sync,
-        "log_end": copies.log_end,
-        "damaged_parts": copies.damaged_parts,
-        "verified_ms": copies.verified_ms,
-        "followers": followers,
-        "removed": [asdict(member) for member in copies.removed],
-    }
 
 
 def print_copies(brokers: list[dict[str, Any]], *, json: bool) -> None:
@@ -137,20 +96,3 @@ def _seconds(follower: dict[str, Any]) -> str:
     if seconds is None:
         return "unknown"
     return f"more than {seconds:.1f}" if follower["is_longer"] else f"{seconds:.1f}"
-
-
-async def is_drained(admin: Admin, broker: str) -> bool | None:
-    """Whether name servers have withdrawn the write permission of a broker's topics.
-
-    Each broker has a topic of its own name, which nobody changes. ``None`` if the name servers do
-    not know that topic.
-
-    Raises:
-        TransportError: No name server answers.
-    """
-    try:
-        route = await admin.route(broker)
-    except TopicNotFound:
-        return None
-    writable = {queue.broker for queue in route.writable} | set(route.waiting)
-    return broker not in writable

@@ -11,20 +11,17 @@ from txmq.cli.output import note, progress_bar
 from txmq.client import Admin, Session
 from txmq.errors import (
     ConfigError,
-    ConnectFailed,
-    Effect,
     LimitExceeded,
     LocalProtocolError,
-    NoPermission,
     TopicNotFound,
-    TransportError,
     TxmqError,
     UsageError,
 )
 from txmq.message import Queue
 from txmq.ops.known_names import check_topic
 from txmq.ops.moments import moment_ms
-from txmq.remoting.pool import NO_SERVER, split_address
+from txmq.ops.queries import ASKED_TOGETHER_MAX, for_each, in_doubt, sentence_of
+from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.text import printable
 
@@ -37,22 +34,19 @@ __all__ = [
     "Names",
     "Yes",
     "ask",
+    "ask_each",
     "confirm",
     "fail",
-    "for_each",
     "has_terminal",
     "host_and_port",
-    "in_doubt",
     "moment_of",
     "queue_of",
-    "sentence_of",
 ]
 
 FAILED: Final = 1
 WRONGLY_CALLED: Final = 2
 
 NAMES_DEFAULT: Final = "127.0.0.1:9876"
-NO_ACCOUNT: Final = "no accesskey is configured"
 """What servers answer to unsigned requests, RocketMQ's too."""
 
 Names = Annotated[
@@ -76,9 +70,6 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 T = TypeVar("T")
 K = TypeVar("K")
-
-ASKED_TOGETHER_MAX: Final = 16
-"""Topics, groups or consumers that are queried at the same time."""
 
 _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
@@ -120,49 +111,17 @@ def ask(
         fail(f"{sentence_of(error)}{in_doubt(error) if changes else ''}")
 
 
-async def for_each(
-    things: list[K], query: Callable[[K], Awaitable[T]], *, label: str = ""
-) -> list[T]:
-    """Query a cluster about each thing, several at a time; the results are in order.
+async def ask_each(things: list[K], query: Callable[[K], Awaitable[T]], label: str) -> list[T]:
+    """As :func:`~txmq.ops.queries.for_each`, with a bar on a terminal if there are many things.
 
     Args:
         things: What to ask about.
         query: Asks about one thing.
-        label: The things' name, for a progress bar on a terminal; empty for none.
+        label: The things' name.
     """
-    limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
-
-    async def one(thing: K) -> T:
-        async with limit:
-            found = await query(thing)
-        advance()
-        return found
-
     is_long = len(things) > ASKED_TOGETHER_MAX
     with progress_bar(label if is_long else "", len(things)) as advance:
-        return await asyncio.gather(*map(one, things))
-
-
-def sentence_of(error: TxmqError) -> str:
-    """The text of an error with its notes, and what to do about a missing server or account."""
-    # Brokers begin some remarks with a blank.
-    text = "; ".join([str(error).strip(), *getattr(error, "__notes__", ())])
-    if isinstance(error, ConnectFailed) and NO_SERVER in text:
-        # `txmq serve` starts a broker together with its name server.
-        return f"{text}; start a broker with: txmq serve"
-    if isinstance(error, NoPermission) and NO_ACCOUNT in text.lower():
-        return f"{text}; name yours with TXMQ_ACCESS_KEY and TXMQ_SECRET_KEY"
-    return text
-
-
-def in_doubt(error: TxmqError) -> str:
-    """A clause for a failed change that took effect, or may have; otherwise empty."""
-    if error.effect is Effect.APPLIED:
-        return " (it took effect all the same)"
-    # A refusal is an answer; only a missing answer leaves the effect in doubt.
-    if error.effect is Effect.MAYBE and isinstance(error, TransportError):
-        return " (it may have taken effect all the same)"
-    return ""
+        return await for_each(things, query, counted=advance)
 
 
 def fail(text: str, code: int = FAILED) -> NoReturn:

@@ -19,12 +19,13 @@ from txmq.cli.common import (
 )
 from txmq.cli.output import flush, say
 from txmq.cli.stop_signals import stop_at_signals
-from txmq.errors import ConfigError, ReconcileRefused, named_extra
+from txmq.errors import ConfigError, ReconcileRefused
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop
 from txmq.runtime.network import SystemNetwork
 from txmq.security.credentials import CREDENTIALS_VARIABLES, load_credentials
 from txmq.security.tls import load_tls
+from txmq.settings.extras import named_extra
 
 __all__ = ["console"]
 

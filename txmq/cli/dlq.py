@@ -23,7 +23,7 @@ from txmq.cli.common import (
     fail,
     moment_of,
 )
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import (
     as_json,
     listing,
@@ -38,6 +38,7 @@ from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REAS
 from txmq.client.admin.dead_letters import DeadLetters
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.message import ReceivedMessage
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import LATEST, age_of
 from txmq.ops.resend import (

@@ -7,12 +7,14 @@ import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
 from txmq.cli.group_moves import clone, reset, skip
-from txmq.cli.group_state import is_of_system, lag_words, monitor, status
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.group_state import monitor, status
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import print_result
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, GroupLag, QueueProgress
 from txmq.errors import ConsumerOffline
+from txmq.ops.columns import ListColumn
+from txmq.ops.groups import is_of_system, lag_words
 from txmq.ops.known_names import check_group, check_topic
 from txmq.text import quantity
 

@@ -12,9 +12,9 @@ from txmq.cli.common import (
     Names,
     Yes,
     ask,
+    ask_each,
     confirm,
     fail,
-    for_each,
     moment_of,
 )
 from txmq.cli.output import print_result, progress_bar, table
@@ -23,10 +23,11 @@ from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, IllegalOperation, UsageError
 from txmq.message import Queue, QueueOffset
+from txmq.ops.groups import consequence_of
 from txmq.ops.known_names import check_group
 from txmq.text import quantity
 
-__all__ = ["clone", "consequence_of", "reset", "skip"]
+__all__ = ["clone", "reset", "skip"]
 
 Name = Annotated[str, typer.Argument(help="The group.")]
 Topic = Annotated[str, typer.Argument(help="The topic.")]
@@ -175,8 +176,8 @@ def _skip_damaged(
 async def _plan_of_all(admin: Admin, name: str) -> list[OffsetMove]:
     await check_group(admin, name)
     topics = sorted({found.queue.topic for found in await admin.group_progress(name)})
-    plans = await for_each(
-        topics, lambda topic: admin.plan_reset(name, topic, TO_THE_END), label="topics"
+    plans = await ask_each(
+        topics, lambda topic: admin.plan_reset(name, topic, TO_THE_END), "topics"
     )
     return [move for plan in plans for move in plan]
 
@@ -272,12 +273,3 @@ def _move_row(move: OffsetMove) -> list[object]:
     if move.before is not None:
         now, difference = str(move.before), f"{move.after - move.before:+d}"
     return [move.queue.broker, move.queue.number, now, move.after, difference]
-
-
-def consequence_of(plan: list[OffsetMove]) -> str:
-    """How many messages a reset skips, and how many it delivers again."""
-    changes = [move.after - move.before for move in plan if move.before is not None]
-    skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
-    parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
-    parts += [f"{quantity(repeated, 'message')} delivered again"] if repeated else []
-    return ", ".join(parts) or "no message skipped or delivered again"

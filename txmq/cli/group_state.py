@@ -1,86 +1,22 @@
 """``txmq group status`` and ``monitor``: what consumers report, and how far groups are behind."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.common import FAILED, NAMES_DEFAULT, AsJson, Cluster, Names, ask, for_each
-from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.common import FAILED, NAMES_DEFAULT, AsJson, Cluster, Names, ask, ask_each
+from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
 from txmq.cli.output import as_json, say, table
-from txmq.client import Admin, ConsumerReport, GroupLag
-from txmq.client.values import WaitingRetries
+from txmq.client import Admin, ConsumerReport
 from txmq.errors import ConsumerOffline, TxmqError
+from txmq.ops.columns import ListColumn
+from txmq.ops.groups import WAITING_COLUMN, is_of_system
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import age_of
 from txmq.runtime.clock import SystemClock
 from txmq.text import quantity
 
-__all__ = [
-    "WAITING_COLUMN",
-    "is_of_system",
-    "lag_words",
-    "monitor",
-    "status",
-]
-
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-_OF_THE_SYSTEM: Final = frozenset(
-    (
-        "DEFAULT_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "SELF_TEST_CONSUMER_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_PULL",
-    )
-)
-
-
-def is_of_system(group: str) -> bool:
-    """Whether RocketMQ's own programs use this group."""
-    return group in _OF_THE_SYSTEM or group.startswith(_SYSTEM_PREFIX)
-
-
-def lag_words(found: GroupLag, unit: str = "") -> str:
-    """How far a group is behind, such as ``3 (oldest 2 h), 4 wait for retry 2 of 16``.
-
-    Args:
-        found: The lag.
-        unit: Words after its number, where no heading has them.
-    """
-    words = f"{found.lag}{unit}"
-    if found.oldest_ms is not None:
-        words += f" (oldest {age_of(found.oldest_ms)})"
-    retries = found.retries
-    if retries is None or not retries.count:
-        return words
-    return f"{words}, {quantity(retries.count, 'waits', 'wait')} {_for_retries(retries)}"
-
-
-def _for_retries(retries: WaitingRetries) -> str:
-    numbers = [number for number in retries.by_number if number]
-    if not numbers:
-        return "for a retry"
-    first, last = min(numbers), max(numbers)
-    words = f"for retry {first}" if first == last else f"for retries {first} to {last}"
-    return words if retries.last is None else f"{words} of {retries.last}"
-
-
-def _waiting_cell(retries: WaitingRetries | None) -> str:
-    if retries is None or not retries.count:
-        return ""
-    return f"{retries.count} {_for_retries(retries)}"
-
-
-WAITING_COLUMN: Final = ListColumn(
-    "waiting", "retries", _waiting_cell, lambda retries: retries.count if retries else 0
-)
-"""The column of messages that wait for a retry, beside that of the lag."""
+__all__ = ["monitor", "status"]
 
 
 def status(
@@ -111,7 +47,7 @@ def status(
                 # The other consumers are shown all the same.
                 return {"client": client, "problem": str(error).strip()}
 
-        return await for_each([client.id for client in online.clients], report, label="consumers")
+        return await ask_each([client.id for client in online.clients], report, "consumers")
 
     def show(consumers: list[dict[str, Any]]) -> None:
         if json:
@@ -213,7 +149,7 @@ def monitor(
     async def read(admin: Admin) -> list[dict[str, Any]]:
         groups = await admin.groups(cluster=cluster)
         wanted = [name for name in groups if everything or not is_of_system(name)]
-        return await for_each(wanted, lambda name: _progress(admin, name, cluster), label="groups")
+        return await ask_each(wanted, lambda name: _progress(admin, name, cluster), "groups")
 
     rows = ask(names, read)
     warnings = [

@@ -6,10 +6,11 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, ask, fail
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.client import Admin, FigureHistory
 from txmq.client.routes import MASTER
 from txmq.errors import RequestNotSupported
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import moment_ms, time_text
 from txmq.runtime.clock import SystemClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -13,11 +13,12 @@ import typer
 
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.output import as_json, clear, flush, note, say, table
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import nearest
 from txmq.settings.loading import parse_duration
 from txmq.text import quantity
 
-__all__ = ["Every", "ListColumn", "Listing", "Watch", "listed", "watched"]
+__all__ = ["Every", "Listing", "Watch", "listed", "watched"]
 
 Watch = Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")]
 Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="How often, with --watch.")]
@@ -35,34 +36,6 @@ SortBy = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="The most rows of a page.")]
 Page = Annotated[int, typer.Option("--page", min=1, help="The page, with --limit.")]
-
-
-class ListColumn(NamedTuple):
-    """A column of a list."""
-
-    heading: str
-    """Its name, for people and for ``--sort``."""
-    key: str
-    """Its name in rows and in JSON."""
-    show: Callable[[Any], object] = lambda value: "" if value is None else value
-    """The text of a value, for people."""
-    order: Callable[[Any], Any] | None = None
-    """What to sort by, if not by a number or by the text."""
-
-    def value_in(self, row: Any) -> Any:
-        """The value of a row, which is a mapping or an object."""
-        return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
-
-    def sort_key(self, row: Any) -> tuple[bool, Any]:
-        """A key by which rows can be sorted."""
-        value = self.value_in(row)
-        if self.order is not None:
-            value = self.order(value)
-        if isinstance(value, str) and value.isdecimal():
-            value = int(value)  # Settings and figures are texts on the wire.
-        if isinstance(value, int | float):
-            return True, value
-        return False, str(self.show(value))
 
 
 class Listing(NamedTuple):

@@ -20,7 +20,7 @@ from txmq.cli.common import (
     moment_of,
     queue_of,
 )
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import (
     as_json,
     listing,
@@ -31,18 +31,17 @@ from txmq.cli.output import (
     say,
 )
 from txmq.client import Admin, HandledMessage, PulledBatch
-from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
 from txmq.message import Message, Queue, ReceivedMessage
+from txmq.ops.columns import ListColumn
 from txmq.ops.delayed import DELAYED_COLUMNS, delayed_rows
-from txmq.ops.known_names import check_topic
 from txmq.ops.message_scan import ScanWish, scan_messages
 from txmq.ops.moments import LATEST
-from txmq.ops.traces import HEADINGS, trace_fields, trace_row
+from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
 from txmq.settings.loading import parse_duration
 from txmq.text import quantity
 
-__all__ = ["app", "find_traces"]
+__all__ = ["app"]
 
 BODY_BYTES_SHOWN: Final = 500
 """The bytes of a body that a table shows: a long cell is folded, which takes long."""
@@ -341,30 +340,6 @@ def trace(
         for record in records
     ]
     return Listing(rows, as_json=lambda chosen: [row["fields"] for row in chosen])
-
-
-async def find_traces(
-    admin: Admin, topic: str, message_id: str, trace_topic: str = TRACES
-) -> list[TraceRecord]:
-    """The traces that clients left of a message, the oldest first.
-
-    Raises:
-        TopicNotFound: The topic of the traces does not exist; or there are no traces, and the topic
-            does not exist.
-        TransportError: A name server or broker does not answer.
-        BrokerRefused: A broker refuses.
-    """
-    found = await admin.query(trace_topic, message_id)
-    records = [record for message in found for record in decode(message.body)]
-    wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
-    if not wanted:
-        await check_topic(admin, topic)
-    # A trace message exists twice if its producer had no answer to the first send.
-    return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
-
-
-def _is_of(topic: str, record: TraceRecord) -> bool:
-    return not isinstance(record, SendRecord | DecisionRecord) or record.topic == topic
 
 
 async def _fetch(

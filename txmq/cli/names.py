@@ -14,13 +14,14 @@ from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_po
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
-from txmq.errors import TxmqError, named_extra
+from txmq.errors import TxmqError
 from txmq.metrics.http import HttpServer
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.network import SystemNetwork
+from txmq.settings.extras import named_extra
 from txmq.settings.loading import load
 
 __all__ = ["names"]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.common import WRONGLY_CALLED, AsJson, Yes, confirm, fail
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, listing, print_result
 from txmq.cli.schema import Database, OutboxName, SchemaName, database_errors
 from txmq.errors import NotFound
+from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
 from txmq.text import quantity
 

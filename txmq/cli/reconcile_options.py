@@ -15,16 +15,10 @@ from typer.core import TyperGroup
 
 from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
-from txmq.errors import (
-    ConfigError,
-    ReconcileRefused,
-    ResourceError,
-    StoreError,
-    UsageError,
-    named_extra,
-)
+from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
 from txmq.reconcile import Rules, read_rules
 from txmq.runtime.clock import SystemClock
+from txmq.settings.extras import named_extra
 
 __all__ = [
     "NOT_RUN",

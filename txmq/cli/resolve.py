@@ -24,7 +24,6 @@ from txmq.cli.common import (
     Names,
     fail,
     host_and_port,
-    sentence_of,
 )
 from txmq.cli.output import note, print_result
 from txmq.cli.schema import FenceName, SchemaName, database_errors
@@ -47,6 +46,7 @@ from txmq.errors import (
 from txmq.limits import CHECKS_PER_PRODUCER_MAX, GROUP_CHARS_MAX
 from txmq.metrics.http import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.ops.known_names import check_producer_group
+from txmq.ops.queries import sentence_of
 from txmq.protocol.bodies import OpenTransactions
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from txmq.cli import logs
 from txmq.cli.common import FAILED
 from txmq.cli.output import flush, note, say
-from txmq.errors import named_extra
 from txmq.runtime.background import fast_loop
 from txmq.runtime.supervisor import SupervisorEnd
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq_broker.config import BrokerSettings

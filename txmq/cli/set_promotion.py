@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, sentence_of
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.output import print_result
 from txmq.errors import (
     BrokerRefused,
@@ -24,6 +24,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.ops.moments import time_text
+from txmq.ops.queries import sentence_of
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock

@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, Names, ask, for_each
-from txmq.cli.group_state import WAITING_COLUMN
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.common import NAMES_DEFAULT, Names, ask, ask_each
+from txmq.cli.lists import Listing, listed
 from txmq.client import Admin
 from txmq.client.values import TopicTraffic
 from txmq.errors import TxmqError
+from txmq.ops.columns import ListColumn
+from txmq.ops.groups import WAITING_COLUMN
 from txmq.ops.topics import application_topics
 
 __all__ = ["stats"]
@@ -62,7 +63,7 @@ def stats(
                 return name, error  # The other topics are shown all the same.
 
         topics = topic or await application_topics(admin)
-        return await for_each(topics, traffic, label="topics")
+        return await ask_each(topics, traffic, "topics")
 
     only = topic[0] if topic and len(topic) == 1 else None
     found = ask(names, read, topic=only)

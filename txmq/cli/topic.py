@@ -1,7 +1,7 @@
 """``txmq topic``: topics created, changed, shown and deleted."""
 
 from collections.abc import Mapping, Sequence
-from shlex import quote
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,24 +14,24 @@ from txmq.cli.common import (
     Names,
     Yes,
     ask,
+    ask_each,
     confirm,
     fail,
 )
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, print_result, say
 from txmq.client import Admin, Route
-from txmq.client.names import check_name
-from txmq.errors import TopicExists, TopicNotFound
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.ops.clients import CLIENT_COLUMNS, consumer_rows
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_topic
 from txmq.ops.topic_change import TopicChange
-from txmq.ops.topics import description_of, fields_of, topic_rows
+from txmq.ops.topics import check_new_topic, description_of, fields_of, topic_rows
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.text import quantity
 
-__all__ = ["app", "check_new_topic"]
+__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Create, change, show and delete topics.")
 
@@ -68,33 +68,6 @@ def create(
     route = ask(names, create_topic, changes=True)
     text = f"topic {name} has {quantity(queues, 'queue')} at each of {', '.join(route.brokers)}"
     print_result({"topic": name, "queues": queues, "brokers": route.brokers}, text, json=json)
-
-
-async def check_new_topic(
-    admin: Admin, name: str, queues: int, broker: str | None, cluster: str | None
-) -> None:
-    """Pass if no broker that is to have the topic has it already.
-
-    Raises:
-        LocalProtocolError: The topic name is invalid.
-        TopicExists: A broker has it.
-        TransportError: No name server answers.
-    """
-    check_name("topic", name)
-    try:
-        route = await admin.route(name)
-    except TopicNotFound:
-        return
-    known = await admin.cluster()
-    chosen = {
-        at.name for at in known if broker in (None, at.name) and cluster in (None, at.cluster)
-    }
-    if having := sorted(chosen & set(route.addresses)):
-        only = f" --broker {quote(broker)}" if broker is not None else ""
-        raise TopicExists(
-            f"topic {name!r} exists already at {', '.join(having)}; change it with: "
-            f"txmq topic update {quote(name)} --queues {queues}{only}"
-        )
 
 
 @app.command()
@@ -182,7 +155,8 @@ def list_(
     names: Names = NAMES_DEFAULT,
 ) -> Listing:
     """List topics with their queues, permission and messages, summed over all brokers."""
-    found = ask(names, lambda admin: topic_rows(admin, everything=everything))
+    counted = partial(ask_each, label="topics")
+    found = ask(names, lambda admin: topic_rows(admin, everything=everything, ask_each=counted))
     warnings = [f"without broker {broker}: {why}" for broker, why in found.silent.items()]
     return Listing(found.rows, warnings=warnings)
 

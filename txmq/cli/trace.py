@@ -5,13 +5,14 @@ from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask, moment_of, sentence_of
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask, moment_of
 from txmq.cli.output import as_json, flush, note, say
 from txmq.client import Admin
 from txmq.client.observe.trace_records import TraceRecord, decode
 from txmq.errors import TransportError
 from txmq.message import Queue
 from txmq.ops.moments import LATEST
+from txmq.ops.queries import sentence_of
 from txmq.ops.traces import trace_fields, trace_line
 from txmq.protocol.topics import TRACES
 

@@ -18,13 +18,14 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
 from txmq.cli.tx_decided import decided
 from txmq.cli.tx_history import history
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
+from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of
 from txmq.runtime.clock import SystemClock

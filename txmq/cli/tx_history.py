@@ -7,55 +7,18 @@ from typing import Annotated
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask
-from txmq.cli.message import find_traces
 from txmq.cli.output import as_json, say
 from txmq.client import Admin, TransactionReport
-from txmq.client.observe.trace_records import TraceRecord
-from txmq.errors import NotFound, TxmqError
-from txmq.message import ReceivedMessage
+from txmq.ops.decided import find_report
 from txmq.ops.moments import time_text
+from txmq.ops.traces import traces_of
 from txmq.ops.transactions import TransactionStep, steps_of
 from txmq.text import printable
 
-__all__ = ["find_report", "history", "traces_of"]
+__all__ = ["history"]
 
 _TIME_CHARS = len(time_text(0))
 _STATUS = {"implied": " (follows from the decision)", "unknown": " (not known)"}
-
-
-async def find_report(
-    admin: Admin, name: str, topic: str = "", broker: str | None = None, cluster: str | None = None
-) -> tuple[TransactionReport, ReceivedMessage]:
-    """The report of a transaction, and its half message.
-
-    Args:
-        admin: Asks the brokers.
-        name: The id of the transaction, of its half message, or of its visible message.
-        topic: Its topic, for a transaction whose id the brokers have forgotten.
-        broker: The broker, if several know it.
-        cluster: The cluster, if there are several.
-
-    Raises:
-        NotFound: No broker knows it.
-        TxmqError: As for :meth:`txmq.client.Admin.transaction_report`.
-    """
-    try:
-        return await admin.transaction_report(name, broker=broker, cluster=cluster)
-    except NotFound:
-        if not topic:
-            raise
-        visible = await admin.find(topic, name)
-        return await admin.transaction_report(
-            visible.offset_id, broker=visible.queue.broker, cluster=cluster
-        )
-
-
-async def traces_of(admin: Admin, topic: str, message_id: str) -> list[TraceRecord]:
-    """The traces of a message; empty if the cluster has no traces, or none can be read."""
-    try:
-        return await find_traces(admin, topic, message_id)
-    except TxmqError:
-        return []  # Most clients leave no traces, and then their topic does not exist.
 
 
 def history(

@@ -11,11 +11,12 @@ import typer
 
 from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.errors import ConfigError, DatabaseFailed
+from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
 from txmq.settings.loading import parse_duration
 

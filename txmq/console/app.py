@@ -26,7 +26,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import txmq
-from txmq.cli.common import in_doubt, sentence_of
 from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
@@ -76,6 +75,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.ops.queries import in_doubt, sentence_of
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.security.signatures import Credentials

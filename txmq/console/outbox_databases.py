@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from txmq.console.bounded_threads import ANSWER_S, BoundedThreads
 from txmq.console.settings import OutboxAddress
-from txmq.errors import DatabaseFailed, NotFound, named_extra
+from txmq.errors import DatabaseFailed, NotFound
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.outbox.operator_access import OutboxOperator

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from txmq.console.bounded_threads import ANSWER_S, BoundedThreads
-from txmq.errors import ReconcileRefused, named_extra
+from txmq.errors import ReconcileRefused
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.reconcile.archive import ReportArchive

@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from txmq.errors import named_extra
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.idempotent.done_table import DoneTable

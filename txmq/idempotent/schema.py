@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.errors import named_extra
+from txmq.settings.extras import named_extra
 
 with named_extra():
     from sqlalchemy import Engine, inspect

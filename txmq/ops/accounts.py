@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.lists import ListColumn
+from txmq.ops.columns import ListColumn
 from txmq.protocol.account_requests import PlainAccount
 
 __all__ = ["ACCOUNT_COLUMNS", "PERMISSIONS", "account_row"]

@@ -1,13 +1,19 @@
-"""A broker's figures in words, from their names in RocketMQ. Pure."""
+"""Brokers: their figures in words, the copies of their logs, and whether they are drained."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
+from txmq.client import Admin, BrokerCopies, BrokerInfo
+from txmq.client.routes import MASTER
+from txmq.errors import TopicNotFound, TxmqError
 from txmq.ops.moments import time_text
+from txmq.ops.queries import for_each
+from txmq.runtime.coordinator import short_name
 
-__all__ = ["readable_figures", "version_of"]
+__all__ = ["copies_of", "is_drained", "readable_figures", "version_of"]
 
 _RATES: Final = {
     "messages in/s": ("putTps",),
@@ -84,3 +90,55 @@ def _share(text: str) -> str:
     except ValueError:
         return ""
     return f"{share:.1%}" if share >= 0 else ""
+
+
+async def copies_of(admin: Admin) -> list[dict[str, Any]]:
+    """The copies of every broker, for JSON; a broker that does not answer has a ``problem``."""
+
+    async def row_of(info: BrokerInfo) -> dict[str, Any]:
+        row: dict[str, Any] = {"cluster": info.cluster, "broker": info.name}
+        row["address"] = info.addresses.get(MASTER, "")
+        try:
+            row |= _fields(await admin.copies(info.name))
+        except TxmqError as error:
+            # The other brokers are shown all the same.
+            row["problem"] = str(error).strip()
+        return row
+
+    return await for_each(await admin.cluster(), row_of)
+
+
+def _fields(copies: BrokerCopies) -> dict[str, Any]:
+    followers = [
+        {"name": short_name(follower.member), **asdict(follower)} for follower in copies.followers
+    ]
+    return {
+        "name": short_name(copies.leader),
+        "member": copies.leader,
+        "epoch": copies.epoch,
+        "mode": copies.mode,
+        "in_sync": 1 + sum(follower.in_sync for follower in copies.followers),
+        "min_in_sync": copies.min_in_sync,
+        "log_end": copies.log_end,
+        "damaged_parts": copies.damaged_parts,
+        "verified_ms": copies.verified_ms,
+        "followers": followers,
+        "removed": [asdict(member) for member in copies.removed],
+    }
+
+
+async def is_drained(admin: Admin, broker: str) -> bool | None:
+    """Whether name servers have withdrawn the write permission of a broker's topics.
+
+    Each broker has a topic of its own name, which nobody changes. ``None`` if the name servers do
+    not know that topic.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    try:
+        route = await admin.route(broker)
+    except TopicNotFound:
+        return None
+    writable = {queue.broker for queue in route.writable} | set(route.waiting)
+    return broker not in writable

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.lists import ListColumn
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import ConsumerOffline
+from txmq.ops.columns import ListColumn
 
 __all__ = ["CLIENT_COLUMNS", "client_row", "consumer_rows"]
 

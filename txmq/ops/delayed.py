@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.lists import ListColumn
 from txmq.client import Admin
+from txmq.ops.columns import ListColumn
 from txmq.ops.moments import time_text
 from txmq.protocol.operations import DelayedEntry
 

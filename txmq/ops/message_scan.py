@@ -10,10 +10,10 @@ import heapq
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from txmq.cli.common import for_each
 from txmq.client import Admin
 from txmq.errors import UsageError
 from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.ops.queries import for_each
 from txmq.text import quantity
 
 __all__ = [

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from txmq.cli.common import sentence_of
-from txmq.cli.group_state import is_of_system
 from txmq.client import Admin
 from txmq.client.observe.trace_records import SendRecord, decode
 from txmq.client.routes import MASTER
@@ -25,6 +23,8 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.message import ReceivedMessage
+from txmq.ops.groups import is_of_system
+from txmq.ops.queries import sentence_of
 from txmq.ops.topic_search import search_topics
 from txmq.ops.topics import own_topics
 from txmq.protocol.topics import TRACES

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from txmq.client import Admin
 from txmq.errors import RequestNotSupported
+from txmq.settings.loading import describe
 
 __all__ = ["SOURCES", "setting_rows", "setting_texts"]
 
@@ -57,12 +58,10 @@ async def setting_rows(admin: Admin, broker: str) -> list[dict[str, Any]]:
 def setting_texts() -> dict[str, str]:
     """What each setting of a txmq broker does, by its key; empty without the broker's package."""
     try:
-        from txmq.cli.serve import settings_shape
-        from txmq.settings.loading import describe
-
-        shape = settings_shape()
+        from txmq_broker.config import BrokerSettings
     except ImportError:
         return {}
     return {
-        setting.key: " ".join(setting.text.replace("``", "").split()) for setting in describe(shape)
+        setting.key: " ".join(setting.text.replace("``", "").split())
+        for setting in describe(BrokerSettings)
     }

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from txmq.cli.common import ASKED_TOGETHER_MAX, sentence_of
 from txmq.client import Admin
 from txmq.client.values import BrokerInfo
 from txmq.errors import BrokerRefused
 from txmq.message import ReceivedMessage
+from txmq.ops.queries import ASKED_TOGETHER_MAX, sentence_of
 from txmq.text import quantity
 
 __all__ = ["STEP_S", "STEP_TOPICS_MAX", "TopicSearchStep", "search_topics"]

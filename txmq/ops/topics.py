@@ -1,15 +1,17 @@
-"""The rows of ``txmq topic list``, summed over all brokers."""
+"""Topics, summed over all brokers, and whether a new one may have its name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from shlex import quote
 from typing import Any, NamedTuple
 
-from txmq.cli.common import for_each
 from txmq.client import Admin
+from txmq.client.names import check_name
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
-from txmq.errors import TxmqError
+from txmq.errors import TopicExists, TopicNotFound, TxmqError
+from txmq.ops.queries import for_each
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import OF_THE_SYSTEM, topics_of_brokers
@@ -18,6 +20,7 @@ from txmq.text import quantity
 __all__ = [
     "Rows",
     "application_topics",
+    "check_new_topic",
     "description_of",
     "fields_of",
     "own_topics",
@@ -34,7 +37,10 @@ class Rows(NamedTuple):
     """Why, by broker."""
 
 
-async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
+Counts = Callable[[list[str], Callable[[str], Awaitable[int | None]]], Awaitable[list[int | None]]]
+
+
+async def topic_rows(admin: Admin, *, everything: bool, ask_each: Counts = for_each) -> Rows:
     """All topics by name; topics of the system only if everything is wanted.
 
     The numbers leave out a broker that does not answer, and the result names it.
@@ -67,7 +73,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
             return None  # Its broker does not answer, or the topic is being deleted.
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
-    counts = await for_each(names, messages, label="topics")
+    counts = await ask_each(names, messages)
     rows = [
         {"topic": name, **_sums(configs.get(name, [])), "messages": count}
         for name, count in zip(names, counts, strict=True)
@@ -119,3 +125,30 @@ def description_of(config: TopicConfig) -> str:
     if write != read:
         counted = f"{quantity(write, 'queue')} to write, {read} to read"
     return f"{counted}, {permission_of([config])}" + (", ordered" if config.order else "")
+
+
+async def check_new_topic(
+    admin: Admin, name: str, queues: int, broker: str | None, cluster: str | None
+) -> None:
+    """Pass if no broker that is to have the topic has it already.
+
+    Raises:
+        LocalProtocolError: The topic name is invalid.
+        TopicExists: A broker has it.
+        TransportError: No name server answers.
+    """
+    check_name("topic", name)
+    try:
+        route = await admin.route(name)
+    except TopicNotFound:
+        return
+    known = await admin.cluster()
+    chosen = {
+        at.name for at in known if broker in (None, at.name) and cluster in (None, at.cluster)
+    }
+    if having := sorted(chosen & set(route.addresses)):
+        only = f" --broker {quote(broker)}" if broker is not None else ""
+        raise TopicExists(
+            f"topic {name!r} exists already at {', '.join(having)}; change it with: "
+            f"txmq topic update {quote(name)} --queues {queues}{only}"
+        )

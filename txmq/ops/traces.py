@@ -1,4 +1,4 @@
-"""Trace records as commands show them. Pure."""
+"""What clients left in a trace: the records of a message, and their words."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
+from txmq.client import Admin
 from txmq.client.observe.trace_records import (
     DecisionRecord,
     HandlerEnd,
     HandlerStart,
     SendRecord,
     TraceRecord,
+    decode,
 )
+from txmq.errors import TxmqError
+from txmq.ops.known_names import check_topic
+from txmq.protocol.topics import TRACES
 from txmq.text import quantity
 
-__all__ = ["HEADINGS", "trace_fields", "trace_line", "trace_row"]
+__all__ = ["HEADINGS", "find_traces", "trace_fields", "trace_line", "trace_row", "traces_of"]
 
 HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
 _EVENTS: Final[dict[type[TraceRecord], str]] = {
@@ -80,3 +85,35 @@ def _time(at_ms: int) -> str:
     except (ValueError, OverflowError, OSError):  # Any client may write a trace.
         return str(at_ms)
     return moment.isoformat(sep=" ", timespec="milliseconds")
+
+
+async def find_traces(
+    admin: Admin, topic: str, message_id: str, trace_topic: str = TRACES
+) -> list[TraceRecord]:
+    """The traces that clients left of a message, the oldest first.
+
+    Raises:
+        TopicNotFound: The topic of the traces does not exist; or there are no traces, and the topic
+            does not exist.
+        TransportError: A name server or broker does not answer.
+        BrokerRefused: A broker refuses.
+    """
+    found = await admin.query(trace_topic, message_id)
+    records = [record for message in found for record in decode(message.body)]
+    wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
+    if not wanted:
+        await check_topic(admin, topic)
+    # A trace message exists twice if its producer had no answer to the first send.
+    return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
+
+
+def _is_of(topic: str, record: TraceRecord) -> bool:
+    return not isinstance(record, SendRecord | DecisionRecord) or record.topic == topic
+
+
+async def traces_of(admin: Admin, topic: str, message_id: str) -> list[TraceRecord]:
+    """The traces of a message; empty if the cluster has no traces, or none can be read."""
+    try:
+        return await find_traces(admin, topic, message_id)
+    except TxmqError:
+        return []  # Most clients leave no traces, and then their topic does not exist.

@@ -6,7 +6,7 @@ and deletes them. Needs the extra ``txmq[sql]``.
 
 from __future__ import annotations
 
-from txmq.errors import named_extra
+from txmq.settings.extras import named_extra
 
 with named_extra():
     from txmq.outbox.table import Outbox

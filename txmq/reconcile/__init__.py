@@ -23,11 +23,11 @@ rules and results; they need neither Spark nor Java::
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from txmq.errors import named_extra
 from txmq.reconcile.classes import Class
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.summary import Result, Run
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.reconcile.day import Day, reconcile

@@ -59,6 +59,7 @@ __all__ = [
     "parse_size",
     "rebuild",
     "show",
+    "texts_under",
     "variable",
 ]
 
@@ -550,7 +551,7 @@ def describe(shape: type[Any]) -> list[Setting]:
 
 
 def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]:
-    texts = _texts_under(shape)
+    texts = texts_under(shape)
     groups: list[tuple[type[Any], str, object]] = []
     for field in msgspec.structs.fields(shape):
         default = _default(field, base)
@@ -574,7 +575,7 @@ def _kind_name(kind: Any) -> str:
     return named.get(kind) or kind.__name__.lower()
 
 
-def _texts_under(shape: type[Struct]) -> dict[str, str]:
+def texts_under(shape: type[Struct]) -> dict[str, str]:
     """The text below each attribute in the source."""
     texts: dict[str, str] = {}
     for base in reversed(shape.__mro__):

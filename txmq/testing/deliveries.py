@@ -25,7 +25,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
-from txmq.errors import ConfigError, PayloadInvalid, UsageError, named_extra
+from txmq.errors import ConfigError, PayloadInvalid, UsageError
+from txmq.settings.extras import named_extra
 
 with named_extra():
     from txmq.idempotent.guard import is_async

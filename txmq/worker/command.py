@@ -16,7 +16,7 @@ import msgspec
 
 import txmq
 from txmq.cli.output import flush, note, say
-from txmq.errors import ConfigError, named_extra
+from txmq.errors import ConfigError
 from txmq.metrics.http import HttpServer
 from txmq.runtime.background import fast_loop
 from txmq.runtime.child_process import ChildCommand, ChildEnd
@@ -24,6 +24,7 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.supervisor import Supervisor, SupervisorEnd, SupervisorSettings
 from txmq.runtime.tasks import Tasks
+from txmq.settings.extras import named_extra
 from txmq.text import quantity
 from txmq.worker.figures import WorkerFigures
 from txmq.worker.plan import WorkerPlan

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from txmq.errors import ConfigError, named_extra
+from txmq.errors import ConfigError
+from txmq.settings.extras import named_extra
 
 __all__ = ["compose", "dump", "load"]
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from txmq.errors import named_extra
 from txmq.metrics.http import HttpServer
 from txmq.remoting.pool import split_address
 from txmq.runtime.network import SystemNetwork
+from txmq.settings.extras import named_extra
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.subject import MonitoredProcess
 

@@ -27,9 +27,9 @@ from txmq.client.observe.hooks import (
     TransactionHook,
 )
 from txmq.client.values import SendResult
-from txmq.errors import named_extra
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol.properties import SHARDING_KEY, TRANSACTION
+from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from txmq.cli.audit import person_of
 from txmq.console.markup import link
 from txmq.console.pages.brokers import choose_broker
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
+from txmq.ops.audit import person_of
 from txmq.ops.moments import LATEST, moment_ms
 from txmq.protocol.operations import AuditedRequest
 

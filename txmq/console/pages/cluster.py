@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from txmq.cli.cluster_status import copies_of, is_drained
-from txmq.cli.common import for_each
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
 from txmq.console.markup import link, url_of
@@ -15,8 +13,9 @@ from txmq.console.pages.brokers import known_brokers
 from txmq.console.previews import ChangePreview, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import NotFound, TransportError, TxmqError, UsageError
-from txmq.ops.brokers import readable_figures
+from txmq.ops.brokers import copies_of, is_drained, readable_figures
 from txmq.ops.moments import age_of
+from txmq.ops.queries import for_each
 from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from txmq.cli.common import for_each
 from txmq.client.admin.dead_letter_copy import provenance
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.console.body_view import body_view
@@ -15,6 +14,7 @@ from txmq.console.previews import check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import UsageError
 from txmq.limits import CONSOLE_RESENT_MAX, CONSOLE_ROWS, REASON_CHARS_MAX
+from txmq.ops.queries import for_each
 from txmq.ops.resend import BEFORE, RESENT, LetterFilter, ResendResult, ResendRun
 from txmq.protocol import properties
 from txmq.protocol.topics import DLQ

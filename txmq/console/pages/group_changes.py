@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.cli.group_state import lag_words
 from txmq.console.markup import link, url_of
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, UsageError
+from txmq.ops.groups import lag_words
 from txmq.ops.known_names import check_group
 from txmq.text import quantity
 

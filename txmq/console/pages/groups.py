@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.group_moves import consequence_of
-from txmq.cli.group_state import is_of_system, lag_words
 from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
@@ -14,6 +12,7 @@ from txmq.console.pages.trends import group_trends
 from txmq.console.previews import check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, TxmqError, UsageError
+from txmq.ops.groups import consequence_of, is_of_system, lag_words
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import moment_ms
 from txmq.text import quantity

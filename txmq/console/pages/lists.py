@@ -7,11 +7,11 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from markupsafe import Markup
 
-from txmq.cli.common import for_each
 from txmq.console.markup import link
 from txmq.console.visits import Visit
 from txmq.errors import UsageError
 from txmq.limits import CONSOLE_ROWS, CONSOLE_SORTED_MAX
+from txmq.ops.queries import for_each
 
 __all__ = ["ListOrder", "ListPage", "list_page", "order_of", "row_page", "sorted_rows"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from txmq.cli.message import find_traces
 from txmq.console.body_view import body_view, first_line
 from txmq.console.markup import link
 from txmq.console.trace_bars import WIDTH, time_line
@@ -14,7 +13,7 @@ from txmq.limits import CONSOLE_ROWS
 from txmq.message import Queue, ReceivedMessage
 from txmq.ops.message_scan import MessageScan, ScanWish, scan_messages
 from txmq.ops.moments import moment_ms
-from txmq.ops.traces import HEADINGS, trace_row
+from txmq.ops.traces import HEADINGS, find_traces, trace_row
 from txmq.protocol import properties
 from txmq.protocol.record import split_offset_id
 

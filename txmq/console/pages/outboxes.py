@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from txmq.cli.common import for_each, sentence_of
 from txmq.console.body_view import body_view
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
@@ -13,6 +12,7 @@ from txmq.console.operators import require_operator
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
+from txmq.ops.queries import for_each, sentence_of
 from txmq.text import printable
 
 __all__ = ["CHANGES", "PAGES"]

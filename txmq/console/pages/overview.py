@@ -7,9 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from txmq.cli.cluster_status import copies_of
-from txmq.cli.common import for_each
-from txmq.cli.group_state import is_of_system, lag_words
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
@@ -17,8 +14,10 @@ from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.brokers import version_of
+from txmq.ops.brokers import copies_of, version_of
+from txmq.ops.groups import is_of_system, lag_words
 from txmq.ops.moments import age_of
+from txmq.ops.queries import for_each
 from txmq.ops.topics import own_topics
 from txmq.protocol.topics import DLQ
 from txmq.text import quantity

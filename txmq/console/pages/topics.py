@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.topic import check_new_topic
 from txmq.client import Admin
 from txmq.console.forms import required
 from txmq.console.markup import url_of
@@ -14,7 +13,7 @@ from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.message import Message
-from txmq.ops.topics import own_topics
+from txmq.ops.topics import check_new_topic, own_topics
 from txmq.text import quantity
 
 __all__ = ["CHANGES", "PAGES"]

@@ -9,9 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from txmq.cli.common import for_each
-from txmq.cli.tx_decided import DecidedTransaction, find_decided
-from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
 from txmq.console.markup import link, url_of
@@ -28,7 +25,10 @@ from txmq.errors import (
 )
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.moments import age_of
+from txmq.ops.queries import for_each
+from txmq.ops.traces import traces_of
 from txmq.ops.transactions import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
 from txmq.protocol.rechecks import RECHECK_REASON_BYTES_MAX
 from txmq.protocol.span import REASON_BYTES_MAX

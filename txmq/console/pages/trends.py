@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from txmq.cli.common import for_each
 from txmq.client import FigureHistory
 from txmq.console.charts import ChartLine, chart_of, highest, merged, total
 from txmq.console.visits import Visit
 from txmq.errors import RequestNotSupported, TxmqError
+from txmq.ops.queries import for_each
 
 __all__ = ["Trends", "group_trends", "overview_trends", "topic_trends"]
 

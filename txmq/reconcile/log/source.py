@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from txmq.errors import named_extra
+from txmq.settings.extras import named_extra
 
 with named_extra():
     import pyarrow as pa

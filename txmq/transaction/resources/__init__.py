@@ -6,7 +6,7 @@ each kind of connection.
 
 from __future__ import annotations
 
-from txmq.errors import named_extra
+from txmq.settings.extras import named_extra
 
 with named_extra():
     from txmq.transaction.resources.fence import Fence, check_horizon_s

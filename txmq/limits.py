@@ -127,13 +127,6 @@ server closes the connections that have owed longest."""
 OWED_BYTES_SPARED: Final = 16 * 1024
 """Unread answers of one connection that are not worth counting: a few routes."""
 
-HISTORY_SERIES_MAX: Final = 10_000
-"""Groups, and topics, whose history a broker keeps: one number a minute for three hours, which with
-names takes 1 KB each. Those that came later have none."""
-
-HISTORY_QUEUES_MAX: Final = 10_000
-"""Queues of groups with few queues whose lag a broker keeps as well."""
-
 TURN_S: Final = 0.005
 """How long a server works on the requests of one read before others have their turn. A read holds
 up to 256 KiB; a thousand small requests that each write a file took seconds."""

@@ -56,7 +56,6 @@ from txmq_broker.replication.log_copy import finish_cut
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
-from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.services.log_verifier import LogVerifier
@@ -130,9 +129,6 @@ class Broker:
             self.statistics,
             self.admission,
             settings.retention,
-        )
-        self._history = HistoryRecorder(
-            self.topics, self.offsets, self.clients, self.statistics, self.store, self.clock
         )
         self._copy_state = CopyState()
         self._damaged = DamagedParts(self._save_damaged)
@@ -245,8 +241,6 @@ class Broker:
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
         self._tasks.append(asyncio.create_task(self._verifier.run(), name="verify the log"))
-        history = self._history.run(self._flusher.send_times)
-        self._tasks.append(asyncio.create_task(history, name="history"))
         for files in self._door.files:
             self._tasks.append(asyncio.create_task(files.watch(), name="changed files"))
         counting = self._deliverer.count_retries()
@@ -377,7 +371,6 @@ class Broker:
             locks=self.locks,
             statistics=self.statistics,
             admission=self.admission,
-            history=self._history,
             flusher=self._flusher,
             checker=self._checker,
             verifier=self._verifier,

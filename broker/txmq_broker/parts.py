@@ -27,7 +27,6 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
-from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.message_store import MessageStore
 
@@ -81,7 +80,6 @@ class Parts(ReadParts):
     schedule: Schedule
     admission: Admission
 
-    history: HistoryRecorder
     flusher: Flusher
     checker: Checker
     verifier: LogVerifier

@@ -156,7 +156,6 @@ REQUESTS = {
     "343": {"group": group_of(1)},
     "7701": LAST,
     "7709": {"state": "", "producerGroup": "", "fromOffset": 0},
-    "7731": {},
     "7732": {},
 }
 

@@ -46,7 +46,6 @@ PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "stats": (
             "Show the rates of topics and groups over the last minute; with --watch, like top."
         ),
-        "history": "Show figures of the past: rates, durations, transactions and lag.",
         "trace": "Follow the traces that clients leave.",
         "find": "Find topics, groups, producers, brokers, accounts, transactions and messages.",
         "cluster": "Show clusters and their brokers.",

@@ -16,7 +16,6 @@ __all__ = [
     "CheckReport",
     "ConnectedClient",
     "ConsumerReport",
-    "FigureHistory",
     "FollowerCopy",
     "FormerMember",
     "GroupConnections",
@@ -229,20 +228,6 @@ class TopicTraffic:
     """Messages that arrived in the last 24 hours."""
     out_of_day: int
     """Messages that the group fetched in the last 24 hours."""
-
-
-@dataclass(frozen=True, slots=True)
-class FigureHistory:
-    """Figures of the past, from one broker."""
-
-    broker: str
-    period_s: int
-    """The usual pause between two rows."""
-    columns: tuple[str, ...]
-    """What the values of a row mean."""
-    rows: tuple[tuple[int, tuple[float | None, ...]], ...]
-    """The time of each row, in milliseconds since 1970, and its values; the oldest first. A value
-    is ``None`` where there was nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ __all__ = [
     "TextTable",
     "TopicConfig",
     "TopicConfigs",
+    "TopicCounts",
     "TopicNames",
     "TopicRoute",
     "TransactionEntry",
@@ -470,6 +471,17 @@ class TopicNames(Body, omit_defaults=True):
 
     topic_list: list[str]
     broker_addr: str | None = None
+
+
+class TopicCounts(Body):
+    """The answer to 7732, of a name server or of a broker."""
+
+    topics: int = 0
+    """Topics of applications."""
+    dead_letter_groups: int = 0
+    """Groups that have a topic for dead letters."""
+    dead_letters: int | None = None
+    """Stored dead letters; only of a broker."""
 
 
 class TextTable(Body):

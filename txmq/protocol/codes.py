@@ -126,7 +126,6 @@ class RequestCode(IntEnum):
     RECALL_DELAYED = 7722
     SHOW_SETTINGS = 7723
     SKIP_DAMAGED = 7724
-    SHOW_HISTORY = 7731
     COUNT_TOPICS = 7732
 
 

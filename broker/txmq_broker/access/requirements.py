@@ -143,13 +143,7 @@ def _message_at(*needs: Need) -> Requirement:
     return requirement
 
 
-def _history(request: Command, topics: MessageTopics) -> Iterable[Need]:
-    # That of a broker is for administrators; those of groups and topics are as their figures now.
-    return _OF_HISTORY(request, topics) or _ADMIN
-
-
 _CODE = RequestCode
-_OF_HISTORY: Final = _of_fields(_topic("topic", EITHER), _group("group"))
 _TOPIC_OR_GROUP: Final = (_topic("topic", SUB), _group("consumerGroup"))
 _IN_TOPIC: Final = _of_fields(_topic("topic", SUB))
 _IN_GROUP: Final = _of_fields(_group("consumerGroup"), _group("group"))
@@ -203,7 +197,6 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
     _CODE.QUERY_SUBSCRIPTION_BY_CONSUMER: _IN_GROUP,
     _CODE.QUERY_CONSUME_TIME_SPAN: _IN_BOTH,
     _CODE.QUERY_CONSUME_QUEUE: _IN_TOPIC,
-    _CODE.SHOW_HISTORY: _history,
     **dict.fromkeys(
         (
             _CODE.LIST_TRANSACTIONS,

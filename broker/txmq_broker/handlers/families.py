@@ -6,7 +6,6 @@ from typing import Protocol
 
 from txmq.remoting.dispatch import Handler
 from txmq_broker.handlers.groups import GroupHandlers
-from txmq_broker.handlers.history import HistoryHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
 from txmq_broker.handlers.progress import ProgressHandlers
 from txmq_broker.handlers.query import QueryHandlers
@@ -46,6 +45,5 @@ def plain_families(parts: Parts) -> list[HandlerFamily]:
         GroupHandlers(parts),
         ProgressHandlers(parts),
         StatisticsHandlers(parts),
-        HistoryHandlers(parts),
         SettingHandlers(parts),
     ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from txmq.errors import InternalError
-from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
+from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicCounts, TopicNames
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import TopicHeader, TopicSettings
-from txmq.protocol.history import TopicCounts
 from txmq.protocol.topics import topics_of_brokers
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from txmq.errors import InternalError, NotFound, RemoteProtocolError
-from txmq.protocol.bodies import BrokerMembers, DataVersion, TextTable, TopicRoute
+from txmq.protocol.bodies import BrokerMembers, DataVersion, TextTable, TopicCounts, TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import (
@@ -27,7 +27,6 @@ from txmq.protocol.headers import (
     WritePermissionAnswer,
     camel,
 )
-from txmq.protocol.history import TopicCounts
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock

@@ -312,15 +312,6 @@ def test_rates_are_shown_by_topic_and_group(run, rows, shop):
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
 
 
-def test_the_past_is_shown_for_brokers_groups_and_topics(run, rows, shop):
-    run("history", "broker", "--since", "1h")
-    assert rows("history", "topic", "Orders") is not None
-    assert "'billin' does not exist" in run("history", "group", "billin", code=1)
-    assert "'Ordrs' does not exist" in run("history", "topic", "Ordrs", code=1)
-    assert "--since takes a moment" in run("history", "group", "billing", "--since", "x", code=2)
-    assert "broker 'nosuch' is unknown" in run("history", "broker", "nosuch", code=2)
-
-
 def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, rows, shop):
     run("topic", "create", "Sorted", "--queues", 2)
     for number, key in enumerate("cab"):

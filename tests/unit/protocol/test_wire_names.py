@@ -150,6 +150,7 @@ BODIES = {
     "BrokerRoute": "brokerName brokerAddrs cluster",
     "TopicRoute": "queueDatas brokerDatas filterServerTable orderTopicConf",
     "ClusterView": "brokerAddrTable clusterAddrTable",
+    "TopicCounts": "topics deadLetterGroups deadLetters",
     "TopicNames": "topicList brokerAddr",
     "TextTable": "table",
     "OffsetPair": "brokerOffset consumerOffset lastTimestamp pullOffset",

@@ -8,7 +8,6 @@ from txmq.client.admin.accounts import AccountCalls
 from txmq.client.admin.brokers import BrokerCalls
 from txmq.client.admin.consumers import ConsumerCalls
 from txmq.client.admin.dead_letters import DeadLetterCalls
-from txmq.client.admin.history import HistoryCalls
 from txmq.client.admin.lookups import LookupCalls
 from txmq.client.admin.messages import MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
@@ -30,6 +29,5 @@ class Admin(
     LookupCalls,
     OperationCalls,
     TransactionCalls,
-    HistoryCalls,
 ):
     """Administrative requests to brokers and name servers, over an open session."""

@@ -8,10 +8,9 @@ from txmq.client.admin.groups import GroupCalls, total_retries
 from txmq.client.admin.topics import TopicCalls
 from txmq.client.values import TopicTraffic
 from txmq.errors import InternalError
-from txmq.protocol.bodies import CounterView, CounterWindow
+from txmq.protocol.bodies import CounterView, CounterWindow, TopicCounts
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import StatsQuery
-from txmq.protocol.history import TopicCounts
 
 __all__ = ["TrafficCalls"]
 

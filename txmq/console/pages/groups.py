@@ -8,7 +8,6 @@ from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
 from txmq.console.pages.lists import row_page
-from txmq.console.pages.trends import group_trends
 from txmq.console.previews import check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, TxmqError, UsageError
@@ -63,7 +62,6 @@ async def show_one(visit: Visit) -> PageContent:
         "behind": lag_words(behind),
         "most": max((queue.lag for queue in progress), default=0),
         "connections": connections,
-        "trends": await group_trends(visit, name),
         "topics": sorted({queue.queue.topic for queue in progress}),
     }
     return PageContent("group.html", values)

@@ -10,7 +10,6 @@ from markupsafe import Markup
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
-from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
@@ -71,8 +70,6 @@ async def show(visit: Visit) -> PageContent:
             **counts,
         },
         "counts_problem": problem,
-        "trends": await overview_trends(visit, [row["name"] for row in brokers if row["address"]]),
-        "span": visit.text("span"),
         "links": {
             "open transactions": "/transactions",
             "parked transactions": link("/transactions", state="parked"),

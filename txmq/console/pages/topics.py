@@ -8,7 +8,6 @@ from txmq.client import Admin
 from txmq.console.forms import required
 from txmq.console.markup import url_of
 from txmq.console.pages.lists import row_page
-from txmq.console.pages.trends import topic_trends
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import QUEUES_OF_NEW_TOPICS
@@ -85,7 +84,6 @@ async def show_one(visit: Visit) -> PageContent:
         "queues": queues,
         "messages": sum(queue.max_offset - queue.min_offset for queue in queues),
         "groups": await visit.admin.topic_groups(name),
-        "trends": await topic_trends(visit, name),
         "now_ms": visit.clock.wall_ms(),
     }
     return PageContent("topic.html", values)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.loopback_stage import on_sockets
-from txmq.cli.stop_signals import stop_at_signals
+from txmq.cli.common import stop_at_signals
 from txmq.runtime import file_room
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.config import BrokerSettings

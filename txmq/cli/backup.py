@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
-from txmq.cli.findings import holder_of, print_finding, progress_bar, summary_text
+from txmq.cli.log_lines import holder_of, print_finding, progress_bar, summary_text
 from txmq.cli.output import as_json, print_result, say
 from txmq.errors import StoreError
 from txmq.ops.directories import hint_of_brokers

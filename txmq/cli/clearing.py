@@ -1,12 +1,14 @@
 """What people do with a reconciled day: ``breaks``, ``proofs`` and ``signoff``."""
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 import typer
@@ -23,18 +25,19 @@ from txmq.cli.reconcile_options import (
     report_failures,
     rules_of,
 )
-from txmq.cli.spreadsheet import as_csv
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile import Class, Result, Rules, Run
 from txmq.reconcile.report.words import amount, mask, mask_sides, moment, signed
 from txmq.runtime.clock import SystemClock
-from txmq.text import quantity
+from txmq.text import printable, quantity
 
 if TYPE_CHECKING:
     from txmq.reconcile.archive import ItemFilter
     from txmq.reconcile.results import Results, Role
 
-__all__ = ["breaks_app", "proofs_app", "signoff"]
+__all__ = ["as_csv", "breaks_app", "proofs_app", "signoff"]
+
+Cell: TypeAlias = str | int | Decimal | None
 
 breaks_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 proofs_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
@@ -74,6 +77,8 @@ _EXPORTED: Final = (
     *("delivery", "decided_by", "reason", "explained_by", "explanation"),
     *("owner", "ticket", "due", "overdue", "comments"),
 )
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes a text that begins with one of these for a formula."""
 _ROLES: Final[dict[str | None, "Role"]] = {"preparer": "preparer", "reviewer": "reviewer"}
 
 
@@ -309,6 +314,21 @@ def _export(items: Sequence[Mapping[str, Any]], run: Run, path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
     say(f"{quantity(len(items), 'break')} in {path}")
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
+    """Rows under headings, as CSV in UTF-8 with a mark of the encoding.
+
+    No text of a ledger becomes a formula: one that would begin a formula gets an apostrophe.
+    """
+    out = io.StringIO()
+    csv.writer(out).writerows([columns, *(map(_csv_cell, row) for row in rows)])
+    return out.getvalue().encode("utf-8-sig")
+
+
+def _csv_cell(value: Cell) -> Cell:
+    text = printable(value) if isinstance(value, str) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
 
 
 @proofs_app.callback()

@@ -1,9 +1,11 @@
-"""The options, the session and the exit codes of commands that ask a cluster."""
+"""What commands share: options, exit codes, the session with a cluster, questions and signals."""
 
 import asyncio
+import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
@@ -41,6 +43,8 @@ __all__ = [
     "host_and_port",
     "moment_of",
     "queue_of",
+    "stop_at_signals",
+    "unless_stopped",
 ]
 
 FAILED: Final = 1
@@ -71,6 +75,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 T = TypeVar("T")
 K = TypeVar("K")
 
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
 
@@ -196,3 +201,44 @@ def queue_of(topic: str, text: str) -> Queue:
     if not colon or not broker or not number.isdecimal():
         raise typer.BadParameter(f"{text!r} is not a queue; write broker:number, as in broker-a:0")
     return Queue(topic, broker, int(number))
+
+
+@contextmanager
+def stop_at_signals(stopped: asyncio.Event) -> Iterator[None]:
+    """Inside this context, Ctrl-C and SIGTERM set an event of the running loop.
+
+    A second Ctrl-C ends the process at once.
+    """
+    loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        stopped.set()
+        # The system's default ends the process even while the loop is blocked.
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        note("stopping; press Ctrl-C again to end at once")
+
+    # On Windows loops handle no signals, and Ctrl-C is a KeyboardInterrupt as always.
+    with suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        # uvloop keeps the handlers after it is closed, and Ctrl-C would have no effect any more.
+        with suppress(NotImplementedError):
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, before)
+
+
+async def unless_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run some work; cancel it when the event is set."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stop.cancel()
+        task.cancel()

@@ -16,9 +16,9 @@ from txmq.cli.common import (
     Names,
     fail,
     host_and_port,
+    stop_at_signals,
 )
 from txmq.cli.output import flush, say
-from txmq.cli.stop_signals import stop_at_signals
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop

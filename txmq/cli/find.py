@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask, stop_at_signals
 from txmq.cli.output import as_json, note, print_rows, progress_bar
-from txmq.cli.stop_signals import stop_at_signals
 from txmq.client import Admin
 from txmq.ops.search import HITS_MAX, ClusterHits, search_cluster, search_further
 

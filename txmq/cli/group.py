@@ -1,21 +1,37 @@
 """``txmq group``: consumer groups created, watched, moved and deleted."""
 
+import getpass
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
-from txmq.cli.group_moves import clone, reset, skip
-from txmq.cli.group_state import monitor, status
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import print_result
-from txmq.client import Admin
-from txmq.client.values import GroupConnections, GroupLag, QueueProgress
-from txmq.errors import ConsumerOffline
+from txmq.cli.common import (
+    FAILED,
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Cluster,
+    Names,
+    Yes,
+    ask,
+    ask_each,
+    confirm,
+    fail,
+    moment_of,
+)
+from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
+from txmq.cli.output import as_json, print_result, progress_bar, say, table
+from txmq.client import Admin, ConsumerReport
+from txmq.client.admin.offsets import TO_THE_END
+from txmq.client.values import GroupConnections, GroupLag, OffsetMove, QueueProgress
+from txmq.errors import ConsumerOffline, IllegalOperation, TxmqError, UsageError
+from txmq.message import Queue, QueueOffset
 from txmq.ops.columns import ListColumn
-from txmq.ops.groups import is_of_system, lag_words
+from txmq.ops.groups import WAITING_COLUMN, consequence_of, is_of_system, lag_words
 from txmq.ops.known_names import check_group, check_topic
+from txmq.ops.moments import age_of
+from txmq.runtime.clock import SystemClock
 from txmq.text import quantity
 
 __all__ = ["app"]
@@ -23,6 +39,7 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
+Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
 @app.command()
@@ -152,11 +169,416 @@ def progress(
     )
 
 
-app.command()(reset)
-app.command()(skip)
-app.command()(clone)
-app.command()(status)
-app.command()(monitor)
+@app.command()
+def reset(
+    name: Name,
+    topic: Topic,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
+    ],
+    only_back: Annotated[
+        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
+    ] = False,
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Move a group to the messages stored at a moment; shows the change, and asks."""
+    time_ms = moment_of(to, "--to")
+    _move(name, topic, time_ms, may_skip=not only_back, yes=yes, names=names, json=json)
+
+
+@app.command()
+def skip(
+    name: Name,
+    topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="In all topics in which the group has an offset.")
+    ] = False,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Only this message of a queue, which is damaged.")
+    ] = None,
+    through: Annotated[
+        int | None,
+        typer.Option(min=0, help="Also what is damaged from --offset up to this message."),
+    ] = None,
+    queue: Annotated[int | None, typer.Option(min=0, help="The queue of the message.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="The broker of the queue, if several have the topic.")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="Why a damaged message is skipped; the broker's audit keeps it.")
+    ] = "",
+    operator: Annotated[
+        str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
+    ] = "",
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Skip all messages that a group has not consumed yet; shows how many, and asks.
+
+    With --offset it skips a damaged message at which the group is stuck, and no other: the group
+    receives every message before and behind it, and every whole one up to --through.
+    """
+    if offset is not None:
+        if topic is None or queue is None or not reason.strip() or everything:
+            fail("with --offset name the topic, --queue and --reason", WRONGLY_CALLED)
+        last = offset if through is None else through
+        if last < offset:
+            fail(f"--through {last} lies before --offset {offset}", WRONGLY_CALLED)
+        damaged = DamagedRange(topic, queue, broker, offset, last)
+        made = {"operator": operator or getpass.getuser(), "reason": reason}
+        _skip_damaged(name, damaged, made, yes=yes, names=names, json=json)
+        return
+    if any(option is not None for option in (through, queue, broker)) or reason or operator:
+        fail("--offset names the damaged message to skip", WRONGLY_CALLED)
+    if (topic is None) is not everything:
+        fail("name a topic, or add --all", WRONGLY_CALLED)
+    if topic is None:
+        _skip_everywhere(name, yes=yes, names=names, json=json)
+    else:
+        _move(name, topic, TO_THE_END, may_skip=True, yes=yes, names=names, json=json)
+
+
+def _skip_everywhere(name: str, *, yes: bool, names: str, json: bool) -> None:
+    plan = ask(names, lambda admin: _plan_of_all(admin, name))
+    topics = sorted({move.queue.topic for move in plan})
+    if not json:
+        counts = {
+            topic: _lag([move for move in plan if move.queue.topic == topic]) for topic in topics
+        }
+        table(["topic", "messages skipped"], counts.items())
+    confirm(
+        f"move group {name} in {quantity(len(topics), 'topic')}: {consequence_of(plan)}?", yes=yes
+    )
+
+    async def skip_each(admin: Admin) -> dict[Queue, QueueOffset]:
+        moved: dict[Queue, QueueOffset] = {}
+        with progress_bar("topics", len(topics)) as advance:
+            for one in topics:
+                moved |= await admin.reset_offset(name, one, TO_THE_END)
+                advance()
+        return moved
+
+    moved = ask(names, skip_each, changes=True)
+    where = f"{quantity(len(moved), 'queue')} of {quantity(len(topics), 'topic')}"
+    print_result(_moves(plan, moved), f"group {name} is moved in {where}", json=json)
+
+
+class DamagedRange(NamedTuple):
+    """The messages of a queue from which a group skips what is damaged."""
+
+    topic: str
+    number: int
+    broker: str | None
+    """``None`` if only one broker has the topic."""
+    first: int
+    last: int
+
+
+def _skip_damaged(
+    name: str, damaged: DamagedRange, why: dict[str, str], *, yes: bool, names: str, json: bool
+) -> None:
+    topic, number, broker, first, last = damaged
+
+    async def find_queue(admin: Admin) -> Queue:
+        brokers = {one.broker for one in (await admin.route(topic)).readable}
+        if broker is None and len(brokers) > 1:
+            raise UsageError(
+                f"{quantity(len(brokers), 'broker')} have the topic {topic}; name one with "
+                f"--broker: {', '.join(sorted(brokers))}"
+            )
+        return Queue(topic, broker or next(iter(brokers), ""), number)
+
+    queue = ask(names, find_queue, topic=topic)
+    where = f"{topic}/{number} at {queue.broker}"
+    what = f"message {first}" if last == first else f"what is damaged in {first} to {last}"
+    confirm(f"have group {name} skip {what} of {where}? It will not receive it.", yes=yes)
+    ask(
+        names,
+        lambda admin: admin.skip_damaged(name, queue, first, last, **why),
+        changes=True,
+        topic=topic,
+    )
+    print_result(
+        {"group": name, "queue": queue, "offset": first, "through": last, **why},
+        f"group {name} skips {what} of {where}",
+        json=json,
+    )
+
+
+async def _plan_of_all(admin: Admin, name: str) -> list[OffsetMove]:
+    await check_group(admin, name)
+    topics = sorted({found.queue.topic for found in await admin.group_progress(name)})
+    plans = await ask_each(
+        topics, lambda topic: admin.plan_reset(name, topic, TO_THE_END), "topics"
+    )
+    return [move for plan in plans for move in plan]
+
+
+def _lag(plan: list[OffsetMove]) -> int:
+    return sum(move.after - move.before for move in plan if move.before is not None)
+
+
+def _move(
+    name: str, topic: str, time_ms: int, *, may_skip: bool, yes: bool, names: str, json: bool
+) -> None:
+    async def plan_reset(admin: Admin) -> list[OffsetMove]:
+        plan = await admin.plan_reset(name, topic, time_ms, force=may_skip)
+        await check_group(admin, name)
+        return plan
+
+    plan = ask(names, plan_reset, topic=topic)
+    _print_plan(plan, json=json)
+    confirm(f"move group {name} in topic {topic}: {consequence_of(plan)}?", yes=yes)
+    moved = ask(
+        names,
+        lambda admin: admin.reset_offset(name, topic, time_ms, force=may_skip),
+        changes=True,
+        topic=topic,
+    )
+    text = f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}"
+    print_result(_moves(plan, moved), text, json=json)
+
+
+def _moves(plan: list[OffsetMove], moved: dict[Queue, QueueOffset]) -> list[dict[str, object]]:
+    before = {move.queue: move.before for move in plan}
+    return [
+        {"queue": queue, "before": before.get(queue), "offset": offset}
+        for queue, offset in moved.items()
+    ]
+
+
+@app.command()
+def clone(
+    source: Annotated[str, typer.Argument(help="The group whose offsets to copy.")],
+    target: Annotated[str, typer.Argument(help="The group that gets them.")],
+    topic: Topic,
+    *,
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Give a group the offsets of another group in a topic; shows the change, and asks.
+
+    The group that gets them must have no connected consumers: they would commit their own offsets
+    over the new ones.
+    """
+    if source == target:
+        fail("a group cannot be cloned onto itself; name two groups", WRONGLY_CALLED)
+
+    async def plan_clone(admin: Admin) -> list[OffsetMove]:
+        plan = await admin.plan_clone(source, target, topic)
+        await check_group(admin, source)
+        if not plan:
+            raise IllegalOperation(f"group {source!r} has no offset in topic {topic!r}")
+        await _check_stopped(admin, target, topic)
+        return plan
+
+    plan = ask(names, plan_clone, topic=topic)
+    _print_plan(plan, json=json)
+    confirm(f"move group {target} in topic {topic}: {consequence_of(plan)}?", yes=yes)
+    ask(names, lambda admin: admin.clone_offsets(source, target, topic), changes=True, topic=topic)
+    print_result(
+        [{"queue": move.queue, "before": move.before, "offset": move.after} for move in plan],
+        f"group {target} has the offsets of {source} in {quantity(len(plan), 'queue')} of {topic}",
+        json=json,
+    )
+
+
+async def _check_stopped(admin: Admin, group: str, topic: str) -> None:
+    for cluster in await admin.clusters_of(topic):
+        try:
+            found = await admin.group_connections(group, cluster=cluster)
+        except ConsumerOffline:
+            continue
+        raise IllegalOperation(
+            f"group {group!r} has {quantity(len(found.clients), 'connected consumer')}, such as "
+            f"{found.clients[0].id}; stop them first"
+        )
+
+
+def _print_plan(plan: list[OffsetMove], *, json: bool) -> None:
+    if not json:
+        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
+
+
+def _move_row(move: OffsetMove) -> list[object]:
+    now, difference = "never consumed", ""
+    if move.before is not None:
+        now, difference = str(move.before), f"{move.after - move.before:+d}"
+    return [move.queue.broker, move.queue.number, now, move.after, difference]
+
+
+@app.command()
+def status(
+    name: Annotated[str, typer.Argument(help="The group.")],
+    *,
+    cluster: Cluster = None,
+    watch: Watch = False,
+    every: Every = EVERY_DEFAULT,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show what each consumer of a group reports: its queues, offsets and fetched messages.
+
+    It also names consumers whose subscriptions differ, because such a group loses messages.
+    """
+
+    async def read(admin: Admin) -> list[dict[str, Any]]:
+        try:
+            online = await admin.group_connections(name, cluster=cluster)
+        except ConsumerOffline:
+            await check_group(admin, name, cluster=cluster)
+            raise
+
+        async def report(client: str) -> dict[str, Any]:
+            try:
+                return _consumer_fields(await admin.consumer_report(name, client, cluster=cluster))
+            except TxmqError as error:
+                # The other consumers are shown all the same.
+                return {"client": client, "problem": str(error).strip()}
+
+        return await ask_each([client.id for client in online.clients], report, "consumers")
+
+    def show(consumers: list[dict[str, Any]]) -> None:
+        if json:
+            as_json({"group": name, "consumers": consumers})
+        else:
+            _print_consumers(consumers)
+
+    watched(lambda: ask(names, read), show, watch=watch, every=every)
+
+
+def _consumer_fields(report: ConsumerReport) -> dict[str, Any]:
+    return {
+        "client": report.client,
+        "orderly": report.is_orderly,
+        "started_ms": report.started_ms,
+        "subscriptions": dict(report.subscriptions),
+        "queues": [
+            {"queue": held.queue, "offset": held.offset, "fetched": held.fetched}
+            for held in report.queues
+        ],
+    }
+
+
+def _print_consumers(consumers: list[dict[str, Any]]) -> None:
+    now_ms = SystemClock().wall_ms()
+    answering = [consumer for consumer in consumers if "problem" not in consumer]
+    table(
+        ["client", "order", "running for", "queues", "fetched"],
+        [
+            [
+                consumer["client"],
+                "orderly" if consumer["orderly"] else "concurrent",
+                age_of(now_ms - consumer["started_ms"]) if consumer["started_ms"] else "",
+                len(consumer["queues"]),
+                sum(held["fetched"] for held in consumer["queues"]),
+            ]
+            for consumer in answering
+        ],
+    )
+    table(
+        ["topic", "broker", "queue", "client", "consumed to", "fetched"],
+        [
+            [
+                held["queue"].topic,
+                held["queue"].broker,
+                held["queue"].number,
+                consumer["client"],
+                held["offset"],
+                held["fetched"],
+            ]
+            for consumer in answering
+            for held in consumer["queues"]
+        ],
+    )
+    for consumer in consumers:
+        if "problem" in consumer:
+            say(f"{consumer['client']} does not report: {consumer['problem']}")
+    if len({tuple(sorted(consumer["subscriptions"].items())) for consumer in answering}) > 1:
+        say("the consumers have different subscriptions, so the group loses messages:")
+        for consumer in answering:
+            words = [f"{topic} {text}" for topic, text in sorted(consumer["subscriptions"].items())]
+            say(f"{consumer['client']} consumes {', '.join(words)}")
+
+
+@app.command()
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("behind", "lag"),
+        WAITING_COLUMN,
+        ListColumn("oldest", "delay_ms", lambda delay: "" if delay is None else age_of(delay)),
+        ListColumn("out/s", "per_second", lambda rate: "" if rate is None else f"{rate:.1f}"),
+        ListColumn("consumers", "consumers"),
+        ListColumn("topics", "topics", lambda topics: "" if topics is None else len(topics)),
+    ],
+    empty="no groups",
+)
+def monitor(
+    *,
+    lag_max: Annotated[
+        int | None,
+        typer.Option(
+            "--lag-max",
+            min=0,
+            help="Show only groups with more messages behind or waiting, and exit with 1.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """Show how far all groups are behind, how fast they consume, and their consumers.
+
+    "waiting" counts messages that a group failed to handle and receives again later; "oldest" is
+    the age of the oldest unread message.
+
+    With --lag-max, a script or a timer learns from the exit code that a group is too far behind.
+    """
+
+    async def read(admin: Admin) -> list[dict[str, Any]]:
+        groups = await admin.groups(cluster=cluster)
+        wanted = [name for name in groups if everything or not is_of_system(name)]
+        return await ask_each(wanted, lambda name: _group_row(admin, name, cluster), "groups")
+
+    rows = ask(names, read)
+    warnings = [
+        f"without group {row['group']}: {row['problem']}" for row in rows if "problem" in row
+    ]
+    shown = [row for row in rows if "problem" not in row]
+    if lag_max is None:
+        return Listing(shown, warnings=warnings)
+    behind = [row for row in shown if row["unconsumed"] > lag_max]
+    empty = f"no group has more than {quantity(lag_max, 'message')} behind or waiting"
+    return Listing(behind, warnings=warnings, code=FAILED if behind else 0, empty=empty)
+
+
+async def _group_row(admin: Admin, name: str, cluster: str | None) -> dict[str, Any]:
+    try:
+        found = await admin.group_lag(name, cluster=cluster)
+        try:
+            consumers = len((await admin.group_connections(name, cluster=cluster)).clients)
+        except ConsumerOffline:
+            consumers = 0
+    except TxmqError as error:
+        return {"group": name, "problem": str(error).strip()}  # The others are shown all the same.
+    return {
+        "group": name,
+        "lag": found.lag,
+        "retries": found.retries,
+        "unconsumed": found.unconsumed,
+        "delay_ms": found.oldest_ms,
+        "per_second": found.per_second,
+        "consumers": consumers,
+        "topics": list(found.topics),
+    }
 
 
 @app.command()

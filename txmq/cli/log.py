@@ -25,14 +25,17 @@ from txmq.cli.common import (
     has_terminal,
     moment_of,
 )
-from txmq.cli.findings import (
+from txmq.cli.log_lines import (
+    BodyForm,
     holder_of,
     offsets_text,
+    plain_body,
     print_finding,
     progress_bar,
+    record_fields,
+    record_line,
     summary_text,
 )
-from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
 from txmq.cli.output import as_json, note, print_result, say
 from txmq.errors import TxmqError
 from txmq.ops.directories import hint_of_brokers
@@ -136,9 +139,7 @@ def dump(
 
     Goes on behind damage and says on standard error what it passed over; then it exits with 1.
     """
-    selection = _selection(
-        topic, queue, since, until, key, transaction, from_, to, kind
-    )  # fmt: skip
+    selection = _selection(topic, queue, (since, until), (from_, to), key, transaction, kind)
     form: BodyForm = "plain" if body else "none"
 
     def write(found: "LogRecord") -> None:
@@ -191,7 +192,7 @@ def export(
     """
     if (to_file is None) == (bodies is None):
         fail("name either --file FILE or --bodies DIR", WRONGLY_CALLED)
-    selection = _selection(topic, queue, since, until, key, transaction, from_, to, kind)
+    selection = _selection(topic, queue, (since, until), (from_, to), key, transaction, kind)
     run = _LogPass(selection, limit, is_export=True)
     target = to_file or bodies
     assert target is not None, "one of both was given"
@@ -221,12 +222,10 @@ def export(
 def _selection(
     topic: str | None,
     queue: int | None,
-    since: str,
-    until: str,
+    times: tuple[str, str],
+    positions: tuple[int, int | None],
     key: str | None,
     transaction: str | None,
-    start: int,
-    end: int | None,
     kinds: list[str] | None,
 ) -> "Selection":
     from txmq_broker.offline.inspection.log_records import RecordKind, Selection
@@ -235,7 +234,8 @@ def _selection(
     for name in kinds or ():
         if name not in known:
             fail(f"--kind {name!r} does not exist; use {', '.join(known)}", WRONGLY_CALLED)
-    since_ms, until_ms = moment_of(since, "--since"), moment_of(until, "--until")
+    since_ms, until_ms = moment_of(times[0], "--since"), moment_of(times[1], "--until")
+    start, end = positions
     default = Selection()
     return Selection(
         kinds=frozenset(RecordKind(name) for name in kinds or ()),

@@ -1,26 +1,50 @@
-"""A record of a broker's log as a line: for people, and as JSON without any loss."""
+"""What commands print about a broker's log: records, the findings of an inspection, a bar.
+
+A record is a line for people, and JSON without any loss.
+"""
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Literal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from txmq.cli.output import as_json, say
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.ops.moments import time_text
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import host_text
+from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.protocol.record import Record
+    from txmq_broker.offline.inspection.findings import Finding, InspectionSummary, OffsetRange
     from txmq_broker.offline.inspection.log_records import LogRecord
 
-__all__ = ["BodyForm", "plain_body", "record_fields", "record_line"]
+__all__ = [
+    "BodyForm",
+    "holder_of",
+    "offsets_text",
+    "plain_body",
+    "print_finding",
+    "progress_bar",
+    "record_fields",
+    "record_line",
+    "summary_text",
+]
 
 BodyForm = Literal["none", "plain", "stored"]
 """No body, the body that its producer sent, or the stored bytes."""
 
 _ALGORITHMS = {SysFlag.LZ4: "lz4", SysFlag.ZSTD: "zstd"}
 _ALGORITHM_BITS = 0x700
+_RANGES_SHOWN: Final = 8
 
 
 def record_line(found: LogRecord, *, with_body: bool) -> str:
@@ -153,3 +177,87 @@ def _body_fields(record: Record, form: BodyForm) -> dict[str, object]:
     except UnicodeDecodeError:
         fields["body_base64"] = base64.b64encode(body).decode()
     return fields
+
+
+class ProgressBar:
+    """The bytes of a log on standard error, where that is a terminal."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._task = progress.add_task("log", total=total)
+        # A bar that is off still costs more than the reading.
+        self.advance = (lambda _: None) if progress.disable else self._advance
+
+    def begin(self, total: int) -> None:
+        """Set the number of bytes to come, where it becomes known late."""
+        self._progress.update(self._task, total=total)
+
+    def _advance(self, size: int) -> None:
+        self._progress.advance(self._task, size)
+
+
+@contextmanager
+def progress_bar(total: int, *, is_shown: bool = True) -> Iterator[ProgressBar]:
+    """A bar that disappears at the end."""
+    columns = (TextColumn("log"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (is_shown and sys.stderr.isatty()),
+        # Lines for a terminal go above the bar; those for a file or a pipe must get there.
+        redirect_stdout=sys.stdout.isatty(),
+    ) as progress:
+        yield ProgressBar(progress, total)
+
+
+def holder_of(folder: Path) -> str:
+    """The process that has a directory locked, for error texts."""
+    try:
+        number = (folder / "lock").read_text().strip()
+    except OSError:
+        number = ""
+    return f"process {number}" if number.isdecimal() else "another process"
+
+
+def print_finding(finding: Finding, *, json: bool) -> None:
+    """Print a finding for people, or for programs."""
+    as_json(finding) if json else say(_finding_text(finding))
+
+
+def _finding_text(finding: Finding) -> str:
+    where = finding.file
+    if finding.offset is not None:
+        where += f", byte {finding.offset}"
+    if finding.position is not None:
+        where += f", position {finding.position}"
+    if finding.size is not None:
+        where += f", {quantity(finding.size, 'byte')}"
+    text = f"{finding.severity.value} {finding.kind}: {where}: {finding.text}"
+    if finding.offsets:
+        text += f". Messages: {offsets_text(finding.offsets)}"
+    return text
+
+
+def offsets_text(offsets: list[OffsetRange]) -> str:
+    """Runs of offsets on one line."""
+    parts = [
+        f"{run.topic}/{run.queue} {run.first}" + (f"-{run.last}" if run.last > run.first else "")
+        for run in offsets[:_RANGES_SHOWN]
+    ]
+    more = len(offsets) - _RANGES_SHOWN
+    return ", ".join(parts) + (f" and {more} more (--json names them)" if more > 0 else "")
+
+
+def summary_text(summary: InspectionSummary) -> str:
+    """The totals of an inspection on one line."""
+    read = (
+        f"read positions {summary.start} to {summary.end} in {quantity(summary.files, 'file')}: "
+        f"{quantity(summary.messages, 'message')}, {quantity(summary.halves, 'half message')}, "
+        f"{quantity(summary.decisions, 'decision')}, "
+        f"{quantity(summary.open_transactions, 'open transaction')}"
+    )
+    if not summary.damages and not summary.losses:
+        return f"{read}; whole"
+    losses = quantity(summary.losses, "loss", "losses")
+    return f"{read}; {quantity(summary.damages, 'damage')}, {losses}"

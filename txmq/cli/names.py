@@ -10,10 +10,9 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_port
+from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_port, stop_at_signals
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
-from txmq.cli.stop_signals import stop_at_signals
 from txmq.errors import TxmqError
 from txmq.metrics.http import HttpServer
 from txmq.remoting.pool import split_address

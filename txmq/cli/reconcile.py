@@ -4,7 +4,7 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -130,7 +130,8 @@ def reconcile(
         if extract is not None and (reuse or len(days) > 1):
             raise ConfigError("--extract names the one extract of one date")
         wants_ui = sys.stderr.isatty() and not (quiet or remote) if ui is None else ui
-        session = _session(rules, days[0], master, remote, memory, cores, jar, spark, ui=wants_ui)
+        options = SparkOptions(master, remote, memory, cores, jar, spark)
+        session = _session(rules, days[0], options, ui=wants_ui)
         code = _run_all(rules, days, session, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(code)
 
@@ -156,7 +157,8 @@ def extract_(
         from txmq.reconcile.storage import open_folder
 
         rules, (wanted,) = requested_days(config, day)
-        session = _session(rules, wanted, master, remote, memory, cores, jar, spark)
+        options = SparkOptions(master, remote, memory, cores, jar, spark)
+        session = _session(rules, wanted, options)
         with ExitStack() as stack:
             progress = stack.enter_context(show_progress(quiet=quiet))
             with progress.stage("start Spark"):
@@ -204,17 +206,19 @@ def requested_days(
     return rules, [running if so_far else day or last_finished(rules)]
 
 
+class SparkOptions(NamedTuple):
+    """How to start Spark; see the options of the command."""
+
+    master: str | None
+    remote: str | None
+    memory: str
+    cores: int | None
+    jars: list[Path] | None
+    settings: list[str] | None
+
+
 def _session(
-    rules: Rules,
-    day: date,
-    master: str | None,
-    remote: str | None,
-    memory: str,
-    cores: int | None,
-    jars: list[Path] | None,
-    settings: list[str] | None,
-    *,
-    ui: bool = False,
+    rules: Rules, day: date, options: SparkOptions, *, ui: bool = False
 ) -> AbstractContextManager[Any]:
     """What starts Spark by these options; its log is beside the results if these are here."""
     from txmq.reconcile.spark import open_spark
@@ -222,12 +226,12 @@ def _session(
 
     home = open_folder(rules.directory).local
     return open_spark(
-        master,
-        remote=remote,
-        memory=memory,
-        cores=cores,
-        jars=jars or [],
-        settings=dict(map(_setting, settings or [])),
+        options.master,
+        remote=options.remote,
+        memory=options.memory,
+        cores=options.cores,
+        jars=options.jars or [],
+        settings=dict(map(_setting, options.settings or [])),
         log=home and home / "logs" / f"spark-{day}.log",
         ui=ui,
     )

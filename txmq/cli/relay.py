@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail, host_and_port
+from txmq.cli.common import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    Names,
+    fail,
+    host_and_port,
+    stop_at_signals,
+)
 from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, database_errors
-from txmq.cli.stop_signals import stop_at_signals
 from txmq.client import Admin, Session
 from txmq.errors import (
     DatabaseFailed,

@@ -8,7 +8,7 @@ and spend no check.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -24,10 +24,11 @@ from txmq.cli.common import (
     Names,
     fail,
     host_and_port,
+    stop_at_signals,
+    unless_stopped,
 )
 from txmq.cli.output import note, print_result
 from txmq.cli.schema import FenceName, SchemaName, database_errors
-from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.cli.xa import is_named, xa_resource_of
 from txmq.client.client import Client
 from txmq.client.names import check_name
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from txmq.transaction.resources import SQLResource, XAResource
     from txmq.transaction.state import TransactionTally
 
-__all__ = ["resolve"]
+__all__ = ["metrics_of", "resolve"]
 
 LOOK_S: Final = 0.25
 """How often it looks at its progress."""
@@ -270,10 +271,8 @@ class Resolver:
             return
 
         async def metrics() -> HttpPage:
-            from txmq.cli.resolve_metrics import exposition
-
             left = None if self._left is None else self._left.all
-            text = exposition(self._tally(), left, is_answering=not self._objection)
+            text = metrics_of(self._tally(), left, is_answering=not self._objection)
             return HttpPage(text, content_type=METRICS_TYPE)
 
         async def objection() -> str:
@@ -424,3 +423,42 @@ class Resolver:
             f"{committed} committed, {rolled_back} rolled back, {unknown} unknown, "
             f"{rate:.0f} a second{left}"
         )
+
+
+def metrics_of(tally: Mapping[str, int], left: int | None, *, is_answering: bool) -> str:
+    """The metrics of the command, as text for Prometheus.
+
+    Args:
+        tally: The counters of all transaction managers of the command together.
+        left: The open transactions of the group; ``None`` if a broker did not answer.
+        is_answering: Whether brokers can ask this command now.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    from txmq.metrics.text import metrics_text
+
+    answers = CounterMetricFamily(
+        "txmq_resolve_answers", "Answers to checks, by outcome.", labels=["outcome"]
+    )
+    for outcome in ("committed", "rolled_back", "unknown"):
+        answers.add_metric([outcome], tally.get(f"checks_{outcome}", 0))
+    families = [
+        GaugeMetricFamily(
+            "txmq_resolve_answering", "1 while brokers can ask this command.", int(is_answering)
+        ),
+        answers,
+        CounterMetricFamily(
+            "txmq_resolve_conflicts",
+            "Answers whose transaction the broker had decided otherwise before.",
+            tally.get("conflicts", 0),
+        ),
+    ]
+    if left is not None:
+        families.append(
+            GaugeMetricFamily(
+                "txmq_resolve_open_transactions",
+                "Open transactions of the group, with parked ones.",
+                left,
+            )
+        )
+    return metrics_text(families)

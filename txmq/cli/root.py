@@ -1,23 +1,25 @@
 """All commands joined into one."""
 
 from collections.abc import Mapping
+from enum import Enum
 from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
 from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 import txmq
 from txmq.cli.mqadmin import help_line
-from txmq.cli.output import say
+from txmq.cli.output import say, say_lines
 
 __all__ = ["PANELS", "SUMMARIES", "app", "load_command"]
 
 # In the order of the help. Each is a module beside this one, with a Typer called ``app`` or with a
-# function of its own name. The help shows the first sentences from here, because loading all
-# modules for them takes longer than all the rest.
+# function of its own name; `completion` is below. The help shows the first sentences from here,
+# because loading all modules for them takes longer than all the rest.
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run and set up": {
         "serve": "Run a broker until it is stopped; SIGTERM drains it.",
@@ -97,15 +99,38 @@ class _Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import a command of :data:`SUMMARIES` with its subcommands."""
-    module = import_module(f"txmq.cli.{name}")
     alone = typer.Typer()
-    if hasattr(module, "app"):
+    if name == "completion":
+        alone.command()(completion)
+    elif hasattr(module := import_module(f"txmq.cli.{name}"), "app"):
         alone.add_typer(module.app, name=name)
     else:
         alone.command()(getattr(module, name))
     loaded = get_group(alone).commands[name]
     _name_equivalents(loaded, name)
     return loaded
+
+
+class CompletedShell(Enum):
+    """The shells that can complete txmq."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    shell: Annotated[CompletedShell, typer.Argument(help="The shell.", show_default=False)],
+) -> None:
+    """Print the script with which a shell completes commands and options.
+
+    In bash: eval "$(txmq completion bash)"; the same line in ~/.bashrc keeps it. zsh takes the same
+    with zsh, after compinit. In fish: txmq completion fish | source.
+    """
+    script = get_completion_script(
+        prog_name="txmq", complete_var="_TXMQ_COMPLETE", shell=shell.value
+    )
+    say_lines(script)
 
 
 def _name_equivalents(command: Any, path: str) -> None:

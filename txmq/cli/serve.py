@@ -4,34 +4,42 @@ Only the commands that need the broker import it, and only when they run: comman
 no broker.
 """
 
+import asyncio
 import errno
 import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, NoReturn
 
 import typer
 
 import txmq
 from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
-from txmq.cli.output import flush, note_lines, say
+from txmq.cli.output import flush, note, note_lines, say
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
+from txmq.runtime.background import fast_loop
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
+from txmq.runtime.supervisor import SupervisorEnd
 from txmq.runtime.time_slice import shorten_time_slice
 from txmq.security.credentials import CREDENTIALS_VARIABLES
 from txmq.security.tls import TLS_VARIABLES
+from txmq.settings.extras import named_extra
 from txmq.settings.loading import ForeignName, load
 from txmq_broker.replication.etcd_access import ETCD_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker
     from txmq_broker.config import BrokerSettings, ReplicationSettings
+    from txmq_broker.processes.service import BrokersService
 
 __all__ = [
     "NOT_SETTINGS",
@@ -77,6 +85,8 @@ LogLevel = Annotated[
 
 DRAIN_S: Final = 30.0
 """How long one of several brokers may take to drain, before it is killed."""
+
+_BROKER_WORDS: Final = (sys.executable, "-m", "txmq.cli.broker_process")
 
 _FLUSH_MEANS: Final = {
     "sync": "a send is answered when its message survives a power cut",
@@ -241,48 +251,71 @@ def serve(
     """
     if not __debug__:
         fail("a broker checks itself by assertions; run it without python -O", WRONGLY_CALLED)
-    if names is not None and names_listen is not None:
+    logs.configure(log_format, log_level)
+    settings = _load_settings(
+        config,
+        set_ or [],
+        {
+            "data": data,
+            "listen": listen,
+            "names_listen": names_listen,
+            "names": names,
+            "store.flush": flush,
+            "name": name,
+            "cluster": cluster,
+            "acl": acl,
+            "security.trust": trust,
+            "security.trust_brokers": trust_brokers,
+            "replication.coordinator": coordinator,
+            "replication.member": member,
+            "http_listen": http,
+        },
+    )
+    plan = ServePlan(brokers, drain_timeout, accept_loss, log_format, log_level)
+    raise typer.Exit(_start(settings, plan))
+
+
+class ServePlan(NamedTuple):
+    """The options that are not settings of the broker."""
+
+    brokers: int | None
+    drain_s: float | None
+    accept_loss: str | None
+    log_form: logs.Form
+    log_level: logs.Level
+
+
+def _load_settings(
+    file: str | None, pairs: Sequence[str], options: Mapping[str, str | None]
+) -> "BrokerSettings":
+    """The settings from the file, the environment, ``--set`` and the other options by key."""
+    if options["names"] is not None and options["names_listen"] is not None:
         fail("--names and --names-listen exclude each other; leave out one", WRONGLY_CALLED)
-    options = {
-        "data": data,
-        "listen": listen,
-        "names_listen": names_listen,
-        "names": names,
-        "store.flush": flush,
-        "name": name,
-        "cluster": cluster,
-        "acl": acl,
-        "security.trust": trust,
-        "security.trust_brokers": trust_brokers,
-        "replication.coordinator": coordinator,
-        "replication.member": member,
-        "http_listen": http,
-    }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
-    if names_listen is not None:
+    if options["names_listen"] is not None:
         # A name server of its own excludes the one that other commands find in TXMQ_NAMES.
         arguments.append("names=")
-    logs.configure(log_format, log_level)
     try:
-        settings = load(
+        return load(
             settings_shape(),
-            file=config,
+            file=file,
             environ=os.environ,
             reserved=NOT_SETTINGS,
-            arguments=[*(set_ or ()), *arguments],
+            arguments=[*pairs, *arguments],
             aliases=foreign_names(),
             notice=log.warning,
         )
     except ConfigError as error:
         fail(str(error), WRONGLY_CALLED)
-    if accept_loss is not None and not accept_loss.strip():
+
+
+def _start(settings: "BrokerSettings", plan: ServePlan) -> int:
+    """Run one broker or several until they stop; returns the exit code."""
+    if plan.accept_loss is not None and not plan.accept_loss.strip():
         fail("--accept-loss needs a reason, which the broker records in its log", WRONGLY_CALLED)
-    if brokers is not None:
-        drain_s = DRAIN_S if drain_timeout is None else drain_timeout
-        raise typer.Exit(
-            _run_several(settings, brokers, accept_loss, drain_s, log_format, log_level)
-        )
-    if drain_timeout is not None:
+    if plan.brokers is not None:
+        return _run_several(settings, plan, plan.brokers)
+    if plan.drain_s is not None:
         fail(
             "--drain-timeout needs --brokers: a single broker has no supervisor that would end it; "
             "add --brokers, or leave out --drain-timeout",
@@ -292,7 +325,7 @@ def serve(
     note_lines(banner(settings))
     keep_freed_memory()
     shorten_time_slice()
-    raise typer.Exit(_run(settings, accept_loss))
+    return _run(settings, plan.accept_loss)
 
 
 def settings_shape() -> "type[BrokerSettings]":
@@ -399,26 +432,92 @@ def _refuse_directory_of_several(settings: "BrokerSettings") -> None:
         fail(str(error), WRONGLY_CALLED)
 
 
-def _run_several(
-    settings: "BrokerSettings",
-    count: int,
-    accept_loss: str | None,
-    drain_s: float,
-    log_form: logs.Form,
-    log_level: logs.Level,
-) -> int:
-    from txmq.cli.serve_brokers import run_brokers
+# Several brokers
+
+
+def _run_several(settings: "BrokerSettings", plan: ServePlan, count: int) -> int:
     from txmq_broker.processes.layout import settings_of_brokers
 
     try:
         note_lines(banner(settings, settings_of_brokers(settings, count)))
-        code, reason = run_brokers(settings, count, accept_loss, drain_s, log_form, log_level)
+        reason = _run_brokers(settings, plan, count)
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses=_addresses(settings), data=settings.data)
-    if code:
-        fail(reason, code)
-    log.info("stopped", extra={"code": code})
-    return code
+    if reason:
+        fail(reason)
+    log.info("stopped", extra={"code": 0})
+    return 0
+
+
+def _run_brokers(settings: "BrokerSettings", plan: ServePlan, count: int) -> str:
+    """Run several brokers of one cluster, each in a process of its own, until SIGTERM or SIGINT.
+
+    Returns:
+        Why they did not drain; empty if they did.
+
+    Raises:
+        ConfigError: The brokers cannot share a setting, or the directory holds something else.
+        StoreError: The directory is in use, or a file of the name server is damaged.
+        OSError: An address or the directory cannot be opened.
+    """
+    from txmq_broker.processes.service import BrokersOptions, BrokersService
+
+    options = BrokersOptions(
+        count=count,
+        words=_BROKER_WORDS,
+        accept_loss=plan.accept_loss,
+        drain_s=DRAIN_S if plan.drain_s is None else plan.drain_s,
+        log_form=plan.log_form,
+        log_level=plan.log_level,
+    )
+    service = BrokersService(settings, options, lambda: _say_several_ready(service))
+    pages = None
+    if settings.http_listen:
+        with named_extra():
+            from txmq_broker.processes.pages import BrokerPages
+        pages = BrokerPages(service).pages()
+
+    async def run() -> SupervisorEnd:
+        with _draining_at_signals(service):
+            return await service.run(pages)
+
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        end = runner.run(run())
+    if end is SupervisorEnd.DRAINED:
+        return ""
+    started = "stopped" if service.was_ready else "cannot start"
+    return f"{started}: {service.reason or end.value}"
+
+
+def _say_several_ready(service: "BrokersService") -> None:
+    addresses = ";".join(state.address for state in service.brokers)
+    data = Path(service.settings.data).absolute()
+    say(f"ready brokers {addresses} names {service.names_text} data {data}")
+    flush()
+
+
+@contextmanager
+def _draining_at_signals(service: "BrokersService") -> Iterator[None]:
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+        if service.supervisor.is_stopping:
+            note("ending at once")
+            service.supervisor.kill()
+            return
+        note("draining the brokers; a second signal ends them at once")
+        service.stop()
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+# One broker
 
 
 def _addresses(settings: "BrokerSettings") -> dict[str, str]:

@@ -18,20 +18,29 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
-from txmq.cli.tx_decided import decided
-from txmq.cli.tx_history import history
-from txmq.cli.tx_watch import watch
-from txmq.client import Admin
+from txmq.cli.lists import Every, Listing, listed, watched
+from txmq.cli.output import (
+    as_json,
+    listing,
+    message_fields,
+    note,
+    print_result,
+    print_rows,
+    progress_bar,
+    say,
+)
+from txmq.client import Admin, TransactionReport
 from txmq.client.values import OpenTransaction
 from txmq.ops.columns import ListColumn
+from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.known_names import check_producer_group
-from txmq.ops.moments import age_of
+from txmq.ops.moments import age_of, time_text
+from txmq.ops.traces import traces_of
+from txmq.ops.transactions import TransactionStep, steps_of
 from txmq.runtime.clock import SystemClock
-from txmq.text import quantity
+from txmq.text import printable, quantity
 
-__all__ = ["app"]
+__all__ = ["app", "changes_between"]
 
 app = typer.Typer(no_args_is_help=True, help="Show open transactions, and decide them by hand.")
 
@@ -44,6 +53,12 @@ Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
 Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
+
+Seen = dict[tuple[str, int], OpenTransaction]
+"""By broker and offset of the half message: ids may repeat."""
+
+_TIME_CHARS = len(time_text(0))
+_STATUS = {"implied": " (follows from the decision)", "unknown": " (not known)"}
 
 
 def _age(stored_ms: int) -> str:
@@ -219,9 +234,154 @@ def _recheck_all(state: str, group: str, wanted: dict[str, Any], names: str, *, 
     print_result(made, text, json=json)
 
 
-app.command()(history)
-app.command()(decided)
-app.command()(watch)
+@app.command()
+def history(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of the transaction, its half or its visible message."
+        ),
+    ],
+    *,
+    topic: Annotated[
+        str, typer.Option(help="Its topic; finds a transaction that was decided long ago.")
+    ] = "",
+    broker: Annotated[str | None, typer.Option(help="The broker, if several know it.")] = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show the nine steps of a transaction, open or decided, and what comes next.
+
+    Consumers and the local transaction appear if clients leave traces.
+    """
+
+    async def find(admin: Admin) -> tuple[TransactionReport, list[TransactionStep]]:
+        report, message = await find_report(admin, name, topic, broker, cluster)
+        transaction = report.transaction
+        traces = await traces_of(admin, transaction.queue.topic, transaction.id)
+        return report, steps_of(report, message, traces)
+
+    report, steps = ask(names, find)
+    if json:
+        as_json({"report": report, "steps": [step._asdict() for step in steps]})
+        return
+    transaction = report.transaction
+    say(f"{printable(transaction.id)} of {transaction.group}: {transaction.state}")
+    for step in steps:
+        say(_step_line(step))
+
+
+def _step_line(step: TransactionStep) -> str:
+    time = time_text(step.at_ms) if step.at_ms else ""
+    number = str(step.number) if step.number else " "
+    more = f" ({step.more})" if step.more else ""
+    mark = "next: " if step.status == "next" else ""
+    return printable(
+        f"{number} {time:{_TIME_CHARS}} {mark}{step.text}{_STATUS.get(step.status, '')}{more}"
+    )
+
+
+@app.command()
+def decided(
+    *,
+    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
+    count: Annotated[int, typer.Option(min=1, help="The most transactions.")] = 32,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """List transactions that were decided, the newest first: by whom, and why.
+
+    The brokers keep decisions as long as their logs. `txmq tx history` shows one with its steps.
+    """
+
+    async def find(admin: Admin) -> list[DecidedTransaction]:
+        found, cursor = await find_decided(admin, count, "", group)
+        while cursor and len(found) < count:
+            more, cursor = await find_decided(admin, count, cursor, group)
+            found += more
+        return found[:count]
+
+    found = ask(names, find)
+    print_rows(
+        [row._asdict() for row in found],
+        ("time", "decision", "by", "reason", "transaction", "group", "topic", "keys", "broker"),
+        (
+            (
+                time_text(row.at_ms), row.decision, row.source, row.reason, row.id or row.place,
+                row.group, row.topic, " ".join(row.keys), row.broker,
+            )
+            for row in found
+        ),
+        json=json,
+        empty="no decided transactions",
+    )  # fmt: skip
+
+
+@app.command()
+def watch(
+    *,
+    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most that are followed.")] = 10_000,
+    every: Every = "1s",
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Print each change of an open transaction, one on a line, until Ctrl-C.
+
+    A transaction is opened, parked, checked again, or closed: its producer, a check or an operator
+    has decided it. One that opens and closes between two looks is not seen.
+    """
+    before: Seen | None = None
+
+    def show(found: list[OpenTransaction]) -> None:
+        nonlocal before
+        now_ms = SystemClock().wall_ms()
+        current = {(one.queue.broker, one.half_offset): one for one in found}
+        if before is None:
+            parked = sum(one.state == "parked" for one in found)
+            opened = quantity(len(found), "transaction is", "transactions are")
+            note(f"{opened} open, {parked} parked")
+            if len(found) >= limit:
+                note(f"txmq: only the {limit} oldest of a broker are followed; see --limit")
+        for change, transaction in changes_between(before, current):
+            if json:
+                as_json({"at_ms": now_ms, "change": change, "transaction": transaction})
+            else:
+                say(_change_line(change, transaction, now_ms))
+        before = current
+
+    watched(
+        lambda: ask(
+            names, lambda admin: admin.transactions(group=group, limit=limit, cluster=cluster)
+        ),
+        show,
+        watch=True,
+        every=every,
+        clears=False,
+    )
+
+
+def changes_between(before: Seen | None, current: Seen) -> list[tuple[str, OpenTransaction]]:
+    """What happened to open transactions between two looks; the first look has no changes."""
+    if before is None:
+        return []
+    changes = [("opened", one) for key, one in current.items() if key not in before]
+    for key, one in before.items():
+        later = current.get(key)
+        if later is None:
+            changes.append(("closed", one))
+        elif later.state != one.state:
+            changes.append(("parked" if later.state == "parked" else "checked again", later))
+    return changes
+
+
+def _change_line(change: str, found: OpenTransaction, now_ms: int) -> str:
+    more: list[Any] = [f"group {found.group}", f"topic {found.queue.topic}"]
+    more += [f"keys {' '.join(found.keys)}"] if found.keys else []
+    more += [f"after {age_of(now_ms - found.stored_ms)}"] if change != "opened" else []
+    return f"{time_text(now_ms)} {change} {found.id} at {found.queue.broker}: {', '.join(more)}"
 
 
 def _check_state(state: str) -> None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, stop_at_signals, unless_stopped
 from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
-from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of

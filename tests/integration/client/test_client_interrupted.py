@@ -57,7 +57,7 @@ ASYNCIO = """
     asyncio.run(main())
 """
 COMMAND = """
-    from txmq.cli.stop_signals import stop_at_signals
+    from txmq.cli.common import stop_at_signals
 
     async def main():
         stopped = asyncio.Event()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from txmq.cli.tx_watch import changes_between
+from txmq.cli.tx import changes_between
 from txmq.client.values import OpenTransaction
 from txmq.message import Queue
 

@@ -26,37 +26,32 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import txmq
-from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup
 from txmq.console.metrics import ConsoleTally, MeasuredApp
-from txmq.console.outbox_databases import OutboxDatabases
 from txmq.console.pages import (
     access,
     audit,
     cluster,
     dead_letters,
     delayed,
-    group_changes,
     groups,
     messages,
     outboxes,
     overview,
-    producers,
     reconciliation,
     search,
-    topic_changes,
     topics,
     transactions,
 )
 from txmq.console.pages import (
     settings as setting_pages,
 )
-from txmq.console.report_links import ReportLinks
 from txmq.console.request_checks import RequestChecks
-from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
+from txmq.console.sessions import SESSION_S, LoginAttempts, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
+from txmq.console.sources import OutboxDatabases, ReportLinks
 from txmq.console.streams import LiveView, PageStreams
 from txmq.console.visits import ChangeForm, ChangeRoute, PageContent, PageFunction, PageRoute, Visit
 from txmq.errors import (
@@ -95,15 +90,12 @@ _MODULES: Final = (
     overview,
     transactions,
     topics,
-    topic_changes,
     messages,
     dead_letters,
     delayed,
     outboxes,
     reconciliation,
     groups,
-    group_changes,
-    producers,
     cluster,
     setting_pages,
     access,

@@ -1,4 +1,4 @@
-"""The sessions of visitors, in memory: created, found, expired. Pure.
+"""The sessions of visitors, and their failed log-ins, in memory. Pure.
 
 A session has a random id, which only the visitor's cookie holds, and a token, which every form
 carries. It ends when it is unused for an hour, and after half a day in any case.
@@ -13,11 +13,16 @@ from txmq.limits import CONSOLE_SESSIONS_MAX
 from txmq.runtime.entropy import Entropy
 from txmq.security.signatures import Credentials
 
-__all__ = ["SESSION_S", "UNUSED_S", "SessionTable", "VisitorSession"]
+__all__ = ["SESSION_S", "UNUSED_S", "LoginAttempts", "SessionTable", "VisitorSession"]
 
 SESSION_S: Final = 12 * 3600.0
 UNUSED_S: Final = 3600.0
 TOKEN_BYTES: Final = 32
+FAILURES_MAX: Final = 10
+"""Failures of an address within :data:`PERIOD_S`; then it must wait."""
+PERIOD_S: Final = 60.0
+ADDRESSES_MAX: Final = 1_000
+"""Addresses that are remembered; a new one pushes out the one that failed least recently."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,3 +103,23 @@ class SessionTable:
 
 def _has_ended(session: VisitorSession, now_s: float) -> bool:
     return now_s - session.opened_s >= SESSION_S or now_s - session.used_s >= UNUSED_S
+
+
+class LoginAttempts:
+    """The failed log-ins of the last minute, by address."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, list[float]] = {}
+
+    def is_allowed(self, address: str, now_s: float) -> bool:
+        """Whether the address may try now."""
+        recent = [at_s for at_s in self._failed.get(address, ()) if now_s - at_s < PERIOD_S]
+        return len(recent) < FAILURES_MAX
+
+    def note_failure(self, address: str, now_s: float) -> None:
+        """Count a failed log-in."""
+        recent = [at_s for at_s in self._failed.pop(address, ()) if now_s - at_s < PERIOD_S]
+        self._failed[address] = [*recent, now_s][-FAILURES_MAX:]
+        if len(self._failed) > ADDRESSES_MAX:
+            # The addresses are in the order of their last failures.
+            del self._failed[next(iter(self._failed))]

@@ -9,20 +9,24 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from txmq.client import Admin
-from txmq.console.outbox_databases import OutboxDatabases
-from txmq.console.report_links import ReportLinks
+from txmq.client.values import BrokerInfo
 from txmq.console.sessions import VisitorSession
 from txmq.console.settings import ConsoleSettings
-from txmq.errors import UsageError
+from txmq.console.sources import OutboxDatabases, ReportLinks
+from txmq.errors import ConnectFailed, NoPermission, RequestNotSupported, UsageError
 from txmq.runtime.clock import Clock
 
 __all__ = [
+    "BrokerChoice",
     "ChangeDone",
     "ChangeForm",
     "ChangeRoute",
     "PageContent",
     "PageRoute",
     "Visit",
+    "choose_broker",
+    "known_brokers",
+    "require_operator",
 ]
 
 _TEXT_CHARS_MAX = 4_096
@@ -119,3 +123,65 @@ class ChangeRoute(NamedTuple):
     page: PageFunction
     limit_s: float | None = None
     """How long it may take, if it is longer than a page."""
+
+
+async def require_operator(visit: Visit) -> None:
+    """Pass if the visitor's account is an administrator of all brokers of the cluster.
+
+    The check is a request that only administrators may send. Visitors without an account pass:
+    they use this machine, and no broker has accounts.
+
+    Raises:
+        NoPermission: The account is no administrator, or the brokers cannot say so.
+        TransportError: A broker does not answer.
+    """
+    if visit.session.credentials is None:
+        return
+    try:
+        await visit.admin.transactions(limit=1, cluster=visit.settings.cluster)
+    except NoPermission as error:
+        raise NoPermission(
+            f"outboxes and reports are for administrators: {str(error).strip()}"
+        ) from error
+    except RequestNotSupported as error:
+        raise NoPermission(
+            "these brokers cannot say whether an account is an administrator, so outboxes and "
+            "reports are shown only by a console on loopback without accounts"
+        ) from error
+
+
+class BrokerChoice(NamedTuple):
+    """One broker, and all brokers of the cluster."""
+
+    name: str
+    names: list[str]
+
+
+async def known_brokers(visit: Visit) -> list[BrokerInfo]:
+    """The brokers of the console's cluster.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    return [
+        broker
+        for broker in await visit.admin.cluster()
+        if visit.settings.cluster in {None, broker.cluster}
+    ]
+
+
+async def choose_broker(visit: Visit) -> BrokerChoice:
+    """The broker in the address of a page, or the first one.
+
+    Raises:
+        UsageError: The cluster has no such broker.
+        ConnectFailed: The name server knows no broker yet.
+        TransportError: No name server answers.
+    """
+    names = [broker.name for broker in await known_brokers(visit)]
+    wanted = visit.text("broker")
+    if not names:
+        raise ConnectFailed("the name server knows no broker yet; start one with: txmq serve")
+    if wanted and wanted not in names:
+        raise UsageError(f"{wanted!r} is not a broker of this cluster; choose {' or '.join(names)}")
+    return BrokerChoice(wanted or names[0], names)

@@ -11,9 +11,8 @@ from tests.console_stage import TOKEN, text_of, visitor
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.console.app import CHANGES, PAGES
-from txmq.console.attempts import FAILURES_MAX
 from txmq.console.request_checks import HEADERS
-from txmq.console.sessions import SESSION_S
+from txmq.console.sessions import FAILURES_MAX, SESSION_S
 from txmq.console.settings import OutboxAddress
 from txmq.limits import CONSOLE_FORM_BYTES_MAX
 from txmq.protocol.codes import RequestCode

@@ -1,8 +1,14 @@
 """Sessions of visitors: unpredictable, bounded, and ended in time."""
 
 from txmq.console import sessions
-from txmq.console.attempts import FAILURES_MAX, PERIOD_S, LoginAttempts
-from txmq.console.sessions import SESSION_S, UNUSED_S, SessionTable
+from txmq.console.sessions import (
+    FAILURES_MAX,
+    PERIOD_S,
+    SESSION_S,
+    UNUSED_S,
+    LoginAttempts,
+    SessionTable,
+)
 from txmq.runtime.entropy import SystemEntropy
 from txmq.security.signatures import Credentials
 

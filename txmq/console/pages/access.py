@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from txmq.console.forms import required
+from txmq.console.forms import ChangePreview, check_repeated, required
 from txmq.console.markup import link, url_of
-from txmq.console.pages.brokers import choose_broker
 from txmq.console.pages.lists import list_page
-from txmq.console.previews import ChangePreview, check_repeated
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeDone,
+    ChangeForm,
+    ChangeRoute,
+    PageContent,
+    PageRoute,
+    Visit,
+    choose_broker,
+)
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
 from txmq.ops.accounts import PERMISSIONS, account_row
 from txmq.protocol.account_requests import Accounts

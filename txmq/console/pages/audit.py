@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from txmq.console.markup import link
-from txmq.console.pages.brokers import choose_broker
-from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.console.visits import PageContent, PageRoute, Visit, choose_broker
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.ops.audit import person_of

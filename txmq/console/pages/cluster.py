@@ -8,10 +8,17 @@ from markupsafe import Markup
 
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
+from txmq.console.forms import ChangePreview, check_repeated, reason_in
 from txmq.console.markup import link, url_of
-from txmq.console.pages.brokers import known_brokers
-from txmq.console.previews import ChangePreview, check_repeated, reason_in
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeDone,
+    ChangeForm,
+    ChangeRoute,
+    PageContent,
+    PageRoute,
+    Visit,
+    known_brokers,
+)
 from txmq.errors import NotFound, TransportError, TxmqError, UsageError
 from txmq.ops.brokers import copies_of, is_drained, readable_figures
 from txmq.ops.moments import age_of

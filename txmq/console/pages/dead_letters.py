@@ -8,9 +8,9 @@ from typing import Final
 from txmq.client.admin.dead_letter_copy import provenance
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.console.body_view import body_view
+from txmq.console.forms import check_repeated, reason_in
 from txmq.console.markup import link, url_of
 from txmq.console.pages.lists import list_page
-from txmq.console.previews import check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import UsageError
 from txmq.limits import CONSOLE_RESENT_MAX, CONSOLE_ROWS, REASON_CHARS_MAX

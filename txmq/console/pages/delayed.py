@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from txmq.console.forms import ChangePreview, check_repeated, reason_in
 from txmq.console.markup import link, url_of
-from txmq.console.pages.brokers import choose_broker
-from txmq.console.previews import ChangePreview, check_repeated, reason_in
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeDone,
+    ChangeForm,
+    ChangeRoute,
+    PageContent,
+    PageRoute,
+    Visit,
+    choose_broker,
+)
 from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.ops.delayed import delayed_row

@@ -8,8 +8,15 @@ from typing import Any, Final
 from txmq.console.body_view import body_view
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
-from txmq.console.operators import require_operator
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeDone,
+    ChangeForm,
+    ChangeRoute,
+    PageContent,
+    PageRoute,
+    Visit,
+    require_operator,
+)
 from txmq.errors import TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.ops.queries import for_each, sentence_of

@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from txmq.console.markup import link
-from txmq.console.operators import require_operator
-from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.console.visits import PageContent, PageRoute, Visit, require_operator
 from txmq.errors import NotFound, ReconcileRefused, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.reconcile.classes import Class

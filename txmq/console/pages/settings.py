@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from txmq.console.forms import ChangePreview
 from txmq.console.markup import link, url_of
-from txmq.console.pages.brokers import choose_broker
-from txmq.console.previews import ChangePreview
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeDone,
+    ChangeForm,
+    ChangeRoute,
+    PageContent,
+    PageRoute,
+    Visit,
+    choose_broker,
+)
 from txmq.errors import NotFound, UsageError
 from txmq.ops.settings import SOURCES, setting_rows, setting_texts
 

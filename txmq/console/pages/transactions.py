@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
+from txmq.console.forms import ChangePreview, check_bytes, check_repeated, reason_in
 from txmq.console.markup import link, url_of
 from txmq.console.pages.lists import ListOrder, order_of, sorted_rows
-from txmq.console.previews import ChangePreview, check_bytes, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import (
     LimitExceeded,

@@ -44,7 +44,6 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import AllowedLoss, Leader, SetCoordinator, View, short_name
 from txmq.runtime.network import SystemNetwork
 from txmq.text import quantity
-from txmq_broker.replication.etcd_access import etcd_coordinator
 
 __all__ = ["app"]
 
@@ -297,6 +296,8 @@ def _promote_member(
     allow_data_loss: bool,
     json: bool,
 ) -> None:
+    from txmq_broker.replication.etcd_access import etcd_coordinator
+
     try:
         store = etcd_coordinator(coordinator, cluster, broker)
         done = asyncio.run(_promote(store, wanted, broker, allow_data_loss=allow_data_loss))

@@ -34,7 +34,6 @@ from txmq.security.credentials import CREDENTIALS_VARIABLES
 from txmq.security.tls import TLS_VARIABLES
 from txmq.settings.extras import named_extra
 from txmq.settings.loading import ForeignName, load
-from txmq_broker.replication.etcd_access import ETCD_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker
@@ -42,11 +41,11 @@ if TYPE_CHECKING:
     from txmq_broker.processes.service import BrokersService
 
 __all__ = [
-    "NOT_SETTINGS",
     "LogForm",
     "LogLevel",
     "foreign_names",
     "give_up",
+    "not_settings",
     "serve",
     "settings_shape",
 ]
@@ -57,17 +56,6 @@ BROKERS_VARIABLE: Final = "TXMQ_BROKERS"
 CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
 LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
 LOG_LEVEL_VARIABLE: Final = "TXMQ_LOG_LEVEL"
-
-NOT_SETTINGS: Final = (
-    BROKERS_VARIABLE,
-    CONFIG_VARIABLE,
-    LOG_FORMAT_VARIABLE,
-    LOG_LEVEL_VARIABLE,
-    *CREDENTIALS_VARIABLES,
-    *ETCD_VARIABLES,
-    *TLS_VARIABLES,
-)
-"""Variables of the command line that are not settings of the broker."""
 
 LogForm = Annotated[
     logs.Form,
@@ -300,7 +288,7 @@ def _load_settings(
             settings_shape(),
             file=file,
             environ=os.environ,
-            reserved=NOT_SETTINGS,
+            reserved=not_settings(),
             arguments=[*pairs, *arguments],
             aliases=foreign_names(),
             notice=log.warning,
@@ -326,6 +314,21 @@ def _start(settings: "BrokerSettings", plan: ServePlan) -> int:
     keep_freed_memory()
     shorten_time_slice()
     return _run(settings, plan.accept_loss)
+
+
+def not_settings() -> tuple[str, ...]:
+    """The variables of the command line that are not settings of the broker."""
+    from txmq_broker.replication.etcd_access import ETCD_VARIABLES
+
+    return (
+        BROKERS_VARIABLE,
+        CONFIG_VARIABLE,
+        LOG_FORMAT_VARIABLE,
+        LOG_LEVEL_VARIABLE,
+        *CREDENTIALS_VARIABLES,
+        *ETCD_VARIABLES,
+        *TLS_VARIABLES,
+    )
 
 
 def settings_shape() -> "type[BrokerSettings]":

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from txmq.cli.config import reference
-from txmq.cli.serve import NOT_SETTINGS, banner
+from txmq.cli.serve import banner, not_settings
 from txmq.settings.loading import describe
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.handlers.rocketmq_settings import NAMES
@@ -160,7 +160,7 @@ def test_a_mistake_in_the_environment_is_told(txmq):
 def test_variables_of_the_command_line_are_not_taken_for_settings(txmq, tmp_path):
     path = tmp_path / "t.toml"
     path.write_text("nmae = 'x'")
-    environ = dict.fromkeys(NOT_SETTINGS, "")
+    environ = dict.fromkeys(not_settings(), "")
     environ |= {"TXMQ_CONFIG": str(path), "TXMQ_LOG_FORMAT": "json", "TXMQ_LOG_LEVEL": "error"}
 
     result = txmq("serve", env=environ)

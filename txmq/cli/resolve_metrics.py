@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from txmq.metrics.text import metrics_text
+from txmq.metrics.table import MetricRow, Sample, counter, gauge, table_text
 
 __all__ = ["exposition"]
 
 _PREFIX: Final = "txmq_resolve_"
-_OUTCOMES: Final = ("committed", "rolled_back", "unknown")
+_ROWS: Final[Mapping[str, MetricRow]] = {
+    "answering": gauge("1 while brokers can ask this command."),
+    "answers_total": counter("Answers to checks, by outcome.", "outcome"),
+    "conflicts_total": counter(
+        "Answers whose transaction the broker had decided otherwise before."
+    ),
+    "open_transactions": gauge("Open transactions of the group, with parked ones."),
+}
 
 
 def exposition(tally: Mapping[str, int], left: int | None, *, is_answering: bool) -> str:
@@ -24,25 +28,13 @@ def exposition(tally: Mapping[str, int], left: int | None, *, is_answering: bool
         left: The open transactions of the group; ``None`` if a broker did not answer.
         is_answering: Whether brokers can ask this command now.
     """
-    return metrics_text(_metrics(tally, left, is_answering=is_answering))
+    return table_text(_PREFIX, _ROWS, _samples(tally, left, is_answering=is_answering))
 
 
-def _metrics(tally: Mapping[str, int], left: int | None, *, is_answering: bool) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        f"{_PREFIX}answering", "1 while brokers can ask this command.", int(is_answering)
-    )
-    answers = CounterMetricFamily(
-        f"{_PREFIX}answers", "Answers to checks, by outcome.", labels=["outcome"]
-    )
-    for outcome in _OUTCOMES:
-        answers.add_metric([outcome], tally.get(f"checks_{outcome}", 0))
-    yield answers
-    yield CounterMetricFamily(
-        f"{_PREFIX}conflicts",
-        "Answers whose transaction the broker had decided otherwise before.",
-        tally.get("conflicts", 0),
-    )
+def _samples(tally: Mapping[str, int], left: int | None, *, is_answering: bool) -> Iterator[Sample]:
+    yield Sample("answering", is_answering)
+    for outcome in ("committed", "rolled_back", "unknown"):
+        yield Sample("answers_total", tally.get(f"checks_{outcome}", 0), (outcome,))
+    yield Sample("conflicts_total", tally.get("conflicts", 0))
     if left is not None:
-        yield GaugeMetricFamily(
-            f"{_PREFIX}open_transactions", "Open transactions of the group, with parked ones.", left
-        )
+        yield Sample("open_transactions", left)

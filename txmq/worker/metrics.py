@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-
 from txmq.limits import METRIC_SERIES_MAX
-from txmq.metrics.text import metrics_text
-from txmq.worker.figures import BUCKETS_S, HandlerSeries, ProcessReport
+from txmq.metrics.histogram import Histogram
+from txmq.metrics.table import MetricRow, Sample, counter, gauge, histogram, table_text
+from txmq.worker.figures import BUCKETS_S, ProcessReport
 
-__all__ = ["WorkerState", "exposition"]
+__all__ = ["ROWS", "WorkerState", "exposition"]
 
 _PREFIX: Final = "txmq_worker_"
-_LABELS: Final = ("group", "topic")
-_COUNTERS: Final = {
-    "handled": ("handled", "Messages that their handler has consumed."),
-    "failed": ("failed", "Messages whose handler raised, or whose body it could not read."),
-    "retried": ("retried", "Messages that come again after a failure or by a verdict."),
-    "dead_letters": ("dead", "Messages that a verdict or a wrong body made dead letters."),
-}
-_OF_MANAGERS: Final = {
-    "transactions": ("Transactions, by state.", ("committed", "rolled_back", "unknown"), ""),
-    "checks": (
-        "Answers to checks, by outcome.",
-        ("committed", "rolled_back", "unknown"),
-        "checks_",
+
+ROWS: Final[Mapping[str, MetricRow]] = {
+    "processes": gauge("Processes wanted."),
+    "processes_ready": gauge("Processes that work."),
+    "process_restarts_total": counter("Processes that took the place of another."),
+    "handled_total": counter("Messages that their handler has consumed.", "group", "topic"),
+    "failed_total": counter(
+        "Messages whose handler raised, or whose body it could not read.", "group", "topic"
     ),
+    "retried_total": counter(
+        "Messages that come again after a failure or by a verdict.", "group", "topic"
+    ),
+    "dead_letters_total": counter(
+        "Messages that a verdict or a wrong body made dead letters.", "group", "topic"
+    ),
+    "in_hand": gauge("Messages in handlers now.", "group", "topic"),
+    "handler_seconds": histogram("How long calls of handlers took.", "group", "topic"),
+    "held": gauge("Messages fetched and not consumed yet.", "group"),
+    "lag": gauge("Stored messages that the group has not consumed.", "group"),
+    "retries_waiting": gauge(
+        "Messages that the group failed to handle and that wait for a retry; not in the lag.",
+        "group",
+    ),
+    "scheduled_total": counter("Periodic messages, by outcome.", "schedule", "outcome"),
+    "transactions_total": counter("Transactions, by state.", "group", "outcome"),
+    "checks_total": counter("Answers to checks, by outcome.", "group", "outcome"),
+    "relayed_total": counter("Rows of an outbox, by outcome.", "outbox", "outcome"),
 }
+"""The metrics by name, without the prefix."""
+
+_OUTCOMES: Final = ("committed", "rolled_back", "unknown")
 
 
 class WorkerState(NamedTuple):
@@ -52,84 +61,35 @@ def exposition(total: ProcessReport, state: WorkerState) -> str:
         total: The sum of the reports of all processes, also of those that have ended.
         state: The processes of now.
     """
-    return metrics_text(_metrics(total, state))
+    return table_text(_PREFIX, ROWS, _samples(total, state))
 
 
-def _metrics(total: ProcessReport, state: WorkerState) -> Iterator[Metric]:
-    yield GaugeMetricFamily(f"{_PREFIX}processes", "Processes wanted.", state.processes)
-    yield GaugeMetricFamily(f"{_PREFIX}processes_ready", "Processes that work.", state.ready)
-    yield CounterMetricFamily(
-        f"{_PREFIX}process_restarts", "Processes that took the place of another.", state.restarts
-    )
-    series = total.series[:METRIC_SERIES_MAX]
-    for name, (field, meaning) in _COUNTERS.items():
-        counter = CounterMetricFamily(_PREFIX + name, meaning, labels=_LABELS)
-        for handler in series:
-            counter.add_metric([handler.group, handler.topic], getattr(handler, field))
-        yield counter
-    in_hand = GaugeMetricFamily(f"{_PREFIX}in_hand", "Messages in handlers now.", labels=_LABELS)
-    seconds = HistogramMetricFamily(
-        f"{_PREFIX}handler_seconds", "How long calls of handlers took.", labels=_LABELS
-    )
-    for handler in series:
-        labels = [handler.group, handler.topic]
-        in_hand.add_metric(labels, handler.in_hand)
-        seconds.add_metric(labels, _buckets(handler), handler.seconds)
-    yield in_hand
-    yield seconds
-    yield from _of_groups(total)
-    yield from _of_others(total)
-
-
-def _buckets(handler: HandlerSeries) -> list[tuple[str, float]]:
-    bounds = [*map(str, BUCKETS_S), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(handler.calls)), strict=True))
-
-
-def _of_groups(total: ProcessReport) -> Iterator[Metric]:
-    held = GaugeMetricFamily(
-        f"{_PREFIX}held", "Messages fetched and not consumed yet.", labels=["group"]
-    )
-    for group, count in total.held.items():
-        held.add_metric([group], count)
-    yield held
-    lag = GaugeMetricFamily(
-        f"{_PREFIX}lag", "Stored messages that the group has not consumed.", labels=["group"]
-    )
-    for group, count in total.lag.items():
-        lag.add_metric([group], count)
-    yield lag
-    retries = GaugeMetricFamily(
-        f"{_PREFIX}retries_waiting",
-        "Messages that the group failed to handle and that wait for a retry; not in the lag.",
-        labels=["group"],
-    )
+def _samples(total: ProcessReport, state: WorkerState) -> Iterator[Sample]:
+    yield Sample("processes", state.processes)
+    yield Sample("processes_ready", state.ready)
+    yield Sample("process_restarts_total", state.restarts)
+    for handler in total.series[:METRIC_SERIES_MAX]:
+        labels = handler.group, handler.topic
+        yield Sample("handled_total", handler.handled, labels)
+        yield Sample("failed_total", handler.failed, labels)
+        yield Sample("retried_total", handler.retried, labels)
+        yield Sample("dead_letters_total", handler.dead, labels)
+        yield Sample("in_hand", handler.in_hand, labels)
+        yield Sample(
+            "handler_seconds", Histogram(BUCKETS_S, handler.calls, handler.seconds), labels
+        )
+    for name in ("held", "lag"):
+        for group, count in getattr(total, name).items():
+            yield Sample(name, count, (group,))
     for group, count in total.retries.items():
-        retries.add_metric([group], count)
-    yield retries
-
-
-def _of_others(total: ProcessReport) -> Iterator[Metric]:
-    if total.schedules:
-        counter = CounterMetricFamily(
-            f"{_PREFIX}scheduled", "Periodic messages, by outcome.", labels=["schedule", "outcome"]
-        )
-        for name, figures in total.schedules.items():
-            counter.add_metric([name, "sent"], figures.sent)
-            counter.add_metric([name, "failed"], figures.failed)
-        yield counter
-    if total.managers:
-        for name, (meaning, outcomes, prefix) in _OF_MANAGERS.items():
-            counter = CounterMetricFamily(_PREFIX + name, meaning, labels=["group", "outcome"])
-            for group, tally in total.managers.items():
-                for outcome in outcomes:
-                    counter.add_metric([group, outcome], getattr(tally, prefix + outcome))
-            yield counter
-    if total.relays:
-        counter = CounterMetricFamily(
-            f"{_PREFIX}relayed", "Rows of an outbox, by outcome.", labels=["outbox", "outcome"]
-        )
-        for name, relay in total.relays.items():
-            for outcome in relay.__struct_fields__:
-                counter.add_metric([name, outcome], getattr(relay, outcome))
-        yield counter
+        yield Sample("retries_waiting", count, (group,))
+    for schedule, figures in total.schedules.items():
+        yield Sample("scheduled_total", figures.sent, (schedule, "sent"))
+        yield Sample("scheduled_total", figures.failed, (schedule, "failed"))
+    for group, tally in total.managers.items():
+        for outcome in _OUTCOMES:
+            yield Sample("transactions_total", getattr(tally, outcome), (group, outcome))
+            yield Sample("checks_total", getattr(tally, f"checks_{outcome}"), (group, outcome))
+    for outbox, relay in total.relays.items():
+        for outcome in relay.__struct_fields__:
+            yield Sample("relayed_total", getattr(relay, outcome), (outbox, outcome))

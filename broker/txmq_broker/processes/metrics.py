@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from txmq.metrics.text import metrics_text
-from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS
+from txmq.metrics.table import Sample, table_text
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX
 
 __all__ = ["BrokerProcessState", "metrics_of_brokers"]
 
@@ -46,7 +43,7 @@ def metrics_of_brokers(
             elif line:
                 lines.append(_labelled(line, broker) if broker else line)
     joined = "".join(f"{line}\n" for lines in families.values() for line in lines)
-    return metrics_text(_of_supervisor(states)) + joined
+    return table_text(PREFIX, METRICS, _of_supervisor(states)) + joined
 
 
 def _labelled(sample: str, broker: str) -> str:
@@ -58,17 +55,8 @@ def _labelled(sample: str, broker: str) -> str:
     return f'{sample[:blank]}{{broker="{broker}"}}{sample[blank:]}'
 
 
-def _of_supervisor(states: Sequence[BrokerProcessState]) -> Iterator[Metric]:
-    own = SECTIONS["Several brokers"]
-    yield GaugeMetricFamily(f"{PREFIX}processes", own["processes"].meaning, len(states))
-    ready = GaugeMetricFamily(
-        f"{PREFIX}process_ready", own["process_ready"].meaning, labels=["broker"]
-    )
-    restarts = CounterMetricFamily(
-        f"{PREFIX}process_restarts", own["process_restarts_total"].meaning, labels=["broker"]
-    )
+def _of_supervisor(states: Sequence[BrokerProcessState]) -> Iterator[Sample]:
+    yield Sample("processes", len(states))
     for state in states:
-        ready.add_metric([state.name], float(state.is_ready))
-        restarts.add_metric([state.name], state.restarts)
-    yield ready
-    yield restarts
+        yield Sample("process_ready", state.is_ready, (state.name,))
+        yield Sample("process_restarts_total", state.restarts, (state.name,))

@@ -11,7 +11,7 @@ from prometheus_client.registry import CollectorRegistry
 
 import txmq
 from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metrics.text import metrics_text
+from txmq.metrics.table import metrics_text
 from txmq_broker.processes.metrics import BrokerProcessState, metrics_of_brokers
 from txmq_broker.processes.plan import BrokerReport
 from txmq_broker.processes.service import BrokersService, BrokerState

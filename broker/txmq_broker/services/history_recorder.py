@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from txmq.metrics.histogram import Histogram
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.history import FINE_S, BrokerHistory, BrokerTotals, LagHistory, RateHistory
-from txmq_broker.core.latency import LatencyHistogram
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
@@ -54,7 +54,7 @@ class HistoryRecorder:
         self._pending = store.halves.pending
         self._clock = clock
 
-    async def run(self, sends: LatencyHistogram) -> None:
+    async def run(self, sends: Histogram) -> None:
         """Take figures until cancelled.
 
         Args:
@@ -67,7 +67,7 @@ class HistoryRecorder:
                 log.exception("a row of the history could not be taken")
             await asyncio.sleep(FINE_S)
 
-    async def take(self, sends: LatencyHistogram) -> None:
+    async def take(self, sends: Histogram) -> None:
         """Take the figures of this moment."""
         pause, topics = Pause(), self._topics
         messages_in, named = topics.puts_forgotten, []

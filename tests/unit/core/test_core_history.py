@@ -14,7 +14,7 @@ from txmq_broker.core.history import (
     RateHistory,
     quantile_ms,
 )
-from txmq_broker.core.latency import BOUNDS_S, LatencyHistogram
+from txmq_broker.core.latency import BOUNDS_S, durations
 
 BUCKETS = (0,) * (len(BOUNDS_S) + 1)
 
@@ -25,7 +25,7 @@ def totals(at_s, messages_in=0, messages_out=0, sends=BUCKETS, transactions=0):
 
 def test_rows_are_rates_since_the_last_row():
     figures = BrokerHistory()
-    sends = LatencyHistogram()
+    sends = durations()
     figures.note(totals(0, 100, 50))
     sends.note(0.0004, times=99)
     sends.note(0.3)

@@ -27,7 +27,7 @@ from txmq.runtime.time_slice import shorten_time_slice
 from txmq.security.credentials import CREDENTIALS_VARIABLES
 from txmq.security.tls import TLS_VARIABLES
 from txmq.settings.loading import ForeignName, load
-from txmq_broker.replication.etcd_access import ETCD_VARIABLES
+from txmq_broker.replication.etcd import ETCD_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker

@@ -30,7 +30,7 @@ from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import AllowedLoss, Leader, SetCoordinator, View, short_name
 from txmq.runtime.network import SystemNetwork
-from txmq_broker.replication.etcd_access import etcd_coordinator
+from txmq_broker.replication.etcd import etcd_coordinator
 
 __all__ = ["promote"]
 

@@ -52,11 +52,10 @@ from txmq.testing.loop import SimulatedLoop
 from txmq.testing.machine import Machine
 from txmq.testing.network import HostNetwork, SimulatedNetwork
 from txmq.testing.pages import Loss
-from txmq.testing.replay import simulate
 from txmq.testing.trace import Trace
 from txmq.testing.transport import SimulatedTransport
 from txmq.testing.wire import Conditions
-from txmq.testing.world import World
+from txmq.testing.world import World, simulate
 
 if TYPE_CHECKING:
     from txmq.testing.deliveries import Deliveries, received

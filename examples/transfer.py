@@ -14,20 +14,16 @@ import threading
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
-from txmq import ConsumerSettings, ReceivedMessage, SQLResource, StartFrom
+from txmq import ConsumerSettings, ReceivedMessage, SQLResource, StartFrom, create_fence
 from txmq.blocking import PushConsumer, TransactionManager
 from txmq.errors import RollBack
-from txmq.idempotent import UniqueKeyTable, idempotent
-from txmq.idempotent.schema import create_done
-from txmq.settings.loading import Duration
-from txmq.transaction.resources.schema import create_fence
-from txmq_broker.config import BrokerSettings, CheckBackSettings
-from txmq_broker.testing import BrokerThread
+from txmq.idempotent import UniqueKeyTable, create_done, idempotent
+from txmq.testing import BrokerThread
 
 TOTAL, PATIENCE_S = 10_000, 60
 TAKE = text("UPDATE account SET balance = balance - :amount RETURNING balance")
 GIVE = text("UPDATE account SET balance = balance + :amount")
-ASK_SOON = CheckBackSettings(timeout=Duration(1), check_interval=Duration(1))
+ASK_SOON = {"transaction.timeout": "1s", "transaction.check_interval": "1s"}
 
 
 def open_bank(url: str, balance: int) -> Engine:
@@ -71,7 +67,7 @@ def main(folder: str) -> None:
     icbc, ccb = open_bank(url, TOTAL), open_bank(f"sqlite:///{folder}/ccb.db", 0)
     create_fence(icbc)  # The table that ties a commit to its message.
     create_done(ccb)  # The keys whose credit is booked.
-    with BrokerThread(BrokerSettings(transaction=ASK_SOON)) as broker:
+    with BrokerThread(ASK_SOON) as broker:
         consumer = PushConsumer("ccb", broker.names, ConsumerSettings(start=StartFrom.FIRST))
 
         @idempotent(UniqueKeyTable(ccb), key=lambda message: message.key, scope="ccb")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from txmq.console import metrics as console_metrics
 from txmq.limits import METRIC_SERIES_MAX
-from txmq.metrics.table import BOUNDS_S as CONSOLE_BOUNDS_S
-from txmq.metrics.table import FigureRow
+from txmq.metrics.table import MetricRow
 from txmq.reconcile.report import metrics as reconcile_metrics
 from txmq_broker.core.latency import BOUNDS_S
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin
@@ -83,7 +82,8 @@ OF_CONSOLES = f"""\
 
 `txmq console --http HOST:PORT` serves these at `/metrics`, on a port apart from that of browsers.
 Pages have their paths for names; all addresses that are no page count together as `other`.
-The buckets of the histogram end at {", ".join(f"{bound:g}" for bound in CONSOLE_BOUNDS_S)} seconds.
+The buckets of the histogram end at {", ".join(map("{:g}".format, console_metrics.BUCKETS_S))} \
+seconds.
 """
 OF_RECONCILIATIONS = """\
 ## A reconciliation
@@ -95,7 +95,7 @@ Every class has a value for every currency of the day, also 0, so an alert ends 
 `group` is `break`, `open` or `agreed`: sum `at_risk` over `group="break"` for the value in the \
 report.
 """
-WHO = {origin: str(origin) for origin in Origin}
+WHO = {origin: str(origin) or "leader" for origin in Origin}
 
 
 def page() -> str:
@@ -119,7 +119,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def small_table(head: str, prefix: str, rows: Mapping[str, FigureRow]) -> str:
+def small_table(head: str, prefix: str, rows: Mapping[str, MetricRow]) -> str:
     """A table of metrics that all come from one kind of process."""
     lines = [
         f"| `{name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} "

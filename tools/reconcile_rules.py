@@ -12,7 +12,8 @@ import msgspec
 from msgspec import NODEFAULT, Meta, Struct
 
 from txmq.reconcile.rules import Constant, Namespaces, Rules
-from txmq.settings.loading import group_of, texts_under
+from txmq.settings.description import texts_under
+from txmq.settings.loading import group_of
 
 HEAD = """\
 # The rules of a reconciliation

@@ -44,13 +44,15 @@ if TYPE_CHECKING:
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
     from txmq.outbox import Outbox
     from txmq.outbox.relay import Relay
+    from txmq.outbox.schema import create_outbox
     from txmq.outbox.settings import RelaySettings
     from txmq.security.signatures import Credentials
     from txmq.security.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
-    from txmq.transaction.resources import SQLResource, XAResource
+    from txmq.transaction.resources import Fence, SQLResource, XAResource
+    from txmq.transaction.resources.schema import create_fence
     from txmq.transaction.settings import ManagerSettings, TransactionSettings
     from txmq.transaction.state import (
         LocalTransactionState,
@@ -68,6 +70,7 @@ __all__ = [
     "ConsumerSettings",
     "Credentials",
     "Effect",
+    "Fence",
     "HalfMessage",
     "Later",
     "LocalTransactionState",
@@ -108,6 +111,8 @@ __all__ = [
     "XAResource",
     "__version__",
     "allocation",
+    "create_fence",
+    "create_outbox",
     "encode_body",
     "errors",
     "reply_to",
@@ -141,6 +146,7 @@ _LATER: Final = {
     "SendResult": "txmq.client.values",
     "SendStatus": "txmq.client.values",
     "Outbox": "txmq.outbox",
+    "create_outbox": "txmq.outbox.schema",
     "Relay": "txmq.outbox.relay",
     "RelaySettings": "txmq.outbox.settings",
     "HalfMessage": "txmq.transaction.listener",
@@ -148,7 +154,9 @@ _LATER: Final = {
     "TransactionManager": "txmq.transaction.manager",
     "Transaction": "txmq.transaction.work",
     "TransactionProducer": "txmq.transaction.producer",
+    "Fence": "txmq.transaction.resources",
     "SQLResource": "txmq.transaction.resources",
+    "create_fence": "txmq.transaction.resources.schema",
     "XAResource": "txmq.transaction.resources",
     "ManagerSettings": "txmq.transaction.settings",
     "TransactionSettings": "txmq.transaction.settings",

@@ -127,6 +127,7 @@ class Admin(Facade[txmq.Admin]):
     pull: Final = waits(txmq.Admin.pull)
     view: Final = waits(txmq.Admin.view)
     query: Final = waits(txmq.Admin.query)
+    traces: Final = waits(txmq.Admin.traces)
     find: Final = waits(txmq.Admin.find)
     search: Final = waits(txmq.Admin.search)
     transactions: Final = waits(txmq.Admin.transactions)

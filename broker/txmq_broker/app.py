@@ -50,8 +50,7 @@ from txmq_broker.handlers.relay import RelayHandlers
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Counted, Parts
-from txmq_broker.replication.held_leadership import HeldLeadership
-from txmq_broker.replication.leader_gate import LeaderGate
+from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
 from txmq_broker.replication.log_copy import finish_cut
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer

@@ -21,7 +21,7 @@ from txmq.limits import (
 )
 from txmq.remoting.pool import split_address
 from txmq.runtime.memory import memory_bytes
-from txmq.settings.loading import Duration, Size, parse_duration
+from txmq.settings.values import Duration, Size, parse_duration
 
 __all__ = [
     "HOW_TO_ADVERTISE",

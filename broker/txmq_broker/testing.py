@@ -18,16 +18,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from msgspec.structs import replace
 
 from txmq.errors import UsageError
+from txmq.settings.loading import load
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.config import BrokerSettings
 
 __all__ = ["BrokerThread", "embedded", "settings_for_test"]
 
@@ -36,20 +37,32 @@ _START_S: Final = 10.0
 _STOP_S: Final = 30.0
 
 
-def settings_for_test(data: str, settings: BrokerSettings | None = None) -> BrokerSettings:
-    """Settings for a broker that serves one test: free ports, and answers before the disk confirms.
+GivenSettings: TypeAlias = BrokerSettings | Mapping[str, object] | None
+"""Settings, or values by their keys in a file: ``{"transaction.check_interval": "1s"}``."""
 
-    Only the addresses and the directory of ``settings`` are replaced.
+
+def settings_for_test(data: str, settings: GivenSettings = None) -> BrokerSettings:
+    """Settings for a broker that serves one test, on free ports and in its own directory.
+
+    Unless whole settings are given, it answers sends before the disk confirms.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is invalid.
     """
-    base = settings or BrokerSettings(store=StoreSettings(flush="async"))
+    if isinstance(settings, BrokerSettings):
+        base = settings
+    else:
+        values = {"store.flush": "async"} | dict(settings or {})
+        base = load(BrokerSettings, arguments=[f"{key}={value}" for key, value in values.items()])
     return replace(base, data=data, listen=_FREE_PORT, names_listen=_FREE_PORT)
 
 
 @asynccontextmanager
-async def embedded(settings: BrokerSettings | None = None) -> AsyncIterator[Broker]:
+async def embedded(settings: GivenSettings = None) -> AsyncIterator[Broker]:
     """A broker in the running event loop, with a name server and a directory of its own.
 
     Raises:
+        ConfigError: A setting is invalid.
         StoreError: Its directory cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="txmq-") as data:
@@ -60,15 +73,15 @@ async def embedded(settings: BrokerSettings | None = None) -> AsyncIterator[Brok
 class BrokerThread:
     """A broker in a thread, for tests that are not asynchronous."""
 
-    def __init__(self, settings: BrokerSettings | None = None) -> None:
+    def __init__(self, settings: GivenSettings = None) -> None:
         self._settings = settings
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="txmq-broker", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave: asyncio.Event | None = None
         self._error: BaseException | None = None
-        self.address = ""
-        self.names = ""
+        self.address: str = ""
+        self.names: str = ""
 
     def __enter__(self) -> Self:
         """Start, and return once clients can connect.

@@ -16,15 +16,12 @@ from httpx import HTTPError
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
+from examples.bank_transfer.databases import words
 from examples.bank_transfer.service import BankSettings, run
 from examples.bank_transfer.tour.run import stay, take
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way
-from txmq.cli.logs import TextFormatter
-from txmq.databases.failures import words
 from txmq.errors import TxmqError
-from txmq.runtime.interrupts import restore_interrupt
-from txmq.text import printable
 
 __all__ = ["main"]
 
@@ -121,8 +118,9 @@ def log_to_stderr(*, is_verbose: bool) -> None:
     handler = logging.StreamHandler()
     handler.setLevel(logging.DEBUG if is_verbose else logging.WARNING)
     level = logging.INFO if is_verbose else logging.WARNING
-    handler.setFormatter(TextFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(
+        level=level, handlers=[handler], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
 
 
 async def until_stopped(work: Coroutine[Any, Any, T]) -> T:
@@ -138,7 +136,8 @@ def main(asked: Sequence[str] | None = None) -> int:
     Args:
         asked: The arguments; by default those of the command line.
     """
-    restore_interrupt()
+    # A shell that starts this with `&` makes it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given = arguments().parse_args(asked)
     log_to_stderr(is_verbose=getattr(given, "verbose", False))
     try:
@@ -149,7 +148,7 @@ def main(asked: Sequence[str] | None = None) -> int:
         else:
             uvloop.run(run(bank_of(given)))
     except (TxmqError, OSError, SQLAlchemyError, HTTPError) as error:
-        why = printable(words(error))
+        why = words(error)
         print(f"{given.program or 'the tour'} cannot run: {why}", file=sys.stderr)
         return CANNOT_RUN
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -12,13 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from examples.bank_transfer.booking import wall_ms
 from examples.bank_transfer.books import BALANCE_MAX, Account
-from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts
+from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts, words
 from examples.bank_transfer.money import DIGITS, Money
 from examples.bank_transfer.orders import NUMBERS, is_number
-from txmq.databases.failures import words
 from txmq.errors import TxmqError
-from txmq.runtime.clock import SystemClock
 
 __all__ = ["arguments", "main"]
 
@@ -71,7 +70,7 @@ def open_missing(database: str, wanted: list[Opening]) -> list[Opening]:
     finally:
         made.dispose()
     missing = [account for account in wanted if account.number not in there]
-    open_accounts(database, missing, SystemClock().wall_ms())
+    open_accounts(database, missing, wall_ms())
     return missing
 
 

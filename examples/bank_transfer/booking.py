@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Insert, case, insert, literal, select, union_all, update
@@ -29,7 +30,7 @@ from examples.bank_transfer.orders import (
     Refused,
 )
 
-__all__ = ["credit", "debit", "open_or_close", "pay_in", "refuse", "settle"]
+__all__ = ["credit", "debit", "open_or_close", "pay_in", "refuse", "settle", "wall_ms"]
 
 DAY_MS: Final = 86_400_000
 REASON_CHARS: Final = 200
@@ -241,3 +242,8 @@ def _sides(
         }
         for name, part in ((account, amount), (CLEARING, -amount))
     ]  # fmt: skip
+
+
+def wall_ms() -> int:
+    """The time of a booking."""
+    return time.time_ns() // 1_000_000

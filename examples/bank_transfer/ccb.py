@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import pay_in
+from examples.bank_transfer.booking import pay_in, wall_ms
 from examples.bank_transfer.databases import RELAYING
 from examples.bank_transfer.orders import (
     ADVICES,
@@ -34,7 +34,6 @@ from txmq import (
     StartFrom,
 )
 from txmq.idempotent import SessionGuard, UniqueKeyTable, idempotent
-from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["open_ccb"]
 
@@ -49,7 +48,6 @@ async def open_ccb(
     client: Client,
     *,
     guard: SessionGuard[str, AsyncSession] | None = None,
-    clock: Clock | None = None,
 ) -> AsyncIterator[None]:
     """CCB, while it is open.
 
@@ -57,9 +55,7 @@ async def open_ccb(
         engine: Its database.
         client: The cluster.
         guard: Makes each transfer credited once; by default a table of the database.
-        clock: Where the time comes from.
     """
-    clock = clock or SystemClock()
     outbox = Outbox()
     consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
 
@@ -71,7 +67,7 @@ async def open_ccb(
         except Refused as error:
             # A retry would not help, and no account exists for a refund.
             return Later(DEAD_LETTER, reason=str(error))
-        advice = await pay_in(session, order, clock.wall_ms())
+        advice = await pay_in(session, order, wall_ms())
         # In the same transaction: every credit has an advice, and every advice a credit.
         await outbox.add(
             session,

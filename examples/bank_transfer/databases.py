@@ -16,12 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from examples.bank_transfer.books import CAPITAL, Account, Base, Entry, Kind
-from txmq import RelaySettings
-from txmq.databases.failures import words
+from txmq import RelaySettings, create_fence, create_outbox
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
-from txmq.transaction.resources.schema import create_fence
+from txmq.idempotent import create_done
 
 __all__ = [
     "RELAYING",
@@ -31,6 +28,7 @@ __all__ = [
     "driven",
     "engine",
     "open_accounts",
+    "words",
 ]
 
 DRIVERS: Final = {
@@ -182,3 +180,8 @@ def _prepare(made: Engine) -> None:
         if isinstance(error, asyncio.CancelledError):
             with suppress(sqlite3.Error):
                 connection.rollback()
+
+
+def words(error: BaseException) -> str:
+    """The first line of an error, without the statement that SQLAlchemy adds."""
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]

@@ -12,7 +12,7 @@ from typing import Final, Self
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import refuse, settle
+from examples.bank_transfer.booking import refuse, settle, wall_ms
 from examples.bank_transfer.books import State, Transfer
 from examples.bank_transfer.orders import (
     ADVICES,
@@ -40,7 +40,6 @@ from txmq import (
 )
 from txmq.errors import TransactionConflict, TxmqError
 from txmq.idempotent import SessionGuard, UniqueKeyTable, idempotent
-from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["ICBC", "Booked"]
 
@@ -69,7 +68,6 @@ class ICBC:
         steps: Looks on.
         guard: Makes each advice booked once; by default a table of the database.
         ccb: The other bank's database, for XA; without it that way is not available.
-        clock: Where the time comes from.
     """
 
     def __init__(
@@ -80,12 +78,10 @@ class ICBC:
         steps: Steps,
         guard: SessionGuard[str, AsyncSession] | None = None,
         ccb: AsyncEngine | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self._client = client
         self._ccb = ccb
-        self._clock = clock or SystemClock()
         self.steps = steps
         self._ways: dict[Way, Send] = {}
         self._consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
@@ -98,7 +94,7 @@ class ICBC:
         async def advised(session: AsyncSession, message: ReceivedMessage) -> Later | None:
             try:
                 advice = read_advice(message.body)
-                state = await settle(session, advice, self._clock.wall_ms())
+                state = await settle(session, advice, wall_ms())
             except Refused as error:
                 # A retry would not help; an operator has to look at it.
                 return Later(DEAD_LETTER, reason=str(error))
@@ -108,11 +104,11 @@ class ICBC:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as undo:
             enter = undo.enter_async_context
-            engine, client, clock, steps = self._engine, self._client, self._clock, self.steps
-            self._ways[Way.HALF] = await enter(half_message(engine, client, clock, steps))
-            self._ways[Way.OUTBOX] = await enter(outbox(engine, client, clock))
+            engine, client, steps = self._engine, self._client, self.steps
+            self._ways[Way.HALF] = await enter(half_message(engine, client, steps))
+            self._ways[Way.OUTBOX] = await enter(outbox(engine, client))
             if self._ccb is not None:
-                self._ways[Way.XA] = await enter(xa(engine, self._ccb, client, clock, steps))
+                self._ways[Way.XA] = await enter(xa(engine, self._ccb, client, steps))
             await enter(self._consumer)
             self._open = undo.pop_all()
         return self
@@ -177,7 +173,7 @@ class ICBC:
 
     async def _refuse(self, order: Order, way: Way, error: Refused) -> Booked:
         """Record that a transfer was refused, unless it was made or refused before."""
-        now_ms = self._clock.wall_ms()
+        now_ms = wall_ms()
         try:
             async with AsyncSession(self._engine) as session, session.begin():
                 await refuse(session, order, way, str(error), now_ms)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -28,9 +29,9 @@ import msgspec
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import debit, refuse
+from examples.bank_transfer.booking import debit, refuse, wall_ms
 from examples.bank_transfer.books import State, Transfer
-from examples.bank_transfer.databases import async_engine, create_books
+from examples.bank_transfer.databases import async_engine, create_books, words
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import (
     TRANSFERS,
@@ -51,9 +52,6 @@ from txmq import (
     TransactionSettings,
     TxmqError,
 )
-from txmq.databases.failures import words
-from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["GROUP", "ICBCTransactionListener", "main", "message_of", "produce"]
 
@@ -78,12 +76,10 @@ class ICBCTransactionListener:
 
     Args:
         engine: The bank's database.
-        clock: The time of bookings.
     """
 
-    def __init__(self, engine: AsyncEngine, clock: Clock | None = None) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._clock = clock or SystemClock()
         self.answered: asyncio.Queue[str] = asyncio.Queue()
         """The ids of messages whose checks were answered."""
 
@@ -127,7 +123,7 @@ class ICBCTransactionListener:
 
     async def _debit(self, message: HalfMessage, order: Order) -> None:
         """The local transaction."""
-        now_ms, xid = self._clock.wall_ms(), message.id
+        now_ms, xid = wall_ms(), message.id
         async with AsyncSession(self._engine) as session, session.begin():
             await debit(session, order, now_ms, way=Way.HALF, xid=xid, state=State.SENT)
             if message.properties[TAG] == Drill.TAGB:
@@ -137,7 +133,7 @@ class ICBCTransactionListener:
         """Insert a row with the state "refused", unless the transfer has one."""
         try:
             async with AsyncSession(self._engine) as session, session.begin():
-                await refuse(session, order, Way.HALF, reason, self._clock.wall_ms())
+                await refuse(session, order, Way.HALF, reason, wall_ms())
         except IntegrityError:
             return
 
@@ -225,7 +221,8 @@ async def run(given: Namespace) -> None:
 
 def main() -> None:
     """Run the program; if it fails, exit with 1 and a sentence."""
-    restore_interrupt()
+    # A shell that starts this with `&` makes it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given = arguments().parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if given.steps:

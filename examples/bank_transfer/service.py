@@ -34,7 +34,6 @@ from examples.bank_transfer.web.teller import TellerPage
 from txmq import Client
 from txmq.errors import ConfigError, TopicNotFound, TransportError
 from txmq.idempotent import RedisGuard, SessionGuard, UniqueKeyTable
-from txmq.remoting.pool import split_address
 
 __all__ = ["BankSettings", "redis_of", "run"]
 
@@ -86,10 +85,10 @@ async def run(settings: BankSettings) -> None:
         OSError: The bank cannot listen at the address.
     """
     await asyncio.to_thread(create_books, settings.database)
-    host, port = split_address(settings.listen)
+    host, _, port = settings.listen.rpartition(":")
     ending = asyncio.Event()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listening:
+    with socket.create_server((host.strip("[]"), int(port)), family=family) as listening:
         async with opened(settings, ending) as routes:
             app = SecurityMiddleware(
                 Starlette(routes=routes, exception_handlers={SQLAlchemyError: away})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -16,11 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from txmq import Admin, Client, Message, Producer
-from txmq.limits import PULL_MESSAGES_MAX
-from txmq.runtime.interrupts import restore_interrupt
-from txmq.settings.loading import Duration
-from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, CheckBackSettings, FilterSettings
+from txmq.testing import Broker, settings_for_test
 
 __all__ = ["main"]
 
@@ -167,7 +164,7 @@ async def ids_stored(admin: Admin, topic: str) -> set[str]:
     for queue in (await admin.route(topic)).readable:
         offset, end = 0, await admin.max_offset(queue)
         while offset < end:
-            pulled = await admin.pull(queue, offset, PULL_MESSAGES_MAX)
+            pulled = await admin.pull(queue, offset, 32)
             found.update(message.id for message in pulled.messages)
             offset = pulled.next_offset
     return found
@@ -187,14 +184,9 @@ async def main() -> int:
     """Run the tour; the exit code is 0 only if no message is missing."""
     tour = Tour()
     with tempfile.TemporaryDirectory(prefix="txmq-tour-") as data:
-        settings = BrokerSettings(
-            data=data,
-            listen="127.0.0.1:0",
-            names_listen="127.0.0.1:0",
-            filter=FilterSettings(sql=True),
-            # So soon that the tour does not wait for the check.
-            transaction=CheckBackSettings(timeout=Duration(1.0)),
-        )
+        # The check comes so soon that the tour does not wait for it.
+        wanted = {"store.flush": "sync", "filter.sql": True, "transaction.timeout": "1s"}
+        settings = settings_for_test(data, wanted)
         async with Broker(settings) as broker:
             console.print(f"a broker at {broker.address}, its name server at {broker.names}\n")
             await tour.visit("messages acknowledged, on the disk by then", PRODUCERS, broker.names)
@@ -211,5 +203,6 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    restore_interrupt()
+    # A shell that starts this with `&` makes it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(asyncio.run(main()))

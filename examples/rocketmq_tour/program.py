@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from txmq import TxmqError
-from txmq.runtime.interrupts import restore_interrupt
 
 __all__ = ["Until", "run_consumer", "run_producer"]
 
@@ -55,7 +54,8 @@ class Until:
 
 def run_producer(produce: Callable[[str], Coroutine[Any, Any, None]]) -> None:
     """Run a program that ends by itself: ``--names`` says where."""
-    restore_interrupt()
+    # A shell that starts this with `&` makes it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     asked = _command_line().parse_args()
     _run(produce(asked.names))
 

@@ -20,6 +20,7 @@ OTHERS = {
     "ASGITransport": "of httpx",
     "CRON_TZ": "of cron",
     "fetchone": "of sqlite3",
+    "run_module": "of runpy",
     "token_bytes": "of secrets",
 }
 """Words that only one block has, and whose they are."""

@@ -23,7 +23,7 @@ from tests.crowd import LAG, QUEUES, Crowd, fill, group_of, topic_of
 from tests.serving import BrokerProcess
 from tests.soak import IS_SOAK
 from txmq import Message, blocking
-from txmq.ops.topic_search import STEP_S
+from txmq.ops.search import STEP_S
 
 CROWD = Crowd(100_000, 10_000, 100_000) if IS_SOAK else Crowd(4_000, 1_000, 4_000)
 SLACK = 1 if IS_SOAK else 3

@@ -14,7 +14,7 @@ from tests.certificates import Authority
 from tests.serving import environment
 from txmq.errors import ConfigError, TransportError
 from txmq.runtime.coordinator import Leader, LogEnd
-from txmq_broker.replication.etcd_access import etcd_address, etcd_coordinator
+from txmq_broker.replication.etcd import etcd_address, etcd_coordinator
 
 PASSWORD = "a password that nobody sees"
 USER = {"TXMQ_ETCD_USER": "txmq", "TXMQ_ETCD_PASSWORD": PASSWORD}

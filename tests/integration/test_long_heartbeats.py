@@ -11,7 +11,7 @@ from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.handlers import clients as handlers
-from txmq_broker.services import long_requests
+from txmq_broker.services import slices as long_requests
 from txmq_broker.testing import embedded
 
 BEAT, LEAVE, IDS = 34, 35, 38

@@ -38,8 +38,8 @@ from txmq.worker.figures import (
     ScheduleFigures,
     add_reports,
 )
-from txmq.worker.metrics import WorkerState
-from txmq.worker.metrics import exposition as worker_text
+from txmq.worker.pages import WorkerState
+from txmq.worker.pages import exposition as worker_text
 
 WORKER_REPORT = ProcessReport(
     [HandlerSeries("g", "T", handled=2, calls=[1] * 12, seconds=3.5)],

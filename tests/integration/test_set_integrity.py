@@ -14,7 +14,7 @@ from tests.broker_set import LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.set_damage import Damage, damage, snapshot
 from tests.set_traffic import traffic
 from tests.soak import some_of
-from txmq_broker.replication.etcd_access import etcd_coordinator
+from txmq_broker.replication.etcd import etcd_coordinator
 
 OLDER_S = 3
 """The age of a snapshot; the set notes what it has acknowledged each second."""

@@ -29,7 +29,7 @@ from txmq.client.client import Client
 from txmq.client.settings import ClientSettings
 from txmq.errors import TxmqError
 from txmq.runtime.coordinator import short_name
-from txmq_broker.replication.etcd_access import etcd_coordinator
+from txmq_broker.replication.etcd import etcd_coordinator
 
 SEGMENTS = 20 if IS_SOAK else 2
 SEGMENT_BYTES = 16 * 1024 * 1024

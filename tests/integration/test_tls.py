@@ -33,7 +33,7 @@ from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
 from txmq.security.tls import subject_of
 from txmq_broker.access.audit import read_audit
-from txmq_broker.access.server_certificates import ServerCertificates
+from txmq_broker.access.front_door import ServerCertificates
 from txmq_broker.config import (
     BrokerSettings,
     CheckBackSettings,

@@ -16,7 +16,7 @@ from txmq import (
     TransactionProducer,
 )
 from txmq.reconcile.rules import Constant, DayWindow, Flow
-from txmq.settings.loading import Duration
+from txmq.settings.values import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

@@ -22,7 +22,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.log import cluster_log
 from txmq.reconcile.log.cluster_log import number_brokers
 from txmq.reconcile.rules import DayWindow, Flow
-from txmq.settings.loading import Duration
+from txmq.settings.values import Duration
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings
 from txmq_broker.testing import settings_for_test

@@ -34,11 +34,9 @@ from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.copied_answers import CopiedAnswers, InSyncSet
 from txmq_broker.replication.follower import Follower
-from txmq_broker.replication.held_leadership import HeldLeadership
-from txmq_broker.replication.in_sync import InSyncSet
-from txmq_broker.replication.leader_gate import LeaderGate
+from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_shipper import LogShipper
 from txmq_broker.roles.member import SetMember

@@ -22,7 +22,7 @@ from txmq.testing.coordination import SimulatedCoordinator
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_repair import LogRepair
-from txmq_broker.replication.step_down import StepDown
+from txmq_broker.replication.set_acts import StepDown
 from txmq_broker.roles import member
 from txmq_broker.roles.member import SetMember
 from txmq_broker.services.log_verifier import LogVerifier

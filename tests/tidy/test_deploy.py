@@ -14,7 +14,7 @@ from typer.main import get_command
 from tools import cli_reference, dashboard
 from txmq.cli.root import app
 from txmq.console import metrics as console_metrics
-from txmq.metrics.table import RowKind
+from txmq.metrics.table import MetricKind
 from txmq.reconcile.storage import LEASE_S
 from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.clock import SystemClock
@@ -24,7 +24,7 @@ from txmq.settings.loading import load
 from txmq.worker.figures import WorkerFigures
 from txmq.worker.pages import WorkerPages
 from txmq_broker.config import BrokerSettings
-from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX
 from txmq_broker.monitoring.pages import MonitoringPages
 from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.names import metrics as name_metrics
@@ -70,7 +70,7 @@ def metric_of(name):
     if name in KNOWN:
         return KNOWN[name]
     histogram = KNOWN[re.sub(r"_(bucket|sum|count)$", "", name)]
-    assert histogram.kind in {MetricKind.HISTOGRAM, RowKind.HISTOGRAM}, name
+    assert histogram.kind is MetricKind.HISTOGRAM, name
     return histogram
 
 
@@ -95,7 +95,7 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are():
     for query in QUERIES:
         for name in re.findall(r"\btxmq_\w+", query):
             is_rate = re.search(rf"\b(?:rate|increase)\({name}\b", query) is not None
-            is_gauge = metric_of(name).kind in {MetricKind.GAUGE, RowKind.GAUGE}
+            is_gauge = metric_of(name).kind is MetricKind.GAUGE
             assert is_rate == (not is_gauge), query
 
 

@@ -26,6 +26,7 @@ from txmq.idempotent import (
     UniqueKeyTable,
     Verdict,
     VersionGuard,
+    create_done,
     idempotent,
     redelivery_horizon_s,
 )
@@ -34,7 +35,9 @@ from txmq.idempotent import (
 def consume(names: str) -> None:
     """Handlers behind a table."""
     consumer = blocking.PushConsumer("ccb", names)
-    guard = UniqueKeyTable(create_engine("sqlite://"), table="seen", schema=None)
+    engine = create_engine("sqlite://")
+    is_new: bool = create_done(engine, "seen")
+    guard = UniqueKeyTable(engine, table="seen", schema=None)
 
     @consumer.on("transfer")
     @idempotent(guard, key=lambda message: message.key)
@@ -52,7 +55,7 @@ def consume(names: str) -> None:
 
     consumer.on("transfer")(Desk().transfer_in)
     paid: int | None = pay("order-1", at=9)
-    print(paid, transfer_in)
+    print(paid, transfer_in, is_new)
 
 
 def follow(names: str, accounts: Table) -> Verdict:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from txmq.reconcile import Class, Day, Result, Rules, Run, read_rules, reconcile
+from txmq.reconcile import Class, Day, Result, Rules, Run, read_rules, reconcile, register
 
 
 def told(result: Result) -> dict[Class, str]:
@@ -32,6 +32,7 @@ def read(path: Path) -> Run:
 
 def reconciled(spark: SparkSession, config: Path, day: date, journal: DataFrame) -> int:
     """Run a day."""
+    register(spark)
     rules: Rules = read_rules(config, {"ICBC_PASSWORD": "secret"})
     found: Day = reconcile(spark, rules=rules, date=day, banks={"icbc": journal})
     breaks: DataFrame = found.breaks

@@ -27,6 +27,7 @@ from txmq import (
     ConsumerSettings,
     Credentials,
     Effect,
+    Fence,
     HalfMessage,
     Later,
     LocalTransactionState,
@@ -67,6 +68,8 @@ from txmq import (
     XAResource,
     allocation,
     blocking,
+    create_fence,
+    create_outbox,
     encode_body,
     errors,
     reply_to,
@@ -264,6 +267,13 @@ async def decorate_two(names: str) -> TransactionOutcome:
 
         print(await resource.recover(), (await resource.look()).waiting)
         return await move(100)
+
+
+def create_tables(url: str) -> bool:
+    """The tables of a service without migrations."""
+    engine = create_engine(url)
+    statements: list[str] = Fence("txmq_fence").ddl("postgresql")
+    return create_fence(engine) or create_outbox(engine, schema="shop") or not statements
 
 
 async def add_later(session: AsyncSession, order: Message) -> list[str]:

@@ -7,16 +7,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from txmq.errors import ConfigError
-from txmq.settings.loading import (
-    Duration,
-    Size,
-    describe,
-    load,
-    parse_duration,
-    parse_size,
-    show,
-    variable,
-)
+from txmq.settings.description import describe
+from txmq.settings.loading import load, variable
+from txmq.settings.values import Duration, Size, parse_duration, parse_size, show
 from txmq_broker.config import BrokerSettings
 from txmq_broker.handlers.rocketmq_settings import NAMES
 

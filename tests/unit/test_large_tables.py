@@ -9,7 +9,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.headers import TopicHeader
 from txmq_broker.replication import log_shipper
-from txmq_broker.services import long_requests
+from txmq_broker.services import slices as long_requests
 
 
 class NotingZlib:

@@ -9,8 +9,8 @@ from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.command import Command, answer
 from txmq.remoting.dispatch import Postponed
 from txmq.runtime.clock import SystemClock
-from txmq_broker.services import long_answers
-from txmq_broker.services.long_answers import AT_ONCE, LongAnswers, table_answer, whole
+from txmq_broker.services import slices as long_answers
+from txmq_broker.services.slices import AT_ONCE, LongAnswers, table_answer, whole
 
 CODE = 21
 

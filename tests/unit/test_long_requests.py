@@ -7,8 +7,8 @@ import pytest
 from txmq.errors import InternalError, ServiceUnavailable
 from txmq.protocol.command import Command
 from txmq.remoting.dispatch import Dispatcher
-from txmq_broker.services import long_requests
-from txmq_broker.services.long_requests import LongRequests
+from txmq_broker.services import slices as long_requests
+from txmq_broker.services.slices import LongRequests
 
 LONG, OTHER = 34, 35
 

@@ -4,7 +4,7 @@ from tests.unit.core.core_log import NOW_MS, Log
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq_broker.config import TopicDefaults
 from txmq_broker.core.topics import Topics
-from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
+from txmq_broker.services.registrar import PART_TOPICS, RegisteredTopics
 
 
 def topics_of(count):

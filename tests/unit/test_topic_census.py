@@ -2,7 +2,7 @@
 
 from txmq.protocol.topics import topics_of_brokers
 from txmq_broker.services import topic_census
-from txmq_broker.services.long_answers import whole
+from txmq_broker.services.slices import whole
 from txmq_broker.services.topic_census import TopicCensus
 
 

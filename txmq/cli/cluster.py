@@ -296,7 +296,7 @@ def _promote_member(
     allow_data_loss: bool,
     json: bool,
 ) -> None:
-    from txmq_broker.replication.etcd_access import etcd_coordinator
+    from txmq_broker.replication.etcd import etcd_coordinator
 
     try:
         store = etcd_coordinator(coordinator, cluster, broker)

@@ -6,16 +6,8 @@ import typer
 
 from txmq.cli.output import say_lines
 from txmq.cli.serve import foreign_names, settings_shape
-from txmq.settings.loading import (
-    Alias,
-    Derived,
-    ForeignName,
-    OneValue,
-    Setting,
-    Unused,
-    describe,
-    variable,
-)
+from txmq.settings.description import Setting, describe
+from txmq.settings.loading import Alias, Derived, ForeignName, OneValue, Unused, variable
 
 __all__ = ["app", "reference"]
 

@@ -38,7 +38,7 @@ from txmq.ops.message_scan import ScanWish, scan_messages
 from txmq.ops.moments import LATEST
 from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
-from txmq.settings.loading import parse_duration
+from txmq.settings.values import parse_duration
 from txmq.text import quantity
 
 __all__ = ["app"]

@@ -433,32 +433,24 @@ def metrics_of(tally: Mapping[str, int], left: int | None, *, is_answering: bool
         left: The open transactions of the group; ``None`` if a broker did not answer.
         is_answering: Whether brokers can ask this command now.
     """
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from txmq.metrics.table import Sample, counter, gauge, table_text
 
-    from txmq.metrics.text import metrics_text
-
-    answers = CounterMetricFamily(
-        "txmq_resolve_answers", "Answers to checks, by outcome.", labels=["outcome"]
-    )
-    for outcome in ("committed", "rolled_back", "unknown"):
-        answers.add_metric([outcome], tally.get(f"checks_{outcome}", 0))
-    families = [
-        GaugeMetricFamily(
-            "txmq_resolve_answering", "1 while brokers can ask this command.", int(is_answering)
+    rows = {
+        "answering": gauge("1 while brokers can ask this command."),
+        "answers_total": counter("Answers to checks, by outcome.", "outcome"),
+        "conflicts_total": counter(
+            "Answers whose transaction the broker had decided otherwise before."
         ),
-        answers,
-        CounterMetricFamily(
-            "txmq_resolve_conflicts",
-            "Answers whose transaction the broker had decided otherwise before.",
-            tally.get("conflicts", 0),
+        "open_transactions": gauge("Open transactions of the group, with parked ones."),
+    }
+    samples = [
+        Sample("answering", is_answering),
+        *(
+            Sample("answers_total", tally.get(f"checks_{outcome}", 0), (outcome,))
+            for outcome in ("committed", "rolled_back", "unknown")
         ),
+        Sample("conflicts_total", tally.get("conflicts", 0)),
     ]
     if left is not None:
-        families.append(
-            GaugeMetricFamily(
-                "txmq_resolve_open_transactions",
-                "Open transactions of the group, with parked ones.",
-                left,
-            )
-        )
-    return metrics_text(families)
+        samples.append(Sample("open_transactions", left))
+    return table_text("txmq_resolve_", rows, samples)

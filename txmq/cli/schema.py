@@ -10,7 +10,7 @@ import typer
 from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import say, say_lines
 from txmq.errors import ConfigError, ResourceError
-from txmq.settings.loading import parse_duration
+from txmq.settings.values import parse_duration
 from txmq.text import quantity
 
 __all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]

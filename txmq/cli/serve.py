@@ -318,7 +318,7 @@ def _start(settings: "BrokerSettings", plan: ServePlan) -> int:
 
 def not_settings() -> tuple[str, ...]:
     """The variables of the command line that are not settings of the broker."""
-    from txmq_broker.replication.etcd_access import ETCD_VARIABLES
+    from txmq_broker.replication.etcd import ETCD_VARIABLES
 
     return (
         BROKERS_VARIABLE,

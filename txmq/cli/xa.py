@@ -17,7 +17,7 @@ from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
-from txmq.settings.loading import parse_duration
+from txmq.settings.values import parse_duration
 
 if TYPE_CHECKING:
     from txmq.transaction.resources import InDoubtBranch, Look, Recovered, XAResource

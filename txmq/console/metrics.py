@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import txmq
 from txmq.console.links import ClusterReach
-from txmq.metrics.table import DurationBuckets, FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.histogram import Histogram
+from txmq.metrics.table import MetricRow, Sample, counter, gauge, histogram, table_text
 from txmq.runtime.clock import Clock
 
 __all__ = ["PREFIX", "ROWS", "ConsoleTally", "MeasuredApp"]
@@ -19,28 +20,27 @@ PREFIX: Final = "txmq_console_"
 OTHER: Final = "other"
 STATIC: Final = "/static"
 
-ROWS: Final[Mapping[str, FigureRow]] = {
-    "info": FigureRow(RowKind.GAUGE, "Always 1; its label names the version.", ("version",)),
-    "requests_total": FigureRow(
-        RowKind.COUNTER, "Answered requests.", ("page", "method", "status")
-    ),
-    "request_duration_seconds": FigureRow(
-        RowKind.HISTOGRAM,
+BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""The upper bounds of the buckets of requests' durations, in seconds."""
+
+ROWS: Final[Mapping[str, MetricRow]] = {
+    "info": gauge("Always 1; its label names the version.", "version"),
+    "requests_total": counter("Answered requests.", "page", "method", "status"),
+    "request_duration_seconds": histogram(
         "Requests by the time from their arrival to the end of their answer, without streams.",
-        ("page",),
+        "page",
     ),
-    "sessions": FigureRow(RowKind.GAUGE, "Visitors with a session."),
-    "log_ins_total": FigureRow(RowKind.COUNTER, "Log-ins.", ("outcome",)),
-    "streams": FigureRow(RowKind.GAUGE, "Open pages that receive their changes."),
-    "stream_renderings_total": FigureRow(RowKind.COUNTER, "Renderings sent to these."),
-    "streams_refused_total": FigureRow(
-        RowKind.COUNTER, "Streams refused, or ended for newer ones of the same session."
+    "sessions": gauge("Visitors with a session."),
+    "log_ins_total": counter("Log-ins.", "outcome"),
+    "streams": gauge("Open pages that receive their changes."),
+    "stream_renderings_total": counter("Renderings sent to these."),
+    "streams_refused_total": counter(
+        "Streams refused, or ended for newer ones of the same session."
     ),
-    "name_server_reachable": FigureRow(RowKind.GAUGE, "1 if a name server answers."),
-    "brokers": FigureRow(
-        RowKind.GAUGE,
+    "name_server_reachable": gauge("1 if a name server answers."),
+    "brokers": gauge(
         "Brokers that the name server knows; only if it needs no account.",
-        ("state",),
+        "state",
     ),
 }
 """The metrics by name, without :data:`PREFIX`."""
@@ -52,7 +52,7 @@ class ConsoleTally:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()
         """The requests by page, method and status."""
-        self.durations: defaultdict[str, DurationBuckets] = defaultdict(DurationBuckets)
+        self.durations: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(BUCKETS_S))
         """Their durations by page."""
         self.log_ins = 0
         self.log_ins_refused = 0
@@ -66,20 +66,20 @@ class ConsoleTally:
         """
         return table_text(PREFIX, ROWS, self._samples(gauges, reach))
 
-    def _samples(self, gauges: Mapping[str, float], reach: ClusterReach) -> Iterator[FigureSample]:
-        yield FigureSample("info", 1, (txmq.__version__,))
+    def _samples(self, gauges: Mapping[str, float], reach: ClusterReach) -> Iterator[Sample]:
+        yield Sample("info", 1, (txmq.__version__,))
         for labels, count in sorted(self.requests.items()):
-            yield FigureSample("requests_total", count, labels)
+            yield Sample("requests_total", count, labels)
         for page, durations in sorted(self.durations.items()):
-            yield FigureSample("request_duration_seconds", durations, (page,))
-        yield FigureSample("log_ins_total", self.log_ins, ("accepted",))
-        yield FigureSample("log_ins_total", self.log_ins_refused, ("refused",))
+            yield Sample("request_duration_seconds", durations, (page,))
+        yield Sample("log_ins_total", self.log_ins, ("accepted",))
+        yield Sample("log_ins_total", self.log_ins_refused, ("refused",))
         for name, value in gauges.items():
-            yield FigureSample(name, value)
-        yield FigureSample("name_server_reachable", reach.has_names)
+            yield Sample(name, value)
+        yield Sample("name_server_reachable", reach.has_names)
         if reach.known is not None:
-            yield FigureSample("brokers", reach.reachable, ("reachable",))
-            yield FigureSample("brokers", reach.known - reach.reachable, ("unreachable",))
+            yield Sample("brokers", reach.reachable, ("reachable",))
+            yield Sample("brokers", reach.known - reach.reachable, ("unreachable",))
 
 
 class MeasuredApp:

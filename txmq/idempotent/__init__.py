@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.idempotent.guard import Attempt, Guard, PlainGuard, SessionGuard, idempotent
     from txmq.idempotent.keys import redelivery_horizon_s
     from txmq.idempotent.redis import RedisGuard
+    from txmq.idempotent.schema import create_done
     from txmq.idempotent.token import TokenGuard
     from txmq.idempotent.unique_key import UniqueKeyTable
     from txmq.idempotent.verdict import Verdict
@@ -42,6 +43,7 @@ __all__ = [
     "UniqueKeyTable",
     "Verdict",
     "VersionGuard",
+    "create_done",
     "idempotent",
     "redelivery_horizon_s",
 ]
@@ -60,6 +62,7 @@ _MODULES: Final = {
     "UniqueKeyTable": "unique_key",
     "Verdict": "verdict",
     "VersionGuard": "version",
+    "create_done": "schema",
     "idempotent": "guard",
     "redelivery_horizon_s": "keys",
 }

@@ -1,28 +1,34 @@
-"""Tables of metrics: their kinds and meanings, and the text that Prometheus reads. Pure.
+"""Tables of metrics, and the text of their samples that Prometheus reads. Pure.
 
 A table is the only place that names a metric: the samples and the reference page follow it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-from txmq.metrics.text import metrics_text
+from txmq.metrics.histogram import Histogram
 
-__all__ = ["DurationBuckets", "FigureRow", "FigureSample", "RowKind", "table_text"]
+__all__ = [
+    "MetricKind",
+    "MetricRow",
+    "Sample",
+    "counter",
+    "gauge",
+    "histogram",
+    "metrics_text",
+    "table_text",
+]
 
-BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""The upper bounds of the buckets of durations, in seconds."""
 
-
-class RowKind(StrEnum):
+class MetricKind(StrEnum):
     """The kinds that Prometheus knows."""
 
     GAUGE = "gauge"
@@ -30,38 +36,40 @@ class RowKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class FigureRow(NamedTuple):
+class MetricRow(NamedTuple):
     """One metric of a table."""
 
-    kind: RowKind
+    kind: MetricKind
     meaning: str
     labels: tuple[str, ...] = ()
+    origin: str = ""
+    """Which processes have it, if the table is of several kinds of process."""
 
 
-class DurationBuckets:
-    """Counts durations by bucket."""
-
-    __slots__ = ("counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.sum_s = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Count a duration."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.sum_s += seconds
+def gauge(meaning: str, *labels: str, origin: str = "") -> MetricRow:
+    """A value that rises and falls."""
+    return MetricRow(MetricKind.GAUGE, meaning, labels, origin)
 
 
-class FigureSample(NamedTuple):
+def counter(meaning: str, *labels: str, origin: str = "") -> MetricRow:
+    """A value that only rises."""
+    return MetricRow(MetricKind.COUNTER, meaning, labels, origin)
+
+
+def histogram(meaning: str, *labels: str, origin: str = "") -> MetricRow:
+    """Durations by bucket."""
+    return MetricRow(MetricKind.HISTOGRAM, meaning, labels, origin)
+
+
+class Sample(NamedTuple):
     """One value of a metric."""
 
     name: str
-    value: float | DurationBuckets
+    value: float | Histogram
     labels: tuple[str, ...] = ()
 
 
-def table_text(prefix: str, table: Mapping[str, FigureRow], samples: Iterable[FigureSample]) -> str:
+def table_text(prefix: str, table: Mapping[str, MetricRow], samples: Iterable[Sample]) -> str:
     """The text of some samples, in the order of the table.
 
     Args:
@@ -69,7 +77,7 @@ def table_text(prefix: str, table: Mapping[str, FigureRow], samples: Iterable[Fi
         table: The metrics; one without a sample is left out.
         samples: Their values.
     """
-    by_name: dict[str, list[FigureSample]] = {}
+    by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)
     return metrics_text(
@@ -77,22 +85,37 @@ def table_text(prefix: str, table: Mapping[str, FigureRow], samples: Iterable[Fi
     )
 
 
-def _family(name: str, row: FigureRow, samples: Iterable[FigureSample]) -> Metric:
+def metrics_text(metrics: Iterable[Metric]) -> str:
+    """The text of metrics that another library counts; nothing of this process is added to them."""
+    registry = CollectorRegistry()
+    registry.register(_FixedMetrics(metrics))
+    return generate_latest(registry).decode()
+
+
+class _FixedMetrics(Collector):
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = list(metrics)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _family(name: str, row: MetricRow, samples: Iterable[Sample]) -> Metric:
     labels = list(row.labels)
-    if row.kind is RowKind.HISTOGRAM:
-        histogram = HistogramMetricFamily(name, row.meaning, labels=labels)
+    if row.kind is MetricKind.HISTOGRAM:
+        durations = HistogramMetricFamily(name, row.meaning, labels=labels)
         for sample in samples:
-            assert isinstance(sample.value, DurationBuckets)
-            bounds = [*map(str, BOUNDS_S), "+Inf"]
+            assert isinstance(sample.value, Histogram)
+            bounds = [*map(str, sample.value.bounds_s), "+Inf"]
             buckets = list(zip(bounds, accumulate(sample.value.counts), strict=True))
-            histogram.add_metric(sample.labels, buckets, sample.value.sum_s)
-        return histogram
+            durations.add_metric(sample.labels, buckets, sample.value.sum_s)
+        return durations
     family: CounterMetricFamily | GaugeMetricFamily
-    if row.kind is RowKind.COUNTER:
+    if row.kind is MetricKind.COUNTER:
         family = CounterMetricFamily(name.removesuffix("_total"), row.meaning, labels=labels)
     else:
         family = GaugeMetricFamily(name, row.meaning, labels=labels)
     for sample in samples:
-        assert not isinstance(sample.value, DurationBuckets)
+        assert not isinstance(sample.value, Histogram)
         family.add_metric(sample.labels, float(sample.value))
     return family

@@ -7,6 +7,7 @@ and hides no other.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -24,12 +25,23 @@ from txmq.errors import (
 )
 from txmq.message import ReceivedMessage
 from txmq.ops.groups import is_of_system
-from txmq.ops.queries import sentence_of
-from txmq.ops.topic_search import search_topics
+from txmq.ops.queries import ASKED_TOGETHER_MAX, sentence_of
 from txmq.ops.topics import own_topics
 from txmq.protocol.topics import TRACES
+from txmq.text import quantity
 
-__all__ = ["HITS_MAX", "KINDS", "ClusterHits", "SearchHit", "search_cluster", "search_further"]
+__all__ = [
+    "HITS_MAX",
+    "KINDS",
+    "STEP_S",
+    "STEP_TOPICS_MAX",
+    "ClusterHits",
+    "SearchHit",
+    "TopicSearchStep",
+    "search_cluster",
+    "search_further",
+    "search_topics",
+]
 
 HITS_MAX: Final = 20
 """Hits of each kind."""
@@ -289,3 +301,73 @@ class _ClusterSearch:
         self._counts[hit.kind] += 1
         if len(self._found[hit.kind]) < HITS_MAX:
             self._found[hit.kind].append(hit)
+
+
+STEP_S: Final = 0.25
+"""A step begins no further topics after this time; a page of the console takes one step."""
+STEP_TOPICS_MAX: Final = 1_000
+"""Topics that one step searches at most."""
+
+
+class TopicSearchStep(NamedTuple):
+    """What one step found."""
+
+    messages: list[ReceivedMessage]
+    searched: int
+    """The topics that this step and those before it have searched."""
+    topics: int
+    """All topics."""
+    next: str
+    """The cursor of the next step: the last topic that was searched; empty if it was the last."""
+    note: str = ""
+    """The topics of this step that brokers refused to search, and why."""
+
+
+async def search_topics(
+    admin: Admin,
+    topics: Sequence[str],
+    brokers: Sequence[BrokerInfo],
+    text: str,
+    most: int,
+    after: str = "",
+) -> TopicSearchStep:
+    """Search topics for messages with a key or an id: one step.
+
+    Args:
+        admin: Asks the brokers.
+        topics: All topics.
+        brokers: The brokers of the cluster.
+        text: The key or the id.
+        most: So many messages are enough.
+        after: The cursor of the step before; empty for the first.
+
+    Raises:
+        TransportError: A broker does not answer.
+    """
+    names = sorted(topics)
+    start = place = bisect_right(names, after) if after else 0
+    end = min(len(names), start + STEP_TOPICS_MAX)
+    time = asyncio.get_running_loop().time
+    until = time() + STEP_S
+    found: list[ReceivedMessage] = []
+    refusals: list[BrokerRefused] = []
+
+    async def look(topic: str) -> list[ReceivedMessage]:
+        try:
+            return await admin.search(topic, text, brokers)
+        except BrokerRefused as error:
+            refusals.append(error)
+            return []
+
+    while place < end and len(found) < most and (place == start or time() < until):
+        together = names[place : min(end, place + ASKED_TOGETHER_MAX)]
+        lists = await asyncio.gather(*map(look, together))
+        found += [message for messages in lists for message in messages]
+        place += len(together)
+    note = ""
+    if refusals:
+        count = quantity(len(refusals), "topic")
+        note = f"{count} could not be searched; the last refusal: {sentence_of(refusals[-1])}"
+    return TopicSearchStep(
+        found, place, len(names), names[place - 1] if place < len(names) else "", note
+    )

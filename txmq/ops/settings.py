@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from txmq.client import Admin
 from txmq.errors import RequestNotSupported
-from txmq.settings.loading import describe
+from txmq.settings.description import describe
 
 __all__ = ["SOURCES", "setting_rows", "setting_texts"]
 

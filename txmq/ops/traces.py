@@ -13,7 +13,6 @@ from txmq.client.observe.trace_records import (
     HandlerStart,
     SendRecord,
     TraceRecord,
-    decode,
 )
 from txmq.errors import TxmqError
 from txmq.ops.known_names import check_topic
@@ -98,17 +97,10 @@ async def find_traces(
         TransportError: A name server or broker does not answer.
         BrokerRefused: A broker refuses.
     """
-    found = await admin.query(trace_topic, message_id)
-    records = [record for message in found for record in decode(message.body)]
-    wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
-    if not wanted:
+    found = await admin.traces(topic, message_id, trace_topic=trace_topic)
+    if not found:
         await check_topic(admin, topic)
-    # A trace message exists twice if its producer had no answer to the first send.
-    return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
-
-
-def _is_of(topic: str, record: TraceRecord) -> bool:
-    return not isinstance(record, SendRecord | DecisionRecord) or record.topic == topic
+    return found
 
 
 async def traces_of(admin: Admin, topic: str, message_id: str) -> list[TraceRecord]:

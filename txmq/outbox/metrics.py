@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-from txmq.metrics.text import metrics_text
+from txmq.metrics.table import MetricRow, Sample, counter, gauge, table_text
 from txmq.outbox.tally import Backlog, RelayTally
 
-__all__ = ["exposition"]
+__all__ = ["ROWS", "exposition"]
 
 _PREFIX: Final = "txmq_relay_"
-_COUNTERS: Final = {
-    "published": "Rows whose messages a broker has stored.",
-    "requests": "Sends that were answered.",
-    "deferred": "Rows that could not be sent just then.",
-    "failed": "Times that brokers refused the message of a row for good.",
-    "dead_letters": "Of these, sent to the topic for dead letters.",
-    "lost_leases": "Slots that another relay took over too early.",
+
+ROWS: Final[Mapping[str, MetricRow]] = {
+    "published_total": counter("Rows whose messages a broker has stored."),
+    "requests_total": counter("Sends that were answered."),
+    "deferred_total": counter("Rows that could not be sent just then."),
+    "failed_total": counter("Times that brokers refused the message of a row for good."),
+    "dead_letters_total": counter("Of these, sent to the topic for dead letters."),
+    "lost_leases_total": counter("Slots that another relay took over too early."),
+    "slots": gauge("Slots held."),
+    "at_hand": gauge("Rows read and not sent yet."),
+    "rows_waiting": gauge("Rows to be published."),
+    "oldest_row_seconds": gauge("The age of the oldest of these."),
+    "rows_failed": gauge("Rows that were put aside."),
 }
-_GAUGES: Final = {
-    "slots": "Slots held.",
-    "at_hand": "Rows read and not sent yet.",
-}
+"""The metrics by name, without the prefix."""
 
 
 def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
@@ -35,19 +35,15 @@ def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
         tally: The counters of one relay.
         waiting: The rows in the outbox; ``None`` if the database does not answer.
     """
-    return metrics_text(_metrics(tally, waiting))
+    return table_text(_PREFIX, ROWS, _samples(tally, waiting))
 
 
-def _metrics(tally: RelayTally, waiting: Backlog | None) -> Iterator[Metric]:
-    for name, meaning in _COUNTERS.items():
-        yield CounterMetricFamily(_PREFIX + name, meaning, getattr(tally, name))
-    for name, meaning in _GAUGES.items():
-        yield GaugeMetricFamily(_PREFIX + name, meaning, getattr(tally, name))
+def _samples(tally: RelayTally, waiting: Backlog | None) -> Iterator[Sample]:
+    for name in ROWS:
+        value = getattr(tally, name.removesuffix("_total"), None)
+        if value is not None:
+            yield Sample(name, value)
     if waiting is not None:
-        yield GaugeMetricFamily(f"{_PREFIX}rows_waiting", "Rows to be published.", waiting.rows)
-        yield GaugeMetricFamily(
-            f"{_PREFIX}oldest_row_seconds", "The age of the oldest of these.", waiting.oldest_s
-        )
-        yield GaugeMetricFamily(
-            f"{_PREFIX}rows_failed", "Rows that were put aside.", waiting.failed
-        )
+        yield Sample("rows_waiting", waiting.rows)
+        yield Sample("oldest_row_seconds", waiting.oldest_s)
+        yield Sample("rows_failed", waiting.failed)

@@ -21,7 +21,7 @@ rules and results; they need neither Spark nor Java::
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.rules import Rules
@@ -31,13 +31,21 @@ from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.reconcile.day import Day, reconcile
+    from txmq.reconcile.log.source import register
 
-__all__ = ["Class", "Day", "Result", "Rules", "Run", "read_rules", "reconcile"]
+__all__ = ["Class", "Day", "Result", "Rules", "Run", "read_rules", "reconcile", "register"]
+
+_ON_SPARK: Final = {
+    "Day": "txmq.reconcile.day",
+    "reconcile": "txmq.reconcile.day",
+    "register": "txmq.reconcile.log.source",
+}
+"""Imported when first used: the rules and the results need no Spark."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in {"Day", "reconcile"}:
+    if name not in _ON_SPARK:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with named_extra():
-        found = globals()[name] = getattr(import_module("txmq.reconcile.day"), name)
+        found = globals()[name] = getattr(import_module(_ON_SPARK[name]), name)
     return found

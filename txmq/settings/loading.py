@@ -9,15 +9,10 @@ setting by name, and reads the environment only when the caller passes it.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
-import inspect
-import math
 import re
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
@@ -25,7 +20,6 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
-    NewType,
     TypeGuard,
     TypeVar,
     get_args,
@@ -38,36 +32,24 @@ from msgspec.structs import FieldInfo
 
 from txmq.errors import ConfigError
 from txmq.settings.file import read_file
+from txmq.settings.values import convert
 
 __all__ = [
     "PREFIX",
     "Alias",
     "Derived",
-    "Duration",
     "ForeignName",
     "OneValue",
-    "Setting",
-    "Size",
     "Unused",
-    "convert",
-    "describe",
+    "default_of",
     "did_you_mean",
     "group_of",
+    "is_group",
     "kinds_of",
     "load",
-    "parse_duration",
-    "parse_size",
     "rebuild",
-    "show",
-    "texts_under",
     "variable",
 ]
-
-Duration = NewType("Duration", float)
-"""Seconds; written as ``20s``, ``500ms``, ``3h``."""
-
-Size = NewType("Size", int)
-"""Bytes; written as ``1GiB``, ``64KiB``, ``1000``."""
 
 S = TypeVar("S", bound=Struct)
 
@@ -80,26 +62,6 @@ FOR_TESTS: Final = "TXMQ_TEST_"
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 _NEAR: Final = 0.6
 """How alike a misspelt name and a known one must be for a hint."""
-_SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_BYTES: Final = {
-    "TiB": 1024**4, "GiB": 1024**3, "MiB": 1024**2, "KiB": 1024,
-    "TB": 1000**4, "GB": 1000**3, "MB": 1000**2, "KB": 1000, "B": 1,
-}  # fmt: skip
-_ANY_CASE: Final = {unit.lower(): size for unit, size in _BYTES.items()}
-_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_TRUTHS: Final = {
-    "true": True, "yes": True, "on": True, "1": True,
-    "false": False, "no": False, "off": False, "0": False,
-}  # fmt: skip
-
-
-class Setting(NamedTuple):
-    """One setting, as the reference page shows it."""
-
-    key: str
-    kind: str
-    default: str
-    text: str
 
 
 class _SourceValue(NamedTuple):
@@ -161,138 +123,17 @@ def _ignore(notice: str) -> None:
     del notice
 
 
-# Values
-
-
-def parse_duration(text: str) -> Duration:
-    """Seconds of ``20s``, ``500ms``, ``3h``, ``2d``, ``1h30m``; a plain number is seconds.
-
-    Raises:
-        ValueError: The text is not a duration.
-    """
-    total, at = 0.0, 0
-    text = text.strip()
-    while at < len(text):
-        found = _AMOUNT.match(text, at)
-        if found is None or found[2].lower() not in ("", *_SECONDS):
-            break
-        if not found[2] and (at or found.end() < len(text)):
-            break  # "1h30": thirty what?
-        total += float(found[1]) * _SECONDS[found[2].lower() or "s"]
-        at = found.end()
-    if not text or at < len(text) or not math.isfinite(total):
-        raise ValueError("a duration such as 20s, 500ms, 3h or 2d")
-    return Duration(total)
-
-
-def parse_size(text: str) -> Size:
-    """Bytes of ``64KiB``, ``1GiB``, ``4MB``; a plain number is bytes.
-
-    Raises:
-        ValueError: The text is not a size, or not a whole number of bytes.
-    """
-    found = _AMOUNT.fullmatch(text.strip())
-    unit = None if found is None else _ANY_CASE.get(found[2].lower() or "b")
-    if found is None or unit is None or not (float(found[1]) * unit).is_integer():
-        raise ValueError("a size such as 64KiB, 1GiB, 4MB or 1000")
-    return Size(int(found[1]) * unit if found[1].isdecimal() else int(float(found[1]) * unit))
-
-
-def show(kind: Any, value: object) -> str:
-    """A value as a settings file has it."""
-    if kind is Duration and isinstance(value, int | float):
-        for unit, seconds in _SECONDS.items():
-            if value and (value / seconds).is_integer():
-                return f'"{int(value / seconds)}{unit}"'
-    if kind is Size and isinstance(value, int):
-        for unit, size in _BYTES.items():
-            if value and value % size == 0 and unit.endswith("iB"):
-                return f'"{value // size}{unit}"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(show(None, item) for item in value)}]"
-    return f'"{value}"' if isinstance(value, str) else f"{value}"
-
-
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", text.strip()):
-        raise ValueError("a whole number")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ValueError("a number")
-    return found
-
-
-def _truth(text: str) -> bool:
-    found = _TRUTHS.get(text.strip().lower())
-    if found is None:
-        raise ValueError("true or false")
-    return found
-
-
-_FROM_TEXT: Final[dict[Any, Any]] = {
-    bool: _truth,
-    int: _whole,
-    float: _number,
-    str: str,
-    Duration: parse_duration,
-    Size: parse_size,
-}
-_NUMBERS: Final[dict[Any, Any]] = {int: int, float: int | float, Duration: int | float, Size: int}
-
-
-def convert(kind: Any, value: object) -> object:
-    """The value of one setting, from a text or from a value in a file.
-
-    Raises:
-        ValueError: The value is invalid; the text of the error is what the setting accepts.
-    """
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value not in choices:
-            raise ValueError(" or ".join(f'"{choice}"' for choice in choices))
-        return value
-    if get_origin(kind) is tuple:
-        if isinstance(value, str):
-            value = [item.strip() for item in value.split(",") if item.strip()]
-        if not isinstance(value, list):
-            raise ValueError("a list")
-        return tuple(convert(get_args(kind)[0], item) for item in value)
-    assert kind in _FROM_TEXT, f"settings of type {kind} are not supported"
-    return _FROM_TEXT[kind](_as_text(kind, value))
-
-
-def _as_text(kind: Any, value: object) -> str:
-    # A file has typed values; those that fit become text, which is read like the other sources'.
-    if isinstance(value, str):
-        return value
-    if kind is bool and isinstance(value, bool):
-        return str(value)
-    if kind in _NUMBERS and isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool):
-        return format(Decimal(str(value)), "f")  # Without an exponent.
-    if kind is str:
-        raise ValueError("a text in quotes")
-    return ""  # The reader refuses an empty text with its own error.
-
-
 # Keys
 
 
-def _is_group(kind: Any) -> TypeGuard[type[Struct]]:
+def is_group(kind: Any) -> TypeGuard[type[Struct]]:
+    """Whether a setting is a group of others."""
     return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _leaves(shape: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for field in msgspec.structs.fields(shape):
-        if _is_group(field.type):
+        if is_group(field.type):
             yield from _leaves(field.type, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, field.type
@@ -503,8 +344,8 @@ def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | 
     chosen: dict[str, Any] = {}
     for field in msgspec.structs.fields(shape):
         key = prefix + field.name
-        default = _default(field, base)
-        if _is_group(field.type):
+        default = default_of(field, base)
+        if is_group(field.type):
             if default is NODEFAULT or any(known.startswith(key + ".") for known in values):
                 inner = None if default is NODEFAULT else default
                 chosen[field.name] = _build(field.type, key + ".", values, inner)
@@ -515,7 +356,8 @@ def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | 
     return shape(**chosen) if base is None else msgspec.structs.replace(base, **chosen)
 
 
-def _default(field: FieldInfo, base: object = None) -> Any:
+def default_of(field: FieldInfo, base: object = None) -> Any:
+    """The value of a setting that no source gives: that of other settings, or its default."""
     if base is not None:
         return getattr(base, field.name)
     return field.default if field.default_factory is NODEFAULT else field.default_factory()
@@ -524,12 +366,12 @@ def _default(field: FieldInfo, base: object = None) -> Any:
 def _default_at(shape: type[Any], key: str) -> Any:
     name, *rest = key.split(".")
     fields = {field.name: field for field in msgspec.structs.fields(shape)}
-    return functools.reduce(getattr, rest, _default(fields[name]))
+    return functools.reduce(getattr, rest, default_of(fields[name]))
 
 
 def group_of(kind: Any) -> type[Struct] | None:
     """The struct of a key: its type, or the type in its list, table, union or ``Annotated``."""
-    if _is_group(kind):
+    if is_group(kind):
         return kind
     inner = get_args(kind)
     if get_origin(kind) is dict:
@@ -537,55 +379,3 @@ def group_of(kind: Any) -> type[Struct] | None:
     if get_origin(kind) is Literal or str in inner:
         return None
     return group_of(inner[0]) if inner else None
-
-
-# The reference
-
-
-def describe(shape: type[Any]) -> list[Setting]:
-    """Every setting of a tree; a group follows the settings beside it.
-
-    The text of a setting is the string below it in the source.
-    """
-    return list(_described(shape, "", None))
-
-
-def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]:
-    texts = texts_under(shape)
-    groups: list[tuple[type[Any], str, object]] = []
-    for field in msgspec.structs.fields(shape):
-        default = _default(field, base)
-        given = None if default is NODEFAULT else default
-        if _is_group(field.type):
-            groups.append((field.type, f"{prefix}{field.name}.", given))
-        else:
-            shown = "" if given is None else show(field.type, given)
-            text = texts.get(field.name, "")
-            yield Setting(prefix + field.name, _kind_name(field.type), shown, text)
-    for group in groups:
-        yield from _described(*group)
-
-
-def _kind_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{choice}"' for choice in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"list of {_kind_name(get_args(kind)[0])}"
-    named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    return named.get(kind) or kind.__name__.lower()
-
-
-def texts_under(shape: type[Struct]) -> dict[str, str]:
-    """The text below each attribute in the source."""
-    texts: dict[str, str] = {}
-    for base in reversed(shape.__mro__):
-        if base is Struct or not issubclass(base, Struct):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for above, below in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
-                match below:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[above.target.id] = inspect.cleandoc(text)
-    return texts

@@ -27,6 +27,10 @@ seed decides all random choices, and the same seed gives the same run::
 After a restart, get ``network`` and ``disk`` from the machine again: the old ports are dead.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from txmq.settings.extras import named_extra
 from txmq.testing.clock import SimulatedClock
 from txmq.testing.device import DiskEvent
 from txmq.testing.disk import MemoryDisk, power_cuts
@@ -48,15 +52,24 @@ from txmq.testing.loop import SimulatedLoop
 from txmq.testing.machine import Machine
 from txmq.testing.network import HostNetwork, SimulatedNetwork
 from txmq.testing.pages import Loss
-from txmq.testing.replay import simulate
 from txmq.testing.trace import Trace
 from txmq.testing.transport import SimulatedTransport
 from txmq.testing.wire import Conditions
-from txmq.testing.world import World
+from txmq.testing.world import World, simulate
+
+if TYPE_CHECKING:
+    from txmq.testing.deliveries import Deliveries, received
+    from txmq_broker.app import Broker
+    from txmq_broker.config import BrokerSettings
+    from txmq_broker.testing import BrokerThread, embedded, settings_for_test
 
 __all__ = [
+    "Broker",
+    "BrokerSettings",
+    "BrokerThread",
     "Conditions",
     "DeadlockError",
+    "Deliveries",
     "DiskEvent",
     "HostNetwork",
     "LeakedTaskError",
@@ -79,6 +92,32 @@ __all__ = [
     "UnhandledError",
     "VirtualTimeoutError",
     "World",
+    "embedded",
     "power_cuts",
+    "received",
+    "settings_for_test",
     "simulate",
 ]
+
+_LATER: Final = {
+    "Broker": "txmq_broker.app",
+    "BrokerSettings": "txmq_broker.config",
+    "BrokerThread": "txmq_broker.testing",
+    "Deliveries": "txmq.testing.deliveries",
+    "embedded": "txmq_broker.testing",
+    "received": "txmq.testing.deliveries",
+    "settings_for_test": "txmq_broker.testing",
+}
+"""Imported when first used: a simulation of other programs needs no broker."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with named_extra("broker"):
+        found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

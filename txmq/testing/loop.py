@@ -19,10 +19,14 @@ import asyncio
 import gc
 import math
 import selectors
+import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context
+from functools import cache
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 from weakref import WeakValueDictionary
 
@@ -33,11 +37,10 @@ from txmq.testing.failures import (
     VirtualTimeoutError,
 )
 from txmq.testing.program import PROGRAM, Program, ProgramStep
-from txmq.testing.real_world import real_world_closed
 from txmq.testing.stacks import waits
 from txmq.testing.trace import Trace
 
-__all__ = ["SimulatedFuture", "SimulatedLoop", "SimulatedTask"]
+__all__ = ["SimulatedFuture", "SimulatedLoop", "SimulatedTask", "real_world_closed"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -293,3 +296,56 @@ def _discard(task: asyncio.Task[Any]) -> None:
             return
         with suppress(BaseException):
             coroutine.close()
+
+
+_FORBIDDEN = {
+    "os.fork": "forked",
+    "socket.bind": "bound a real socket; listen on the machine's network port",
+    "socket.connect": "connected a real socket; connect through the machine's network port",
+    "socket.getaddrinfo": "resolved a name; connect through the machine's network port",
+    "subprocess.Popen": "started a process",
+}
+_simulating: dict[int, None] = {}
+"""The threads in which a simulation runs."""
+
+
+@contextmanager
+def real_world_closed() -> Iterator[None]:
+    """Inside this context, this thread raises RealWorldError when it leaves the simulation."""
+    _install_hook()
+    me = threading.get_ident()
+    assert me not in _simulating, "a simulation inside a simulation"
+    _simulating[me] = None
+    start, sleep = threading.Thread.start, time.sleep
+
+    def guarded_start(thread: threading.Thread) -> None:
+        _refuse("started a thread")
+        start(thread)
+
+    def guarded_sleep(seconds: float) -> None:
+        _refuse("blocked in time.sleep; await asyncio.sleep")
+        sleep(seconds)
+
+    threading.Thread.start = guarded_start  # type: ignore[method-assign, assignment]
+    time.sleep = guarded_sleep  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+        time.sleep = sleep
+        del _simulating[me]
+
+
+def _refuse(what: str) -> None:
+    if threading.get_ident() in _simulating:
+        raise RealWorldError(f"simulated code {what}")
+
+
+@cache
+def _install_hook() -> None:
+    sys.addaudithook(_on_event)
+
+
+def _on_event(event: str, _: tuple[object, ...]) -> None:
+    if _simulating and event in _FORBIDDEN:
+        _refuse(_FORBIDDEN[event])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 from txmq.remoting.arrival import ServerTls
 from txmq.remoting.dispatch import Authorize
 from txmq.runtime.network import Network
+from txmq.security.tls import server_context
+from txmq.security.watched_files import WatchedFiles
 from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.access.addresses import AddressPattern
 from txmq_broker.access.audit import AuditLog
@@ -14,10 +17,9 @@ from txmq_broker.access.authorizer import Authorizer
 from txmq_broker.access.protection import Protection, access_text
 from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import NO_MESSAGES, MessageTopics
-from txmq_broker.access.server_certificates import ServerCertificates
 from txmq_broker.config import SecuritySettings, ServerTlsSettings
 
-__all__ = ["FrontDoor"]
+__all__ = ["FrontDoor", "ServerCertificates"]
 
 
 class FrontDoor:
@@ -92,3 +94,26 @@ class FrontDoor:
     def files(self) -> list[AclFiles | ServerCertificates]:
         """The files that are read again when they change."""
         return [files for files in (self.accounts, self._certificates) if files is not None]
+
+
+class ServerCertificates(WatchedFiles[ssl.SSLContext]):
+    """The context for new connections.
+
+    Raises:
+        ConfigError: A file cannot be read or used, or others may read the key.
+    """
+
+    def __init__(self, settings: ServerTlsSettings) -> None:
+        certificate, key = Path(settings.certificate), Path(settings.key)
+        client_ca = Path(settings.client_ca) if settings.client_ca else None
+        files = [path for path in (certificate, key, client_ca) if path is not None]
+        super().__init__(
+            lambda: files, lambda: server_context(certificate, key, client_ca), "certificates"
+        )
+        self.port_tls = ServerTls(self, is_required=settings.mode == "enforcing")
+        """What a listener needs."""
+
+    @classmethod
+    def of(cls, settings: ServerTlsSettings) -> ServerCertificates | None:
+        """The certificates that the settings name; ``None`` if TLS is off."""
+        return None if settings.mode == "disabled" else cls(settings)

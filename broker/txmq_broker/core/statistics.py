@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from txmq_broker.core.latency import LatencyHistogram
+from txmq_broker.core.latency import durations
 from txmq_broker.core.topics import Topics
 
 __all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
@@ -122,7 +122,7 @@ class Statistics:
         self._meters: dict[str, dict[str, Meter]] = {}
         self.put_midnights = MidnightTotals()
         self.get_midnights = MidnightTotals()
-        self.pull_times = LatencyHistogram()
+        self.pull_times = durations()
         """Pulls that found messages, by the time it took to read these."""
 
     def meter(self, name: str, key: str) -> Meter:

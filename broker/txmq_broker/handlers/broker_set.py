@@ -19,8 +19,7 @@ from txmq.runtime.tasks import Tasks
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.parts import Parts
 from txmq_broker.replication.held_leadership import HeldLeadership
-from txmq_broker.replication.set_acts import HAND_OVER, REMOVE, KnownSet, changed_by
-from txmq_broker.replication.step_down import StepDown
+from txmq_broker.replication.set_acts import HAND_OVER, REMOVE, KnownSet, StepDown, changed_by
 
 __all__ = ["BrokerSetHandlers"]
 

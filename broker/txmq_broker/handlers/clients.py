@@ -48,8 +48,7 @@ from txmq_broker.core.client_names import (
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import ReadParts
-from txmq_broker.services.long_answers import whole
-from txmq_broker.services.long_requests import LongRequests, Steps
+from txmq_broker.services.slices import LongRequests, Steps, whole
 
 __all__ = ["ClientHandlers"]
 

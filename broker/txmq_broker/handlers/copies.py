@@ -20,7 +20,7 @@ from txmq_broker.replication.copied_answers import CopiedAnswers
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.replication.log_shipper import LogShipper
 from txmq_broker.replication.set_acts import removal_text
-from txmq_broker.services.table_parts import rows_in_parts, table_in_parts
+from txmq_broker.services.slices import rows_in_parts, table_in_parts
 
 __all__ = ["CopyHandlers"]
 

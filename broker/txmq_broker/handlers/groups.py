@@ -17,8 +17,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.parts import Parts, ReadParts
-from txmq_broker.services.long_answers import LongAnswers, table_answer
-from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.slices import LongAnswers, Steps, table_answer
 
 __all__ = ["GroupHandlers", "GroupReads"]
 

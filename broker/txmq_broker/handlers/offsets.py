@@ -20,8 +20,7 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_client_id, check_consumer_group
 from txmq_broker.core.topics import check_name
 from txmq_broker.parts import ReadParts
-from txmq_broker.services.long_answers import LongAnswers, table_answer
-from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.slices import LongAnswers, Steps, table_answer
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue
 

@@ -42,8 +42,7 @@ from txmq_broker.core.retry import known_maximum
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import ReadParts
-from txmq_broker.services.long_answers import LongAnswers
-from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.slices import LongAnswers, Steps
 from txmq_broker.store.queue_store import ConsumeQueue, Entry
 
 __all__ = ["ProgressHandlers"]

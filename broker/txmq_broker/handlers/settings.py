@@ -20,7 +20,8 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.remoting.pool import split_address
 from txmq.security.tls import load_tls
-from txmq.settings.loading import Alias, OneValue, Unused, convert, kinds_of, rebuild
+from txmq.settings.loading import Alias, OneValue, Unused, kinds_of, rebuild
+from txmq.settings.values import convert
 from txmq_broker.config import BrokerSettings
 from txmq_broker.handlers.rocketmq_settings import NAMES, milliseconds, percent
 from txmq_broker.parts import Parts

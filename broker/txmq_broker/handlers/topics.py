@@ -13,8 +13,7 @@ from txmq.protocol.topics import topics_of_brokers
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts, ReadParts
-from txmq_broker.services.long_answers import LongAnswers, table_answer
-from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.slices import LongAnswers, Steps, table_answer
 from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["TopicHandlers", "TopicReads"]

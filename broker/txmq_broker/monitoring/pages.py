@@ -7,32 +7,22 @@ all who ask for metrics wait for the same one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Final
 
 import msgspec
-from prometheus_client import Metric
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 import txmq
 from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metrics.text import metrics_text
+from txmq.metrics.table import Sample, metrics_text, table_text
 from txmq_broker.config import BrokerSettings
-from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX
 from txmq_broker.monitoring.readiness import objection, role_of
-from txmq_broker.monitoring.samples import Durations, ProcessSamples, SamplePoint
+from txmq_broker.monitoring.samples import ProcessSamples
 from txmq_broker.monitoring.subject import MonitoredProcess
 from txmq_broker.services.slices import Pause
 
 __all__ = ["MonitoringPages"]
-
-_TOTAL: Final = "_total"
 
 
 class MonitoringPages:
@@ -105,11 +95,11 @@ class MonitoringPages:
         del task
         self._building = None
 
-    async def _points(self, pause: Pause) -> dict[str, list[SamplePoint]]:
-        points: dict[str, list[SamplePoint]] = {}
+    async def _points(self, pause: Pause) -> dict[str, list[Sample]]:
+        points: dict[str, list[Sample]] = {}
         for point in self._samples.read():
             if point is not None:
-                points.setdefault(point.metric, []).append(point)
+                points.setdefault(point.name, []).append(point)
             if pause.is_due():
                 await pause.rest()
         return points
@@ -125,30 +115,10 @@ class MonitoringPages:
             # It closed its files while they were read. The second time they are left out.
             points = await self._points(pause)
         texts = []
-        for name in METRICS:
+        for name, row in METRICS.items():
             if name in points:
-                texts.append(metrics_text([_family(name, points[name])]))
+                texts.append(table_text(PREFIX, {name: row}, points[name]))
                 if pause.is_due():
                     await pause.rest()
         texts.append(metrics_text(self._own.collect()))
         return "".join(texts)
-
-
-def _family(name: str, points: Iterable[SamplePoint]) -> Metric:
-    row = METRICS[name]
-    full = PREFIX + name
-    if row.kind is MetricKind.HISTOGRAM:
-        histogram = HistogramMetricFamily(full, row.meaning)
-        for point in points:
-            assert isinstance(point.value, Durations)
-            histogram.add_metric([], point.value.buckets, point.value.sum_s)
-        return histogram
-    family: CounterMetricFamily | GaugeMetricFamily
-    if row.kind is MetricKind.COUNTER:
-        family = CounterMetricFamily(full.removesuffix(_TOTAL), row.meaning, labels=row.labels)
-    else:
-        family = GaugeMetricFamily(full, row.meaning, labels=row.labels)
-    for point in points:
-        assert not isinstance(point.value, Durations)
-        family.add_metric(point.labels, float(point.value))
-    return family

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import accumulate, islice
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Final
 
 import txmq
 from txmq import limits
 from txmq.errors import CorruptRecord
 from txmq.limits import METRIC_SERIES_MAX
+from txmq.metrics.table import Sample
 from txmq.protocol.topics import DLQ
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.core.latency import BOUNDS_S, LatencyHistogram
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topic
@@ -28,7 +28,7 @@ from txmq_broker.replication.follower import Follower
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.queue_store import ConsumeQueue
 
-__all__ = ["LIMITS", "Durations", "ProcessSamples", "SamplePoint"]
+__all__ = ["LIMITS", "ProcessSamples"]
 
 _ROLES: Final = ("leader", "follower", "waiting")
 
@@ -73,21 +73,6 @@ _OTHER_REFUSALS: Final = (
 )
 
 
-class Durations(NamedTuple):
-    """The value of a histogram: counts up to each bound and in all, and the sum."""
-
-    buckets: list[tuple[str, float]]
-    sum_s: float
-
-
-class SamplePoint(NamedTuple):
-    """One value of a metric."""
-
-    metric: str
-    value: float | Durations
-    labels: tuple[str, ...] = ()
-
-
 class ProcessSamples:
     """The samples of one process.
 
@@ -104,25 +89,25 @@ class ProcessSamples:
         self._unread: dict[tuple[str, int, int], int] = {}
         """When the first unread messages of groups were stored: they are read once."""
 
-    def read(self) -> Iterator[SamplePoint | None]:
+    def read(self) -> Iterator[Sample | None]:
         """All samples. The caller may pause after each; ``None`` is only a place to pause."""
         process, settings = self._process, self._settings
         member = settings.replication.member
-        yield SamplePoint("info", 1, (txmq.__version__, settings.cluster, settings.name, member))
+        yield Sample("info", 1, (txmq.__version__, settings.cluster, settings.name, member))
         role = role_of(process)
         for name in _ROLES:
-            yield SamplePoint("role", name == role, (name,))
-        yield SamplePoint("ready", not objection(process))
-        yield SamplePoint("leaderships_total", process.leaderships)
+            yield Sample("role", name == role, (name,))
+        yield Sample("ready", not objection(process))
+        yield Sample("leaderships_total", process.leaderships)
         if process.broker is not None:
             if process.broker.parts.is_open():
                 yield from self._of_broker(process.broker)
         elif process.follower is not None:
             yield from _of_follower(process.follower)
 
-    def _of_broker(self, broker: Broker) -> Iterator[SamplePoint | None]:
+    def _of_broker(self, broker: Broker) -> Iterator[Sample | None]:
         figures = broker.parts.figures()
-        yield SamplePoint("start_time_seconds", broker.started_ms / 1000)
+        yield Sample("start_time_seconds", broker.started_ms / 1000)
         yield from _messages(broker)
         yield from _delivered(broker.statistics)
         yield from self._groups(broker)
@@ -132,38 +117,38 @@ class ProcessSamples:
         yield from _limits(broker, figures)
         yield from _replication(broker, figures)
 
-    def _transactions(self, broker: Broker) -> Iterator[SamplePoint]:
+    def _transactions(self, broker: Broker) -> Iterator[Sample]:
         pending, tally = broker.store.halves.pending, broker.coordinator.tally
-        yield SamplePoint("transactions_open", len(pending))
-        yield SamplePoint("transactions_parked", pending.parked)
-        yield SamplePoint("oldest_transaction_age_seconds", self._oldest_age(broker))
-        yield SamplePoint("transactions_prepared_total", tally.prepared)
+        yield Sample("transactions_open", len(pending))
+        yield Sample("transactions_parked", pending.parked)
+        yield Sample("oldest_transaction_age_seconds", self._oldest_age(broker))
+        yield Sample("transactions_prepared_total", tally.prepared)
         for outcome in ("committed", "rolled_back"):
-            yield SamplePoint("transactions_decided_total", getattr(tally, outcome), (outcome,))
-        yield SamplePoint("transactions_decided_by_operators_total", tally.forced)
-        yield SamplePoint("transaction_parkings_total", tally.parked)
-        yield SamplePoint("transactions_repeated_total", tally.repeated)
-        yield SamplePoint("transaction_conflicts_total", tally.conflicts)
-        yield SamplePoint("transaction_checks_sent_total", tally.checks_sent)
+            yield Sample("transactions_decided_total", getattr(tally, outcome), (outcome,))
+        yield Sample("transactions_decided_by_operators_total", tally.forced)
+        yield Sample("transaction_parkings_total", tally.parked)
+        yield Sample("transactions_repeated_total", tally.repeated)
+        yield Sample("transaction_conflicts_total", tally.conflicts)
+        yield Sample("transaction_checks_sent_total", tally.checks_sent)
         for reason in ("unknown", "unanswered", "lost"):
             count = getattr(tally, f"checks_{reason}")
-            yield SamplePoint("transaction_checks_undecided_total", count, (reason,))
+            yield Sample("transaction_checks_undecided_total", count, (reason,))
 
-    def _groups(self, broker: Broker) -> Iterator[SamplePoint | None]:
+    def _groups(self, broker: Broker) -> Iterator[Sample | None]:
         progress = ConsumeProgress(
             broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
         )
         known, self._unread = self._unread, {}
         now_ms = broker.clock.wall_ms()
         pairs = broker.offsets.pairs()
-        yield SamplePoint("series_left_out", max(0, len(pairs) - METRIC_SERIES_MAX), ("groups",))
+        yield Sample("series_left_out", max(0, len(pairs) - METRIC_SERIES_MAX), ("groups",))
         shown = list(islice(pairs, METRIC_SERIES_MAX))
         for group, name in shown:
             found = broker.topics.by_name.get(name)
             if found is None or broker.clients.lacks_subscription(group, name):
                 continue
             lag = progress.lag(group, found)
-            yield SamplePoint("group_lag_messages", lag, (group, name))
+            yield Sample("group_lag_messages", lag, (group, name))
             oldest = now_ms
             for queue, offset in progress.first_unread(group, found) if lag > 0 else ():
                 place = name, queue.number, offset
@@ -172,12 +157,12 @@ class ProcessSamples:
                     self._unread[place] = stored_ms
                     oldest = min(oldest, stored_ms)
             age_s = (now_ms - oldest) / 1000
-            yield SamplePoint("group_oldest_unread_age_seconds", age_s, (group, name))
+            yield Sample("group_oldest_unread_age_seconds", age_s, (group, name))
         retries = broker.store.delays.waiting_retries()
         if retries is not None:
             counts = {group: 0 for group, _ in shown} | dict(retries.totals())
             for group, count in islice(counts.items(), METRIC_SERIES_MAX):
-                yield SamplePoint("group_retries_waiting", count, (group,))
+                yield Sample("group_retries_waiting", count, (group,))
 
     def _oldest_age(self, broker: Broker) -> float:
         halves = broker.store.halves
@@ -197,7 +182,7 @@ def _stored_ms(broker: Broker, queue: ConsumeQueue, offset: int) -> int | None:
         return None
 
 
-def _messages(broker: Broker) -> Iterator[SamplePoint | None]:
+def _messages(broker: Broker) -> Iterator[Sample | None]:
     topics = broker.topics
     # Both at once: a topic that is deleted meanwhile counts exactly once.
     puts, size, known = topics.puts_forgotten, topics.bytes_forgotten, list(topics)
@@ -212,79 +197,74 @@ def _messages(broker: Broker) -> Iterator[SamplePoint | None]:
             dead.append(topic)
         elif topic.name[0] != "%" and not topics.is_system(topic.name):
             named.append(topic)
-    yield SamplePoint("messages_received_total", puts)
-    yield SamplePoint("received_bytes_total", size)
-    yield SamplePoint("messages_delayed", len(broker.store.delays))
-    yield SamplePoint("series_left_out", max(0, len(named) - METRIC_SERIES_MAX), ("topics",))
-    yield SamplePoint("series_left_out", max(0, len(dead) - METRIC_SERIES_MAX), ("dead_letters",))
+    yield Sample("messages_received_total", puts)
+    yield Sample("received_bytes_total", size)
+    yield Sample("messages_delayed", len(broker.store.delays))
+    yield Sample("series_left_out", max(0, len(named) - METRIC_SERIES_MAX), ("topics",))
+    yield Sample("series_left_out", max(0, len(dead) - METRIC_SERIES_MAX), ("dead_letters",))
     for topic in named[:METRIC_SERIES_MAX]:
         labels = (topic.name,)
-        yield SamplePoint("topic_messages_received_total", topic.put_count, labels)
-        yield SamplePoint("topic_received_bytes_total", topic.put_bytes, labels)
-        yield SamplePoint("topic_messages_stored", _stored(topic), labels)
+        yield Sample("topic_messages_received_total", topic.put_count, labels)
+        yield Sample("topic_received_bytes_total", topic.put_bytes, labels)
+        yield Sample("topic_messages_stored", _stored(topic), labels)
     for topic in dead[:METRIC_SERIES_MAX]:
-        yield SamplePoint("dead_letters", _stored(topic), (topic.name.removeprefix(DLQ),))
+        yield Sample("dead_letters", _stored(topic), (topic.name.removeprefix(DLQ),))
 
 
 def _stored(topic: Topic) -> int:
     return sum([queue.max_offset - queue.min_offset for queue in topic.queues])
 
 
-def _delivered(statistics: Statistics) -> Iterator[SamplePoint]:
+def _delivered(statistics: Statistics) -> Iterator[Sample]:
     for metric, counter in _DELIVERED.items():
         for key, meter in list(islice(statistics.named(counter).items(), METRIC_SERIES_MAX)):
             topic, _, group = key.partition("@")
             labels = (group, topic) if group else ()
-            yield SamplePoint(metric, meter.total, labels)
+            yield Sample(metric, meter.total, labels)
 
 
-def _durations(broker: Broker) -> Iterator[SamplePoint]:
+def _durations(broker: Broker) -> Iterator[Sample]:
     flusher = broker.parts.flusher
     for metric, histogram in (
         ("send_duration_seconds", flusher.send_times),
         ("sync_duration_seconds", flusher.sync_times),
         ("pull_duration_seconds", broker.statistics.pull_times),
     ):
-        yield SamplePoint(metric, _durations_of(histogram))
+        yield Sample(metric, histogram)
 
 
-def _durations_of(histogram: LatencyHistogram) -> Durations:
-    bounds = [*map(str, BOUNDS_S), "+Inf"]
-    return Durations(list(zip(bounds, accumulate(histogram.counts), strict=True)), histogram.sum_s)
-
-
-def _log_and_disk(broker: Broker) -> Iterator[SamplePoint]:
+def _log_and_disk(broker: Broker) -> Iterator[Sample]:
     log = broker.store.log
-    yield SamplePoint("log_bytes", log.end - log.start)
-    yield SamplePoint("log_end_position", log.end)
+    yield Sample("log_bytes", log.end - log.start)
+    yield Sample("log_end_position", log.end)
     earliest_ms = None
     with suppress(CorruptRecord):
         earliest_ms = broker.store.earliest_ms()
     if earliest_ms is not None:
-        yield SamplePoint("oldest_message_timestamp_seconds", earliest_ms / 1000)
-    yield SamplePoint("damaged_reads_total", broker.store.damage.reads)
+        yield Sample("oldest_message_timestamp_seconds", earliest_ms / 1000)
+    yield Sample("damaged_reads_total", broker.store.damage.reads)
     yield from _verification(broker.parts.verifier)
-    yield SamplePoint("unsynced_bytes", log.end - log.durable)
+    yield Sample("unsynced_bytes", log.end - log.durable)
     try:
         space = broker.disk.space()
     except OSError:
         return
-    yield SamplePoint("disk_bytes", space.total)
-    yield SamplePoint("disk_used_bytes", space.used)
-    yield SamplePoint("disk_refusal_ratio", broker.settings.retention.refuse_above)
+    yield Sample("disk_bytes", space.total)
+    yield Sample("disk_used_bytes", space.used)
+    yield Sample("disk_refusal_ratio", broker.settings.retention.refuse_above)
 
 
-def _verification(verifier: LogVerifier) -> Iterator[SamplePoint]:
-    yield SamplePoint("damaged_parts", len(verifier.damaged))
-    yield SamplePoint("verified_bytes_total", verifier.verified_bytes)
-    yield SamplePoint("verification_rounds_total", verifier.rounds)
+def _verification(verifier: LogVerifier) -> Iterator[Sample]:
+    yield Sample("damaged_parts", len(verifier.damaged))
+    yield Sample("verified_bytes_total", verifier.verified_bytes)
+    yield Sample("verification_rounds_total", verifier.rounds)
     if verifier.last_round_ms:
-        yield SamplePoint("last_verification_timestamp_seconds", verifier.last_round_ms / 1000)
+        yield Sample("last_verification_timestamp_seconds", verifier.last_round_ms / 1000)
 
 
-def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[SamplePoint]:
+def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[Sample]:
     settings, pending = broker.settings, broker.store.halves.pending
-    yield SamplePoint("connections", figures["connections_open"])
+    yield Sample("connections", figures["connections_open"])
     used = {name: figures[name] for name in LIMITS}
     used |= {"connections": figures["connections_open"], "transactions_open": len(pending)}
     maxima = {
@@ -293,10 +273,10 @@ def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[SamplePoint]
         "transactions_open": settings.transaction.pending_max,
     }
     for name, value in used.items():
-        yield SamplePoint("limit", maxima[name], (name,))
-        yield SamplePoint("limit_used", value, (name,))
+        yield Sample("limit", maxima[name], (name,))
+        yield Sample("limit_used", value, (name,))
     for name, value in _refusals(broker, figures):
-        yield SamplePoint("refusals_total", value, (name,))
+        yield Sample("refusals_total", value, (name,))
 
 
 def _refusals(broker: Broker, figures: Mapping[str, int]) -> Iterable[tuple[str, int]]:
@@ -308,39 +288,39 @@ def _refusals(broker: Broker, figures: Mapping[str, int]) -> Iterable[tuple[str,
             yield name, value
 
 
-def _replication(broker: Broker, figures: Mapping[str, int]) -> Iterator[SamplePoint]:
+def _replication(broker: Broker, figures: Mapping[str, int]) -> Iterator[Sample]:
     copies, leadership = broker.parts.show_copies(), broker.parts.leadership
-    yield SamplePoint("epoch", copies.epoch)
+    yield Sample("epoch", copies.epoch)
     if leadership is not None:
-        yield SamplePoint("lease_age_seconds", leadership.seconds_since_renewal)
-    yield SamplePoint("followers", figures["followers"])
-    yield SamplePoint("copies_in_sync", 1 + figures["followers_in_sync"])
-    yield SamplePoint("copies_required", copies.min_in_sync)
-    yield SamplePoint("bytes_not_copied", figures["bytes_not_copied"])
-    yield SamplePoint("answers_waiting_for_followers", figures["answers_waiting_for_followers"])
+        yield Sample("lease_age_seconds", leadership.seconds_since_renewal)
+    yield Sample("followers", figures["followers"])
+    yield Sample("copies_in_sync", 1 + figures["followers_in_sync"])
+    yield Sample("copies_required", copies.min_in_sync)
+    yield Sample("bytes_not_copied", figures["bytes_not_copied"])
+    yield Sample("answers_waiting_for_followers", figures["answers_waiting_for_followers"])
     for follower in copies.followers[:METRIC_SERIES_MAX]:
         labels = (follower.member,)
-        yield SamplePoint("follower_in_sync", follower.is_in_sync, labels)
+        yield Sample("follower_in_sync", follower.is_in_sync, labels)
         if follower.bytes_behind is not None:
-            yield SamplePoint("follower_bytes_behind", follower.bytes_behind, labels)
+            yield Sample("follower_bytes_behind", follower.bytes_behind, labels)
         if follower.seconds_behind is not None:
-            yield SamplePoint("follower_seconds_behind", follower.seconds_behind, labels)
+            yield Sample("follower_seconds_behind", follower.seconds_behind, labels)
 
 
-def _of_follower(follower: Follower) -> Iterator[SamplePoint]:
+def _of_follower(follower: Follower) -> Iterator[Sample]:
     status = follower.status
-    yield SamplePoint("epoch", status.epoch)
-    yield SamplePoint("following", bool(status.leader) and not status.failure)
-    yield SamplePoint("copy_end_position", status.position)
-    yield SamplePoint("copy_bytes_behind", max(0, status.leaders_end - status.position))
-    yield SamplePoint("copy_bytes_not_shown", status.unindexed)
+    yield Sample("epoch", status.epoch)
+    yield Sample("following", bool(status.leader) and not status.failure)
+    yield Sample("copy_end_position", status.position)
+    yield Sample("copy_bytes_behind", max(0, status.leaders_end - status.position))
+    yield Sample("copy_bytes_not_shown", status.unindexed)
     yield from _verification(follower.verifier)
     reads = follower.reads()
     if reads is None:
         return
-    yield SamplePoint("start_time_seconds", reads.started_ms / 1000)
-    yield SamplePoint("connections", reads.connections)
-    yield SamplePoint("serves_reads", reads.is_serving)
-    yield SamplePoint("pulls_sent_to_leader_total", reads.sent_to_leader)
+    yield Sample("start_time_seconds", reads.started_ms / 1000)
+    yield Sample("connections", reads.connections)
+    yield Sample("serves_reads", reads.is_serving)
+    yield Sample("pulls_sent_to_leader_total", reads.sent_to_leader)
     yield from _delivered(reads.statistics)
-    yield SamplePoint("pull_duration_seconds", _durations_of(reads.statistics.pull_times))
+    yield Sample("pull_duration_seconds", reads.statistics.pull_times)

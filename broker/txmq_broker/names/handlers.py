@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
-from txmq.errors import InternalError, NotFound, RemoteProtocolError
-from txmq.protocol.bodies import BrokerMembers, DataVersion, TextTable, TopicCounts, TopicRoute
-from txmq.protocol.codes import RequestCode
+from txmq.errors import InternalError, NoPermission, NotFound, RemoteProtocolError
+from txmq.protocol import java_properties
+from txmq.protocol.bodies import (
+    BrokerMembers,
+    DataVersion,
+    RegistrationBody,
+    TextTable,
+    TopicConfig,
+    TopicConfigs,
+    TopicCounts,
+    TopicRoute,
+)
+from txmq.protocol.checksum import crc32
+from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import Command, answer
+from txmq.protocol.compression import decompress
 from txmq.protocol.headers import (
     BrokerHeartbeat,
     BrokerMembersQuery,
@@ -32,14 +45,11 @@ from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
-from txmq_broker.names.options import OptionTable
-from txmq_broker.names.registration import read_registration
 from txmq_broker.names.routes import RouteRegistry
-from txmq_broker.services.long_answers import LongAnswers
-from txmq_broker.services.long_requests import Steps
+from txmq_broker.services.slices import LongAnswers, Steps
 from txmq_broker.services.topic_census import TopicCensus
 
-__all__ = ["NameHandlers"]
+__all__ = ["NameHandlers", "NameOptions", "OptionTable", "read_registration"]
 
 _UNIT: Final = 1
 _UNIT_SUBSCRIPTION: Final = 2
@@ -142,7 +152,7 @@ class NameHandlers:
         found = self._routes.route(topic)
         order = self._values.get(ORDER_TOPICS, topic)
         if order is not None and self._options.current.order_message_enable:
-            found = replace(found, order_topic_conf=order)
+            found = msgspec.structs.replace(found, order_topic_conf=order)
         # Always quoted keys and no blanks: the Go client splits this text at commas.
         return answer(request, body=found.write())
 
@@ -269,3 +279,161 @@ def _entry(request: Command) -> tuple[str, str, str | None]:
     if asked.key is None:
         raise RemoteProtocolError("KeyValue: key is missing")
     return asked.namespace, asked.key, asked.value
+
+
+_POSITIVE: Final = 0x7FFFFFFF
+_PARTS: Final = 5
+
+
+def read_registration(header: BrokerRegistration, body: bytes) -> TopicConfigs:
+    """The topics a broker registers.
+
+    Raises:
+        InternalError: The checksum differs; RocketMQ answers with the same code.
+        RemoteProtocolError: The body does not match the header.
+    """
+    if header.body_crc32 and header.body_crc32 != crc32(body) & _POSITIVE:
+        raise InternalError("crc32 not match")
+    if not body:
+        return TopicConfigs()
+    if not header.compressed:
+        return RegistrationBody.read(body).topic_config_serialize_wrapper
+    # The rest after the topics (filter servers, mappings of static topics) is not needed.
+    pieces = _Pieces(decompress(int(SysFlag.COMPRESSED), body))
+    version = DataVersion.read(pieces.chunk())
+    topics = [_topic(pieces.text()) for _ in range(pieces.number())]
+    return TopicConfigs(
+        data_version=version, topic_config_table={topic.topic_name: topic for topic in topics}
+    )
+
+
+class _Pieces:
+    """A reader of length-prefixed parts."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def number(self) -> int:
+        found = int.from_bytes(self._take(4), "big", signed=True)
+        if found < 0:
+            raise RemoteProtocolError("registration: a negative length")
+        return found
+
+    def chunk(self) -> bytes:
+        return self._take(self.number())
+
+    def text(self) -> str:
+        try:
+            return self.chunk().decode()
+        except UnicodeDecodeError as error:
+            raise RemoteProtocolError(f"registration: not UTF-8: {error.reason}") from error
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if end > len(self._data):
+            raise RemoteProtocolError("registration: the body ends too early")
+        found = self._data[self._at : end]
+        self._at = end
+        return found
+
+
+def _topic(text: str) -> TopicConfig:
+    # 5.x adds a sixth part, attributes as JSON, which may contain blanks.
+    parts = text.split(" ", _PARTS)
+    if len(parts) < _PARTS:
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic")
+    name, reads, writes, perm, filter_type = parts[:_PARTS]
+    try:
+        return TopicConfig(
+            topic_name=name,
+            read_queue_nums=int(reads),
+            write_queue_nums=int(writes),
+            perm=int(perm),
+            topic_filter_type=filter_type,
+        )
+    except ValueError as error:
+        raise RemoteProtocolError(f"registration: {text!r} does not describe a topic") from error
+
+
+_FORBIDDEN: Final = frozenset(
+    {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}
+)
+"""Options that clients may not change, because they name files to read and write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameOptions:
+    """The options and their defaults."""
+
+    order_message_enable: bool = False
+    """True if a route includes its topic's entry in the namespace of ordered topics."""
+
+    return_order_topic_config_to_broker: bool = True
+    """True if the answer to a registration includes that namespace."""
+
+    enable_all_topic_list: bool = True
+    """True if clients may list the names of all topics."""
+
+
+_NAMES: Final = {camel(option.name): option.name for option in fields(NameOptions)}
+_TRUTHS: Final = {"true": True, "false": False}
+
+
+class OptionTable:
+    """The current options, and read-only facts that are shown with them."""
+
+    def __init__(
+        self,
+        options: NameOptions,
+        save: Callable[[bytes], None],
+        data: bytes | None = None,
+    ) -> None:
+        """Start from the given options, overridden by the saved ones.
+
+        Raises:
+            InternalError: A saved value is invalid.
+            RemoteProtocolError: The saved data is not a properties text.
+        """
+        self._save = save
+        self.current = options
+        self.facts: dict[str, object] = {}
+        if data is not None:
+            self.current = replace(options, **_read(java_properties.loads(data)))
+
+    def text(self) -> bytes:
+        """Options and facts as a properties text."""
+        return java_properties.dumps({**self._named(), **self.facts})
+
+    def update(self, text: bytes) -> None:
+        """Change options: all of them, or none after an error.
+
+        Raises:
+            NoPermission: Clients may not change one of them.
+            InternalError: One of them is unknown, or its value is invalid.
+            RemoteProtocolError: It is not a properties text.
+        """
+        wanted = java_properties.loads(text)
+        for name in wanted:
+            if name in _FORBIDDEN or name in self.facts:
+                raise NoPermission(f"Can not update config in black list: {name}")
+        changed = replace(self.current, **_read(wanted))
+        self._save(java_properties.dumps(self._named(changed)))
+        self.current = changed
+
+    def _named(self, options: NameOptions | None = None) -> dict[str, object]:
+        shown = options or self.current
+        return {theirs: getattr(shown, ours) for theirs, ours in _NAMES.items()}
+
+
+def _read(wanted: Mapping[str, str]) -> dict[str, bool]:
+    values: dict[str, bool] = {}
+    for name, value in wanted.items():
+        if name not in _NAMES:
+            # RocketMQ ignores it; then the client would believe in a change.
+            raise InternalError(f"this name server has no option {name}")
+        truth = _TRUTHS.get(value.strip().lower())
+        if truth is None:
+            raise InternalError(f"{name} must be true or false, not {value}")
+        values[_NAMES[name]] = truth
+    return values

@@ -8,7 +8,7 @@ from typing import Final
 
 import txmq
 from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metrics.table import FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.table import MetricRow, Sample, counter, gauge, table_text
 from txmq.protocol.codes import RequestCode
 from txmq_broker.names.server import NameServer
 
@@ -16,16 +16,14 @@ __all__ = ["PREFIX", "ROWS", "name_server_pages"]
 
 PREFIX: Final = "txmq_names_"
 
-ROWS: Final[Mapping[str, FigureRow]] = {
-    "info": FigureRow(RowKind.GAUGE, "Always 1; its label names the version.", ("version",)),
-    "brokers": FigureRow(RowKind.GAUGE, "Registered brokers.", ("cluster", "role")),
-    "topics": FigureRow(RowKind.GAUGE, "Topics with a route."),
-    "key_values": FigureRow(RowKind.GAUGE, "Entries of operators."),
-    "requests_total": FigureRow(RowKind.COUNTER, "Requests served or refused.", ("request",)),
-    "connections": FigureRow(RowKind.GAUGE, "Open connections."),
-    "refusals_total": FigureRow(
-        RowKind.COUNTER, "Requests refused, and connections closed.", ("reason",)
-    ),
+ROWS: Final[Mapping[str, MetricRow]] = {
+    "info": gauge("Always 1; its label names the version.", "version"),
+    "brokers": gauge("Registered brokers.", "cluster", "role"),
+    "topics": gauge("Topics with a route."),
+    "key_values": gauge("Entries of operators."),
+    "requests_total": counter("Requests served or refused.", "request"),
+    "connections": gauge("Open connections."),
+    "refusals_total": counter("Requests refused, and connections closed.", "reason"),
 }
 """The metrics by name, without :data:`PREFIX`."""
 
@@ -54,18 +52,18 @@ def name_server_pages(server: NameServer) -> Pages:
     return {"/metrics": metrics, **health_pages(objection), "/info": info}
 
 
-def _samples(server: NameServer) -> Iterator[FigureSample]:
+def _samples(server: NameServer) -> Iterator[Sample]:
     figures = server.figures()
-    yield FigureSample("info", 1, (txmq.__version__,))
+    yield Sample("info", 1, (txmq.__version__,))
     for (cluster, role), count in sorted(server.routes.brokers().items()):
-        yield FigureSample("brokers", count, (cluster, role))
-    yield FigureSample("topics", figures["topics"])
-    yield FigureSample("key_values", figures["key_values"])
+        yield Sample("brokers", count, (cluster, role))
+    yield Sample("topics", figures["topics"])
+    yield Sample("key_values", figures["key_values"])
     for code, count in sorted(server.requests.items()):
-        yield FigureSample("requests_total", count, (RequestCode(code).name,))
-    yield FigureSample("connections", figures["connections_open"])
+        yield Sample("requests_total", count, (RequestCode(code).name,))
+    yield Sample("connections", figures["connections_open"])
     for name, value in figures.items():
         if name.endswith(_REFUSED):
-            yield FigureSample("refusals_total", value, (name.removesuffix(_REFUSED),))
+            yield Sample("refusals_total", value, (name.removesuffix(_REFUSED),))
         elif name.endswith(_CUT):
-            yield FigureSample("refusals_total", value, (name,))
+            yield Sample("refusals_total", value, (name,))

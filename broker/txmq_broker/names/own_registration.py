@@ -8,9 +8,12 @@ from txmq.runtime.clock import Clock
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
 from txmq_broker.names.routes import RouteRegistry
-from txmq_broker.services.near_registration import NearRegistration
-from txmq_broker.services.registered_topics import RegisteredTopics
-from txmq_broker.services.registrar import PERIOD_S, registration_of
+from txmq_broker.services.registrar import (
+    PERIOD_S,
+    NearRegistration,
+    RegisteredTopics,
+    registration_of,
+)
 
 __all__ = ["OwnRegistration"]
 

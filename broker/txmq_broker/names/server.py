@@ -28,10 +28,9 @@ from txmq.runtime.disk import Disk
 from txmq.runtime.network import Network
 from txmq_broker.access.audit import AuditLog
 from txmq_broker.access.protection import Protection
-from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.handlers import NameHandlers, NameOptions, OptionTable
 from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import KeyValues
-from txmq_broker.names.options import NameOptions, OptionTable
 from txmq_broker.names.routes import Replica, RouteRegistry
 from txmq_broker.store.checked_file import CheckedFile
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 from prometheus_client.process_collector import ProcessCollector
@@ -11,12 +12,12 @@ from prometheus_client.registry import CollectorRegistry
 
 import txmq
 from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
-from txmq.metrics.text import metrics_text
-from txmq_broker.processes.metrics import BrokerProcessState, metrics_of_brokers
+from txmq.metrics.table import Sample, metrics_text, table_text
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX
 from txmq_broker.processes.plan import BrokerReport
 from txmq_broker.processes.service import BrokersService, BrokerState
 
-__all__ = ["BrokerPages"]
+__all__ = ["BrokerPages", "BrokerProcessState", "metrics_of_brokers"]
 
 REPORT_S: Final = 5.0
 """How long a broker may take to build its part of a page; then its last one is shown."""
@@ -116,3 +117,54 @@ class BrokerPages:
         }
         text = msgspec.json.format(msgspec.json.encode(facts)).decode()
         return HttpPage(f"{text}\n", content_type=_JSON_TYPE)
+
+
+class BrokerProcessState(NamedTuple):
+    """What the supervisor knows about one broker."""
+
+    name: str
+    is_ready: bool
+    restarts: int
+
+
+def metrics_of_brokers(
+    texts: Mapping[str, str], states: Sequence[BrokerProcessState], own: str = ""
+) -> str:
+    """The union of the texts of brokers; each sample has the label ``broker``.
+
+    Args:
+        texts: The metrics of each broker, by its name.
+        states: What the supervisor knows about all brokers.
+        own: The metrics of the supervisor's process, which stay without the label.
+    """
+    families: dict[str, list[str]] = {}
+    for broker, text in {"": own, **texts}.items():
+        lines, is_known = families.setdefault("", []), False
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                is_known = name in families
+                lines = families.setdefault(name, [line])
+            elif line.startswith("#"):
+                if not is_known:
+                    lines.append(line)
+            elif line:
+                lines.append(_labelled(line, broker) if broker else line)
+    joined = "".join(f"{line}\n" for lines in families.values() for line in lines)
+    return table_text(PREFIX, METRICS, _of_supervisor(states)) + joined
+
+
+def _labelled(sample: str, broker: str) -> str:
+    """A line of a sample with one more label. Names of metrics have neither braces nor blanks."""
+    blank, brace = sample.find(" "), sample.find("{")
+    if 0 <= brace < blank:
+        comma = "" if sample[brace + 1] == "}" else ","
+        return f'{sample[: brace + 1]}broker="{broker}"{comma}{sample[brace + 1 :]}'
+    return f'{sample[:blank]}{{broker="{broker}"}}{sample[blank:]}'
+
+
+def _of_supervisor(states: Sequence[BrokerProcessState]) -> Iterator[Sample]:
+    yield Sample("processes", len(states))
+    for state in states:
+        yield Sample("process_ready", state.is_ready, (state.name,))
+        yield Sample("process_restarts_total", state.restarts, (state.name,))

@@ -14,8 +14,12 @@ from txmq.protocol.bodies import TopicConfigs
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
 from txmq_broker.processes.plan import BrokerNotice, RegistrationNotice, UnregistrationNotice
-from txmq_broker.services.near_registration import NearRegistration
-from txmq_broker.services.registrar import PAUSE_PER_TOPIC_S, PERIOD_S, registration_of
+from txmq_broker.services.registrar import (
+    PAUSE_PER_TOPIC_S,
+    PERIOD_S,
+    NearRegistration,
+    registration_of,
+)
 
 __all__ = ["ParentRegistration", "registration_notices"]
 

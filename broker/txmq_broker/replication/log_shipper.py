@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.errors import CorruptRecord, InternalError, InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -35,14 +36,12 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import short_name
 from txmq_broker.replication.copied_answers import CopiedAnswers
-from txmq_broker.replication.held_changes import HeldChanges, TableVersions
-from txmq_broker.replication.replica_ids import ReplicaIds
 from txmq_broker.services.log_verifier import LogVerifier
-from txmq_broker.services.long_requests import LongRequests, Steps
+from txmq_broker.services.slices import LongRequests, Steps
 from txmq_broker.store.log.spans import whole_spans
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["LogShipper"]
+__all__ = ["HeldChanges", "LogShipper", "ReplicaIds", "TableVersions"]
 
 _TICK_S: Final = 0.25
 _HOLD_S: Final = 0.5
@@ -582,3 +581,85 @@ class LogShipper:
             self._show_timer = None
         self._changes.clear()
         self._answers.close()
+
+
+class ReplicaIds:
+    """The ids of a leader's followers, from 1 on; 0 is the leader's own.
+
+    A member keeps its id as long as this leader leads. A new leader gives it the same id again,
+    because the follower names the one that it had.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def id_of(self, member: str, wanted: int) -> int:
+        """The id of a member.
+
+        Args:
+            member: Its name.
+            wanted: The id that it had before; 0 for none. It gets another one if a member has that.
+        """
+        found = self._ids.get(member)
+        if found is not None:
+            return found
+        taken = set(self._ids.values())
+        free = next(number for number in range(1, len(taken) + 2) if number not in taken)
+        self._ids[member] = found = wanted if wanted > 0 and wanted not in taken else free
+        return found
+
+
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
+"""The versions of the topics, the groups and the accounts."""
+
+
+class HeldChange(NamedTuple):
+    """The answer to a change that the followers do not have yet."""
+
+    versions: TableVersions
+    connection: Connection
+    answer: bytes
+
+
+class HeldChanges:
+    """The answers that wait, oldest first.
+
+    Args:
+        answers: Knows which followers count, and whether this member leads.
+        taken_by: Returns the versions that a follower has saved; ``None`` if it has saved none.
+    """
+
+    def __init__(
+        self, answers: CopiedAnswers, taken_by: Callable[[str], TableVersions | None]
+    ) -> None:
+        self._answers = answers
+        self._taken_by = taken_by
+        self._held: deque[HeldChange] = deque()
+
+    @property
+    def are_held(self) -> bool:
+        """Whether an answer waits."""
+        return bool(self._held)
+
+    def hold(self, versions: TableVersions, connection: Connection, answer: bytes) -> None:
+        """Have an answer wait for followers with these versions at least."""
+        self._held.append(HeldChange(versions, connection, answer))
+
+    def release(self) -> None:
+        """Send the answers whose changes every follower in the set has."""
+        while self._held and self._answers.is_certain():
+            versions, connection, answer = self._held[0]
+            if not all(self._has(member, versions) for member in self._answers.awaited):
+                return
+            self._held.popleft()
+            connection.send(answer)
+
+    def _has(self, member: str, wanted: TableVersions) -> bool:
+        taken = self._taken_by(member)
+        return taken is not None and all(
+            own.counter >= version.counter for own, version in zip(taken, wanted, strict=True)
+        )
+
+    def clear(self) -> None:
+        """Give up: what is held is never answered."""
+        self._held.clear()

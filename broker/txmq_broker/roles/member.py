@@ -37,7 +37,7 @@ from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.server import monitored
-from txmq_broker.replication.etcd_access import etcd_coordinator
+from txmq_broker.replication.etcd import etcd_coordinator
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.replication.set_acts import promotion_command, removal_text

@@ -24,7 +24,7 @@ from txmq.runtime.disk import Disk
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
-from txmq_broker.core.latency import LatencyHistogram
+from txmq_broker.core.latency import durations
 from txmq_broker.core.returning_clients import ReturningClients
 from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
@@ -118,9 +118,9 @@ class Flusher:
         """When the first turn of the next span began."""
         self._arrivals: deque[float] = deque()
         """When the messages of each span arrived that is written and not released."""
-        self.send_times = LatencyHistogram()
+        self.send_times = durations()
         """Messages by the time from their arrival to their answer, in the mean of their span."""
-        self.sync_times = LatencyHistogram()
+        self.sync_times = durations()
         self._syncing: RunningSync | None = None
         self._unmarked: SyncPoint | None = None
         """The newest durable point, until the high-water mark has it."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final, Protocol
 
 from txmq.errors import TxmqError
-from txmq.protocol.bodies import DataVersion, RegistrationBody
+from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
     BrokerRegistration,
@@ -26,9 +28,15 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.services.registered_topics import PART_TOPICS, RegisteredTopics
 
-__all__ = ["Registrar", "Registration", "registration_of"]
+__all__ = [
+    "PART_TOPICS",
+    "NearRegistration",
+    "RegisteredTopics",
+    "Registrar",
+    "Registration",
+    "registration_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -196,3 +204,69 @@ class Registrar:
         with contextlib.suppress(TxmqError):
             connection = await self._pool.connection(name)
             await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)
+
+
+PART_TOPICS: Final = 1_000
+"""Topics in one registration; Apache RocketMQ's ``splitRegistrationSize`` is 800."""
+
+
+class RegisteredTopics:
+    """What one name server has received over one connection."""
+
+    def __init__(self) -> None:
+        self.version: DataVersion | None = None
+        """The version of the topics that it has; ``None`` before the first registration."""
+        self._sent = 0
+
+    def parts(self, topics: Topics) -> Iterator[TopicConfigs]:
+        """The topics to register, in parts; the last part has the version of all topics.
+
+        The name server has them when the iterator ends.
+
+        Args:
+            topics: All topics of the broker.
+        """
+        version, known = topics.version, self.version
+        changes = None
+        if known is not None and len(topics) > PART_TOPICS:
+            changes = topics.changes_since(known)
+        wanted = topics.saved().topic_config_table if changes is None else changes.changed
+        left = iter(wanted.items())
+        for _ in range((len(wanted) - 1) // PART_TOPICS):
+            # A name server takes topics only with a version that it does not have. It must have
+            # the broker's own version only when it has all topics.
+            self._sent += 1
+            own = DataVersion(version.timestamp, -self._sent)
+            yield TopicConfigs(own, dict(islice(left, PART_TOPICS)))
+        yield TopicConfigs(version, dict(left))
+        self.version = version
+
+
+class NearRegistration(ABC):
+    """Keeps a broker registered from :meth:`start` to :meth:`stop`; see ``Registrar`` for a
+    registration with name servers elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Repeat the registration periodically."""
+        self._task = asyncio.create_task(self._keep_registering(), name="registration")
+
+    @abstractmethod
+    def changed(self) -> None:
+        """Register changed topics."""
+
+    def is_registered(self) -> bool:
+        """True: the name server lives as long as the broker."""
+        return True
+
+    async def stop(self) -> None:
+        """End the repetition."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @abstractmethod
+    async def _keep_registering(self) -> None: ...

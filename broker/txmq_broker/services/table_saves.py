@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from txmq.protocol.bodies import Body
 from txmq.runtime.disk import Disk
-from txmq_broker.services.table_parts import table_in_parts
+from txmq_broker.services.slices import table_in_parts
 from txmq_broker.store.checked_file import CheckedFile
 
 __all__ = ["TableSaves", "run_in_thread"]

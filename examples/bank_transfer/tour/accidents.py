@@ -17,7 +17,6 @@ from examples.bank_transfer.tour.programs import Program
 from examples.bank_transfer.tour.record import Record
 from txmq import Client, Message, Producer
 from txmq.errors import TxmqError
-from txmq.protocol.properties import UNIQUE_KEY
 
 __all__ = ["Accident", "Accidents", "plan"]
 
@@ -93,7 +92,7 @@ class Accidents:
                 for message in await client.admin.query(TRANSFERS, transfer):
                     copy = Message(
                         topic=TRANSFERS, tags=message.tags, keys=message.keys, body=message.body,
-                        properties={UNIQUE_KEY: message.id},
+                        properties={"UNIQ_KEY": message.id},
                     )  # fmt: skip
                     await producer.send(copy)
                     self._record.copies += 1

@@ -22,7 +22,7 @@ from sqlalchemy import make_url
 
 from examples.bank_transfer.tour.programs import die_with_us
 from examples.bank_transfer.tour.world import World
-from txmq.reconcile.rules_file import read_rules
+from txmq.reconcile import read_rules
 
 __all__ = ["reconcile"]
 

@@ -19,7 +19,6 @@ from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.view import View
 from examples.bank_transfer.tour.world import World, opened
-from txmq.text import quantity
 
 __all__ = ["first", "stay", "take"]
 
@@ -152,7 +151,7 @@ async def everything_ended(patience_s: float, record: Record) -> None:
                 seen, moved_s = now, record.seconds
         if record.seconds - moved_s > patience_s:
             left = 0 if sheet is None else sheet.icbc.count(State.SENT)
-            stuck = quantity(left, "transfer is", "transfers are")
+            stuck = f"{left} transfer is" if left == 1 else f"{left} transfers are"
             record.mistake(f"nothing moves any more, and {stuck} at no end")
             return
         await asyncio.sleep(LOOK_S)

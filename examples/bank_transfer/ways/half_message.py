@@ -9,14 +9,13 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import debit
+from examples.bank_transfer.booking import debit, wall_ms
 from examples.bank_transfer.books import State
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order, Reason, Refused
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.send_result import Send, SendResult, result_of
 from txmq import Client, ManagerSettings, SQLResource, TransactionManager
-from txmq.runtime.clock import Clock
 
 __all__ = ["half_message"]
 
@@ -26,9 +25,7 @@ SLOW_S: Final = 3.0
 
 
 @asynccontextmanager
-async def half_message(
-    engine: AsyncEngine, client: Client, clock: Clock, steps: Steps
-) -> AsyncIterator[Send]:
+async def half_message(engine: AsyncEngine, client: Client, steps: Steps) -> AsyncIterator[Send]:
     """A transaction manager; all managers of the group answer checks of each other's transfers."""
     tm = TransactionManager(GROUP, client, SQLResource(engine), ManagerSettings(repeats_end=True))
 
@@ -41,7 +38,7 @@ async def half_message(
     async def transfer_out(session: AsyncSession, order: Order, drill: Drill) -> None:
         current = tm.current()
         assert current is not None, "the manager runs this"
-        xid, now_ms = current.xid, clock.wall_ms()
+        xid, now_ms = current.xid, wall_ms()
         steps.belong(order.id, xid)
         await debit(session, order, now_ms, way=Way.HALF, xid=xid, state=State.SENT)
         steps.belong(order.id, xid, surely=True)

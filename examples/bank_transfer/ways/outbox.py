@@ -9,28 +9,26 @@ import msgspec
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import debit
+from examples.bank_transfer.booking import debit, wall_ms
 from examples.bank_transfer.books import State
 from examples.bank_transfer.databases import RELAYING
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.send_result import Send, SendResult
 from txmq import Client, Message, Outbox, Relay
-from txmq.databases.failures import is_settled
-from txmq.runtime.clock import Clock
 
 __all__ = ["outbox"]
 
 
 @asynccontextmanager
-async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIterator[Send]:
+async def outbox(engine: AsyncEngine, client: Client) -> AsyncIterator[Send]:
     """An outbox in the bank's own database, and a relay; a transfer needs no broker."""
     table = Outbox()
 
     async def send(order: Order, _: Drill) -> SendResult:
         body = msgspec.json.encode(order)
         message = Message(topic=TRANSFERS, tags="CCB", keys=(order.id,), body=body)
-        now_ms = clock.wall_ms()
+        now_ms = wall_ms()
         is_asked = False
         async with AsyncSession(engine) as session:
             try:
@@ -39,8 +37,8 @@ async def outbox(engine: AsyncEngine, client: Client, clock: Clock) -> AsyncIter
                 await session.flush()
                 is_asked = True
                 await session.commit()
-            except DBAPIError as error:
-                if is_asked and not is_settled(error):
+            except DBAPIError:
+                if is_asked:
                     # The result of the COMMIT is unknown. A second order with this id finds out.
                     return SendResult(None)
                 raise

@@ -8,14 +8,13 @@ from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from examples.bank_transfer.booking import credit, debit
+from examples.bank_transfer.booking import credit, debit, wall_ms
 from examples.bank_transfer.books import State
 from examples.bank_transfer.orders import TRANSFERS, Drill, Order
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.ways.send_result import Send, SendResult, result_of
 from txmq import Client, ManagerSettings, TransactionManager, XAResource
-from txmq.runtime.clock import Clock
 
 __all__ = ["xa"]
 
@@ -24,7 +23,7 @@ GROUP: Final = "icbc-xa"
 
 @asynccontextmanager
 async def xa(
-    icbc: AsyncEngine, ccb: AsyncEngine, client: Client, clock: Clock, steps: Steps
+    icbc: AsyncEngine, ccb: AsyncEngine, client: Client, steps: Steps
 ) -> AsyncIterator[Send]:
     """A transaction manager over the databases of both banks, which are PostgreSQL. A transfer that
     CCB cannot credit is never debited.
@@ -37,7 +36,7 @@ async def xa(
     async def transfer(banks: Mapping[str, AsyncSession], order: Order) -> None:
         current = tm.current()
         assert current is not None, "the manager runs this"
-        xid, now_ms = current.xid, clock.wall_ms()
+        xid, now_ms = current.xid, wall_ms()
         steps.belong(order.id, xid)
         await debit(banks["icbc"], order, now_ms, way=Way.XA, xid=xid, state=State.SETTLED)
         steps.belong(order.id, xid, surely=True)

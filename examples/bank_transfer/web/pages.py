@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Final
@@ -24,7 +25,6 @@ from examples.bank_transfer.web.page_templates import error_page, page
 from examples.bank_transfer.web.security import TooLarge, read_form
 from examples.bank_transfer.web.transfer_view import TransferView
 from txmq.errors import LimitExceeded
-from txmq.runtime.entropy import Entropy, SystemEntropy
 
 __all__ = ["CustomerPages"]
 
@@ -64,16 +64,12 @@ class CustomerPages:
         desk: Takes their orders.
         queries: The bank's books.
         ending: Set when the program ends; otherwise open live pages would keep it running.
-        entropy: Makes ids of transfers.
     """
 
-    def __init__(
-        self, desk: Desk, queries: Queries, ending: asyncio.Event, entropy: Entropy | None = None
-    ) -> None:
+    def __init__(self, desk: Desk, queries: Queries, ending: asyncio.Event) -> None:
         self._desk = desk
         self._queries = queries
         self._ending = ending
-        self._entropy = entropy or SystemEntropy()
         self._steps = desk.bank.steps
         self._watchers = 0
 
@@ -118,7 +114,7 @@ class CustomerPages:
         self, request: Request, typed: Mapping[str, str], why: str = "", status: int = 200
     ) -> Response:
         # Each form is one transfer, however often it is sent.
-        new = f"web-{self._entropy.token(ID_BYTES).hex()}"
+        new = f"web-{secrets.token_hex(ID_BYTES)}"
         accounts = await self._queries.accounts(limit=OFFERED_MAX)
         shown = {
             "bank": "ICBC", "id": new, "typed": typed, "why": why, "drills": DRILLS,

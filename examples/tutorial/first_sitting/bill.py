@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from txmq import ConsumerSettings, ReceivedMessage, StartFrom
 from txmq.blocking import PushConsumer
-from txmq.idempotent import UniqueKeyTable, idempotent
-from txmq.idempotent.schema import create_done
+from txmq.idempotent import UniqueKeyTable, create_done, idempotent
 
 engine = create_engine("sqlite:///bills.db")
 create_done(engine)  # The table of the keys whose work is done.

@@ -2,8 +2,8 @@
 
 from sqlalchemy import create_engine, text
 
-from txmq.idempotent.schema import create_done
-from txmq.transaction.resources.schema import create_fence
+from txmq import create_fence
+from txmq.idempotent import create_done
 
 ACCOUNT = "CREATE TABLE account (name TEXT PRIMARY KEY, balance BIGINT NOT NULL)"
 ENTRY = """

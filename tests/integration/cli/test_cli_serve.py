@@ -11,7 +11,7 @@ import pytest
 
 from txmq.cli.config import reference
 from txmq.cli.serve import banner, not_settings
-from txmq.settings.loading import describe
+from txmq.settings.description import describe
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.handlers.rocketmq_settings import NAMES
 

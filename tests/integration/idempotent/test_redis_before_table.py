@@ -199,7 +199,7 @@ async def test_a_commit_that_is_not_certain_is_the_table_s_to_know(stage):
 
 @awaited
 async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, caplog):
-    caplog.set_level(logging.INFO, logger="txmq.idempotent.cache")
+    caplog.set_level(logging.INFO, logger="txmq.idempotent.redis")
     async with stage:
         guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
         await stage.deliver(guard, "another")

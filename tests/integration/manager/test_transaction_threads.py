@@ -18,7 +18,7 @@ from tests.waiting import run, until
 from txmq import blocking
 from txmq.errors import OutcomeUnknown, RollBack
 from txmq.runtime.tasks import Threads
-from txmq.settings.loading import Duration
+from txmq.settings.values import Duration
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.listener import CallerThread

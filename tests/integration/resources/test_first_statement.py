@@ -10,7 +10,7 @@ import pytest
 
 from tests.databases import conninfo
 from tests.integration.resources.resource_stage import Stage, said
-from txmq.databases import first_statement
+from txmq.databases import postgres as first_statement
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState

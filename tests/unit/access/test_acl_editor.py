@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.names.names_peer import SetClock
 from txmq.errors import ConfigError
-from txmq_broker.access.acl_editor import AclEditor
+from txmq_broker.access.acl_editor import AclEditor, AclText
 from txmq_broker.access.acl_files import AclFiles
-from txmq_broker.access.acl_text import AclText
 
 HEAD = """# Ours.
 globalWhiteRemoteAddresses:

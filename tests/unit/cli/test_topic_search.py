@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from txmq.errors import ConnectFailed, NoPermission
-from txmq.ops import topic_search
-from txmq.ops.search import HITS_MAX
-from txmq.ops.topic_search import search_topics
+from txmq.ops import search as topic_search
+from txmq.ops.search import HITS_MAX, search_topics
 
 
 class FakeAdmin:

@@ -10,7 +10,7 @@ from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.message import Message, Queue
-from txmq.settings.loading import Duration
+from txmq.settings.values import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings

@@ -1,6 +1,6 @@
 """The ids under which followers register."""
 
-from txmq_broker.replication.replica_ids import ReplicaIds
+from txmq_broker.replication.log_shipper import ReplicaIds
 
 
 def test_every_member_has_an_id_of_its_own_and_keeps_it():

@@ -1,8 +1,8 @@
-from txmq_broker.core.latency import BOUNDS_S, LatencyHistogram
+from txmq_broker.core.latency import BOUNDS_S, durations
 
 
 def test_a_duration_counts_in_the_first_bucket_whose_bound_it_does_not_exceed():
-    histogram = LatencyHistogram()
+    histogram = durations()
 
     histogram.note(0.0)
     histogram.note(BOUNDS_S[0])

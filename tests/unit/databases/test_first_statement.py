@@ -2,8 +2,7 @@
 
 import pytest
 
-from txmq.databases.first_statement import FirstStatement
-from txmq.databases.postgres import PsycopgForms
+from txmq.databases.postgres import FirstStatement, PsycopgForms
 from txmq.transaction.resources import Fence
 
 

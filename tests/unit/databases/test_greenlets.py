@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.util import await_only
 
-from txmq.databases.greenlets import StandingGreenlet
+from txmq.databases.alchemy import StandingGreenlet
 
 
 def standing():

@@ -15,7 +15,7 @@ from txmq.protocol.operations import (
     RecallDelayed,
     SettingsView,
 )
-from txmq_broker.core import delayed_pages
+from txmq_broker.core import schedule as delayed_pages
 
 INVALID, ILLEGAL = 29, 200
 

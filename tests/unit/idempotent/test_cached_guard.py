@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from txmq.errors import DatabaseFailed, OutcomeUnknown, UsageError
-from txmq.idempotent.cache import CachedGuard, Outage
 from txmq.idempotent.guard import Attempt
+from txmq.idempotent.redis import CachedGuard, Outage
 from txmq.idempotent.verdict import KeyState, Verdict
 
 FIRST = KeyState(Verdict.FIRST)

@@ -73,7 +73,7 @@ def test_a_scrape_during_which_a_broker_closes_its_files_shows_the_rest(monkeypa
 
     def closing():
         """Where a page pauses, the broker stops, and its files are closed."""
-        yield sampling.SamplePoint("log_bytes", 1)
+        yield sampling.Sample("log_bytes", 1)
         kept[0]._listener = None
         raise OSError("the file is closed")
 

@@ -27,12 +27,13 @@ from tests.unit.handlers.transaction_stage import (
 )
 from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
 from tests.unit.set_stage import in_set
+from txmq.metrics.table import MetricKind
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendBack, camel
 from txmq.protocol.record import position_in
 from txmq_broker.config import RetentionSettings, StoreSettings
 from txmq_broker.monitoring import samples as sampling
-from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind, Origin
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX, Origin
 from txmq_broker.monitoring.pages import MonitoringPages
 from txmq_broker.monitoring.samples import LIMITS
 from txmq_broker.monitoring.subject import LoneProcess

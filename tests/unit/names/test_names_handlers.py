@@ -10,10 +10,9 @@ from txmq.protocol.bodies import QueueRoute, RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import BINARY
 from txmq.remoting.dispatch import Dispatcher
-from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.handlers import NameHandlers, NameOptions, OptionTable
 from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import KeyValues
-from txmq_broker.names.options import NameOptions, OptionTable
 from txmq_broker.names.routes import RouteRegistry
 
 A = "10.0.0.1:10911"

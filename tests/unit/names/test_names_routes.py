@@ -5,7 +5,7 @@ from txmq.errors import LimitExceeded, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
 from txmq_broker.names import routes as module
 from txmq_broker.names.routes import RouteRegistry
-from txmq_broker.services.long_answers import whole
+from txmq_broker.services.slices import whole
 
 HERE = "the connection"
 A = "10.0.0.1:10911"

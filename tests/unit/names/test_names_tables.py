@@ -16,9 +16,8 @@ from txmq.errors import (
 )
 from txmq.protocol.bodies import DataVersion, RegistrationBody, TopicConfigs
 from txmq_broker.names import key_values as module
+from txmq_broker.names.handlers import NameOptions, OptionTable, read_registration
 from txmq_broker.names.key_values import KeyValues
-from txmq_broker.names.options import NameOptions, OptionTable
-from txmq_broker.names.registration import read_registration
 
 
 def failing(data):

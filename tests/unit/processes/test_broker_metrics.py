@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from txmq_broker.processes.metrics import BrokerProcessState, metrics_of_brokers
+from txmq_broker.processes.pages import BrokerProcessState, metrics_of_brokers
 
 NASTY = 'a} "b\\ \nc{d'
 

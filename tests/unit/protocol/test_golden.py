@@ -75,7 +75,7 @@ from txmq.protocol.headers import (
     SendMessageV2,
 )
 from txmq.protocol.record import Record
-from txmq_broker.names.registration import read_registration
+from txmq_broker.names.handlers import read_registration
 
 GOLDEN = Path(__file__).parents[2] / "interop" / "golden"
 UNIQUE = "0A00000504D2018BCFE5680000000001"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from txmq.remoting.budgets import ByteBudget
+from txmq.remoting.listener import ByteBudget
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from txmq.protocol.command import FrameReader
 from txmq.protocol.headers import EndTransaction
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, RunHandler
-from txmq_broker.replication.leader_gate import LeaderGate
+from txmq_broker.replication.held_leadership import LeaderGate
 
 END, OTHER = 37, 28
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from txmq.testing import MachineCrashedError, World
-from txmq.testing.garbage import OBJECTS_LEFT_MAX
+from txmq.testing.world import OBJECTS_LEFT_MAX
 
 KEPT = 5
 """So many of the failed worlds below make up what may be left behind."""

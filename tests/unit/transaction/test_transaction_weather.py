@@ -23,7 +23,7 @@ from tests.unit.transaction.producing_stage import (
 )
 from txmq.client.client import Client
 from txmq.errors import BrokerRefused, RollBack, TransportError, TxmqError
-from txmq.settings.loading import Duration
+from txmq.settings.values import Duration
 from txmq.testing import simulate
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings

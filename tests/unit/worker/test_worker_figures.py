@@ -5,7 +5,7 @@ import msgspec
 from txmq.message import DEAD_LETTER, Later
 from txmq.testing.deliveries import received
 from txmq.worker.figures import HandlerFigures, ProcessReport, WorkerFigures
-from txmq.worker.metrics import WorkerState, exposition
+from txmq.worker.pages import WorkerState, exposition
 
 
 class Clock:

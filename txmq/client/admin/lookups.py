@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Final
 
 from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
 from txmq.client.received_message import opened
 from txmq.client.values import BrokerInfo, PullOutcome, StoredBatch
 from txmq.errors import (
@@ -30,6 +31,7 @@ from txmq.protocol.headers import (
     QueueHeader,
 )
 from txmq.protocol.record import split_offset_id, unpack, unpack_all
+from txmq.protocol.topics import TRACES
 
 __all__ = ["LookupCalls"]
 
@@ -103,6 +105,22 @@ class LookupCalls(ClusterCalls):
             if message.id == message_id:
                 return message
         raise NotFound(f"topic {topic} has no message {message_id}")
+
+    async def traces(
+        self, topic: str, message_id: str, *, trace_topic: str = TRACES
+    ) -> list[TraceRecord]:
+        """What traced clients have recorded about a message, the oldest first.
+
+        Raises:
+            TopicNotFound: No broker has the topic of the traces.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found = await self.query(trace_topic, message_id)
+        records = [record for message in found for record in decode(message.body)]
+        wanted = [record for record in records if _is_about(record, topic, message_id)]
+        # A trace message exists twice if its producer had no answer to the first send.
+        return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
 
     async def search(
         self, topic: str, text: str, brokers: Iterable[BrokerInfo], *, count: int = 32
@@ -231,3 +249,9 @@ class LookupCalls(ClusterCalls):
                 continue
             found += [opened(record, broker) for record in unpack_all(answer.body)]
         return sorted(found, key=lambda message: (message.stored_ms, message.queue, message.offset))
+
+
+def _is_about(record: TraceRecord, topic: str, message_id: str) -> bool:
+    if isinstance(record, SendRecord | DecisionRecord) and record.topic != topic:
+        return False
+    return record.id == message_id

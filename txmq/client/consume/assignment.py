@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.fetcher import QueueFetcher, limits_of
-from txmq.client.consume.members import members_of
 from txmq.client.consume.offset_store import (
     BrokerOffsets,
     FileOffsets,
@@ -26,17 +25,19 @@ from txmq.client.consume.offset_store import (
     settle_beginning,
 )
 from txmq.client.consume.returns import Returns
-from txmq.client.consume.sink import MessageSink
 from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings, StartFrom
-from txmq.errors import BrokerRefused, TopicNotFound, TxmqError
-from txmq.message import Queue, QueueOffset
-from txmq.protocol.bodies import HeldQueue
+from txmq.errors import BrokerRefused, ConsumerOffline, TopicNotFound, TxmqError
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.protocol.bodies import ConsumerIds, HeldQueue
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import GroupHeader
 from txmq.protocol.topics import RETRY
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["QueueAssignment"]
+__all__ = ["MessageSink", "QueueAssignment", "members_of"]
 
 log = logging.getLogger(__name__)
 
@@ -405,3 +406,55 @@ class QueueAssignment:
                 await self.save()
             except Exception:
                 log.exception("%s: offsets are not saved", self.group)
+
+
+async def members_of(group: str, topic: str, session: Session) -> list[str]:
+    """The ids of a group's consumers, sorted, from one broker that has the topic.
+
+    Raises:
+        TopicNotFound: No broker has the topic.
+        TransportError: No broker answers.
+        BrokerRefused: A broker refuses, or lists no member.
+    """
+    route = await session.route(topic)
+    brokers = route.brokers
+    # Any broker is enough; use another one each time, because one may be down.
+    first = session.entropy.below(len(brokers)) if brokers else 0
+    error: TxmqError = TopicNotFound(f"topic {topic} has no queues")
+    for step in range(len(brokers)):
+        address = route.reader(brokers[(first + step) % len(brokers)])
+        try:
+            answer = await session.request(
+                address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupHeader(group)
+            )
+        except TxmqError as failed:
+            error = failed
+            continue
+        found = ConsumerIds.read(answer.body).consumer_id_list
+        if found:
+            # A client that lost its connection is listed twice until the broker notices. Counted
+            # twice, it would leave a share of the queues without a consumer.
+            return sorted(set(found))
+        error = ConsumerOffline(f"{address} knows no consumer of {group}")
+    session.forget(topic)
+    raise error
+
+
+class MessageSink(Protocol):
+    """Receives the messages of the assigned queues."""
+
+    async def may_hold(self, queue: Queue) -> bool:
+        """Whether work on this queue may begin now; if not, the next round retries."""
+        ...
+
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+        """Receive fetched messages."""
+        ...
+
+    async def let_go(self, fetcher: QueueFetcher) -> None:
+        """Finish work on a queue that this consumer loses."""
+        ...
+
+    async def gone(self, queue: Queue) -> None:
+        """Called when the queue's offset is saved; from now on another consumer may start it."""
+        ...

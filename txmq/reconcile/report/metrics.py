@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from txmq.metrics.table import FigureRow, FigureSample, RowKind, table_text
+from txmq.metrics.table import MetricRow, Sample, gauge, table_text
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import VERDICTS
 from txmq.reconcile.summary import Run
@@ -16,35 +16,31 @@ PREFIX: Final = "txmq_reconcile_"
 _GROUPED: Final = ("class", "group", "currency")
 
 
-def _gauge(meaning: str, *labels: str) -> FigureRow:
-    return FigureRow(RowKind.GAUGE, meaning, labels)
-
-
-METRICS: Final[Mapping[str, FigureRow]] = {
-    "info": _gauge(
+METRICS: Final[Mapping[str, MetricRow]] = {
+    "info": gauge(
         "Always 1; its labels name the versions of txmq, Spark and the rules.",
         *("version", "spark", "rules"),
     ),
-    "verdict": _gauge("1 for the verdict of the run, and 0 for the others.", "verdict"),
-    "final": _gauge("1 if the business date was over when the books were read."),
-    "match_ratio": _gauge(
+    "verdict": gauge("1 for the verdict of the run, and 0 for the others.", "verdict"),
+    "final": gauge("1 if the business date was over when the books were read."),
+    "match_ratio": gauge(
         "The share of the date's own transfers that are agreed; 1 if it has none."
     ),
-    "transfers": _gauge("Transfers of each class, with open items of earlier dates.", *_GROUPED),
-    "at_risk": _gauge(
+    "transfers": gauge("Transfers of each class, with open items of earlier dates.", *_GROUPED),
+    "at_risk": gauge(
         "The amount at risk in each class, in major units: 12.34 for 12.34 CNY.", *_GROUPED
     ),
-    "breaks": _gauge("Transfers that need a person."),
-    "oldest_break_days": _gauge("The age of the oldest break in business days; 0 without breaks."),
-    "in_flight": _gauge("Transfers in flight when the date ended, within the grace."),
-    "broken_proofs": _gauge("Balance proofs that do not hold and are not explained."),
-    "quarantined_rows": _gauge("Rows of the banks' tables that cannot be read."),
-    "closed": _gauge("Items of earlier dates that were agreed on this one."),
-    "stage_seconds": _gauge("The duration of each stage of the run.", "stage"),
-    "stage_rows_per_second": _gauge("The rows per second of each stage.", "stage"),
-    "run_seconds": _gauge("The duration of the run."),
-    "business_date_end_timestamp_seconds": _gauge("The end of the business date."),
-    "last_success_timestamp_seconds": _gauge("The end of the last successful run."),
+    "breaks": gauge("Transfers that need a person."),
+    "oldest_break_days": gauge("The age of the oldest break in business days; 0 without breaks."),
+    "in_flight": gauge("Transfers in flight when the date ended, within the grace."),
+    "broken_proofs": gauge("Balance proofs that do not hold and are not explained."),
+    "quarantined_rows": gauge("Rows of the banks' tables that cannot be read."),
+    "closed": gauge("Items of earlier dates that were agreed on this one."),
+    "stage_seconds": gauge("The duration of each stage of the run.", "stage"),
+    "stage_rows_per_second": gauge("The rows per second of each stage.", "stage"),
+    "run_seconds": gauge("The duration of the run."),
+    "business_date_end_timestamp_seconds": gauge("The end of the business date."),
+    "last_success_timestamp_seconds": gauge("The end of the last successful run."),
 }
 """The figures without :data:`PREFIX`. Each also has the label ``name``, that of the rules."""
 
@@ -60,10 +56,10 @@ def exposition(run: Run) -> str:
     return table_text(PREFIX, table, samples)
 
 
-def _samples(run: Run) -> Iterator[FigureSample]:
+def _samples(run: Run) -> Iterator[Sample]:
     result = run.result
     versions = run.txmq_version, run.spark_version, result.rules_version
-    yield FigureSample("info", 1, versions)
+    yield Sample("info", 1, versions)
     unread = (one for one in result.proofs if one.proof == "readable-rows" and not one.account)
     plain = {
         "final": result.is_final,
@@ -79,19 +75,19 @@ def _samples(run: Run) -> Iterator[FigureSample]:
         "last_success_timestamp_seconds": run.ended_ms / 1000,
     }
     for metric, value in plain.items():
-        yield FigureSample(metric, value)
+        yield Sample(metric, value)
     for verdict in VERDICTS:
-        yield FigureSample("verdict", result.verdict == verdict, (verdict,))
+        yield Sample("verdict", result.verdict == verdict, (verdict,))
     for stage in run.stages:
-        yield FigureSample("stage_seconds", round(stage.seconds, 3), (stage.name,))
+        yield Sample("stage_seconds", round(stage.seconds, 3), (stage.name,))
         if stage.rows and stage.seconds:
             rate = round(stage.rows / stage.seconds)
-            yield FigureSample("stage_rows_per_second", rate, (stage.name,))
+            yield Sample("stage_rows_per_second", rate, (stage.name,))
     totals = {(total.class_, total.currency): total for total in result.totals}
     for class_ in Class:
         for currency in result.currencies:
             total = totals.get((class_, currency))
             labels = class_.value, class_.group, currency
-            yield FigureSample("transfers", total.transfers if total else 0, labels)
+            yield Sample("transfers", total.transfers if total else 0, labels)
             worth = (total.at_risk if total else 0) / 10 ** result.places(currency)
-            yield FigureSample("at_risk", worth, labels)
+            yield Sample("at_risk", worth, labels)

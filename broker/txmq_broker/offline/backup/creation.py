@@ -13,10 +13,9 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import FOLDER, SpanHead, start_in
+from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head, start_in
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.access.audit_pages import FOLDER as AUDIT_FOLDER
-from txmq_broker.offline.backup.history import check_history
 from txmq_broker.offline.backup.manifest import (
     LINKED_FOLDER,
     BackupManifest,
@@ -30,10 +29,10 @@ from txmq_broker.store.index_file import IndexFile, indexed_segments
 from txmq_broker.store.index_file import path_of as index_path_of
 from txmq_broker.store.log.commit_log import HighWater, Mark
 from txmq_broker.store.log.identity import known_log
-from txmq_broker.store.log.segments import Extent, Segments, path_of
+from txmq_broker.store.log.segments import CUT_FOLDER, Extent, Segments, path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, durable_behind, span_at, whole_spans
 
-__all__ = ["Creation", "Link"]
+__all__ = ["Creation", "Link", "check_history"]
 
 _PASSES_MAX: Final = 12
 """Passes over a directory that changes all the time."""
@@ -555,3 +554,65 @@ def _writing(what: str) -> Iterator[None]:
         if error.errno in NO_ROOM:
             raise DiskFull(f"the disk of the backup is full: {error}") from error
         raise WriteFailed(f"{what} cannot be written: {error}") from error
+
+
+def check_history(before: BackupManifest, disk: Disk, segments: Segments, source: str) -> None:
+    """Make sure that a log continues the one in a backup.
+
+    Args:
+        before: The backup.
+        disk: The directory of the log.
+        segments: The log.
+        source: The name of the directory, for the error.
+
+    Raises:
+        BackupRefused: It does not.
+    """
+    mark, last = before.mark, before.last_span
+    has_end = before.end <= segments.end
+    if has_end and (
+        mark is None
+        or last < segments.start
+        or mark.is_of(read_head(segments.read(last, HEAD_BYTES), 0, last))
+    ):
+        return
+    if folder := _cut_with(before, disk):
+        raise BackupRefused(
+            f"{source} cut its log at position {folder.partition('-')[0]}, because the leader of "
+            f"its set had another history, and the backup reaches position {before.end}: it has "
+            "messages that were never acknowledged, or that an operator gave up. "
+            f"{CUT_FOLDER}/{folder} in {source} has them too; move the backup away and create it "
+            "again"
+        )
+    if not has_end:
+        raise BackupRefused(
+            f"the backup reaches position {before.end} of the log, and the log in {source} ends at "
+            f"{segments.end}: it lost its end, or an older copy was restored there. The backup may "
+            "have messages that it lacks: keep it, and use another folder"
+        )
+    raise BackupRefused(
+        f"the log in {source} continues differently at position {before.last_span} than the "
+        "one in the backup: an older copy was restored there. The backup may have messages "
+        "that it lacks: keep it, and use another folder"
+    )
+
+
+def _cut_with(before: BackupManifest, disk: Disk) -> str:
+    """The folder with the last span of a backup that a member has cut, or an empty string."""
+    for folder in disk.names(CUT_FOLDER):
+        inside = f"{CUT_FOLDER}/{folder}/{FOLDER}"
+        for name in disk.names(inside):
+            start = start_in(name)
+            if start is None or start > before.last_span:
+                continue
+            with suppress(OSError):
+                file = disk.open(f"{inside}/{name}")
+                try:
+                    head = read_head(
+                        file.read(before.last_span - start, HEAD_BYTES), 0, before.last_span
+                    )
+                finally:
+                    file.close()
+                if before.mark is not None and before.mark.is_of(head):
+                    return folder
+    return ""

@@ -1,0 +1,75 @@
+"""The settings of a tree as the reference page shows them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from txmq.settings.loading import default_of, is_group
+from txmq.settings.values import show
+
+__all__ = ["Setting", "describe", "texts_under"]
+
+
+class Setting(NamedTuple):
+    """One setting, as the reference page shows it."""
+
+    key: str
+    kind: str
+    default: str
+    text: str
+
+
+def describe(shape: type[Any]) -> list[Setting]:
+    """Every setting of a tree; a group follows the settings beside it.
+
+    The text of a setting is the string below it in the source.
+    """
+    return list(_described(shape, "", None))
+
+
+def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]:
+    texts = texts_under(shape)
+    groups: list[tuple[type[Any], str, object]] = []
+    for field in msgspec.structs.fields(shape):
+        default = default_of(field, base)
+        given = None if default is NODEFAULT else default
+        if is_group(field.type):
+            groups.append((field.type, f"{prefix}{field.name}.", given))
+        else:
+            shown = "" if given is None else show(field.type, given)
+            text = texts.get(field.name, "")
+            yield Setting(prefix + field.name, _kind_name(field.type), shown, text)
+    for group in groups:
+        yield from _described(*group)
+
+
+def _kind_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {_kind_name(get_args(kind)[0])}"
+    named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return named.get(kind) or kind.__name__.lower()
+
+
+def texts_under(shape: type[Struct]) -> dict[str, str]:
+    """The text below each attribute in the source."""
+    texts: dict[str, str] = {}
+    for base in reversed(shape.__mro__):
+        if base is Struct or not issubclass(base, Struct):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for above, below in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
+                match below:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        texts[above.target.id] = inspect.cleandoc(text)
+    return texts

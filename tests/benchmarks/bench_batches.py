@@ -1,10 +1,10 @@
 """What a message costs in a batch of 32 and when it is pulled, next to one that is sent alone."""
 
 import os
+import time
 
 import bench_driver
 import bench_frames
-from bench_drain import pulls
 from bench_sends import BODY_BYTES, COMPARED_AT, TURN_WARM_UP_S, spread
 
 BATCHES_IN_FLIGHT = 16
@@ -63,3 +63,12 @@ def batches(bench, plan):
             for figure in turns[0]
         },
     }
+
+
+def pulls(broker, link, first, end):
+    """Pull every queue from one offset to another; messages per second, and per CPU second."""
+    before, begun = broker.cpu_s(), time.perf_counter()
+    bench_driver.drain(link, first, end)
+    elapsed, used = time.perf_counter() - begun, broker.cpu_s() - before
+    pulled = (end - first) * bench_frames.QUEUES
+    return {"pulled_per_cpu_s": pulled / used, "pulled_per_s": pulled / elapsed}

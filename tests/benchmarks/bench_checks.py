@@ -58,35 +58,12 @@ CHECKS = {
         1.35,
         is_most=True,
     ),
-    "copies_cost": Check(
-        "leader CPU per durable 1 KB send with one follower in sync over that of a broker without"
-        " copies, 64 in flight",
-        "copies",
-        "leader_cpu_over_alone",
-        1.3,
-        is_most=True,
-    ),
-    "copies_catch_up": Check(
-        "bytes per second that a new follower copies, until it is in sync, over those of one long"
-        " durable write to the same disk",
-        "copies",
-        "catch_up_over_disk",
-        0.5,
-        is_most=False,
-    ),
     "scrape_cost": Check(
         "messages per second of 1 KB sends, 64 in flight, flush=sync, with a scrape of the metrics"
         " each second over those without",
         "scrape",
         "scraped_over_quiet",
         0.97,
-        is_most=False,
-    ),
-    "drain_cost": Check(
-        "messages per CPU second by pulls of 32 over those by sends, 64 in flight",
-        "drain",
-        "drain_over_sends",
-        5.0,
         is_most=False,
     ),
     "batch_cost": Check(
@@ -96,13 +73,6 @@ CHECKS = {
         "single_over_batched",
         2.5,
         is_most=False,
-    ),
-    "filter_cost": Check(
-        "CPU microseconds for one message under a condition of three terms, from its record on",
-        "filters",
-        "dearest_us",
-        3.0,
-        is_most=True,
     ),
     "transaction_cost": Check(
         "broker CPU per durable transaction over that of a durable 1 KB send, 64 in flight",
@@ -216,20 +186,6 @@ CHECKS = {
         "producer",
         "batched_over_cpp",
         10.0,
-        is_most=False,
-    ),
-    "reconcile_extract": Check(
-        "seconds of an extract over JDBC over those of PostgreSQL's, the same tables and totals",
-        "reconcile_extract",
-        "jdbc_over_extract",
-        1.5,
-        is_most=False,
-    ),
-    "reconcile_extract_cpu": Check(
-        "CPU of an extract over JDBC over that of PostgreSQL's, the same tables and totals",
-        "reconcile_extract",
-        "jdbc_cpu_over_extract",
-        1.5,
         is_most=False,
     ),
     "relay_latency": Check(

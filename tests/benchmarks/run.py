@@ -24,19 +24,15 @@ from bench_batches import batches
 from bench_brokers import brokers
 from bench_checks import checks
 from bench_consumer import consumer, soak
-from bench_copies import copies
 from bench_decorated import decorated
 from bench_delays import delays
 from bench_disk import disk
-from bench_drain import drain
-from bench_filters import filters
 from bench_guards import guards
 from bench_idle import idle
 from bench_latency import latency
 from bench_pending import pending
 from bench_producer import producer
 from bench_reconcile import reconcile
-from bench_reconcile_extract import reconcile_extract
 from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
@@ -57,10 +53,7 @@ SECTIONS = {
     "scrape": scrape,
     "tls": tls,
     "brokers": brokers,
-    "copies": copies,
-    "drain": drain,
     "batches": batches,
-    "filters": filters,
     "transactions": transactions,
     "decorated": decorated,
     "guards": guards,
@@ -71,7 +64,6 @@ SECTIONS = {
     "producer": producer,
     "resolve": resolve,
     "relay": relay,
-    "reconcile_extract": reconcile_extract,
     "reconcile": reconcile,
     "restart": restart,
     "consumer": consumer,
@@ -89,7 +81,6 @@ class Plan:
     turn_s: float = 0.3
     turns: int = 20
     broker_turns: int = 5
-    filter_turns: int = 20
     counted_rounds: int = 1000
     decorated_at_once: tuple[int, ...] = (1, 16, 64)
     syncs: int = 200
@@ -105,8 +96,6 @@ class Plan:
     resolutions: int = 3
     relayed: int = 10_000
     relay_turns: int = 7
-    extracted: int = 5_000_000
-    extract_turns: int = 3
     reconciled: tuple[int, ...] = (1_000_000, 10_000_000)
     reconciled_turns: int = 2
     committed: int = 300
@@ -133,7 +122,6 @@ def plan_for(options):
             turn_s=0.05,
             turns=2,
             broker_turns=1,
-            filter_turns=2,
             counted_rounds=200,
             decorated_at_once=(16,),
             syncs=5,
@@ -149,8 +137,6 @@ def plan_for(options):
             resolutions=1,
             relayed=300,
             relay_turns=2,
-            extracted=20_000,
-            extract_turns=2,
             reconciled=(5_000,),
             reconciled_turns=1,
             committed=20,
@@ -181,8 +167,6 @@ def plan_for(options):
             resolutions=2,
             relayed=3_000,
             relay_turns=3,
-            extracted=200_000,
-            extract_turns=2,
             reconciled=(5_000,),
             reconciled_turns=1,
             committed=40,

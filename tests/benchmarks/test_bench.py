@@ -43,24 +43,14 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "synced": {"alone_over_floor": {"median": 1.35}, "eight_over_floor": {"median": 0.74}},
         "latency": {"p99_ms": {"median": 2.0}},
         "access": {"signed_over_plain": {"median": 1.35}},
-        "copies": {
-            "leader_cpu_over_alone": {"median": 1.31},
-            "catch_up_over_disk": {"median": 0.5},
-        },
         "scrape": {"scraped_over_quiet": {"median": 0.97}},
-        "drain": {"drain_over_sends": {"median": 5.0}},
         "batches": {"single_over_batched": {"median": 2.49}},
-        "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
         "resolve": {"many_over_few": {"median": 0.79}},
         "relay": {
             "latency_ms": {"median": 20},
             "held_over_free": {"median": 0.8},
             "held_over_free_laned": {"median": 0.79},
-        },
-        "reconcile_extract": {
-            "jdbc_over_extract": {"median": 1.5},
-            "jdbc_cpu_over_extract": {"median": 1.49},
         },
         "reconcile": {
             "whole_over_bare": {"median": 2.5},
@@ -101,9 +91,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "synced_alone",
         "latency",
         "access_cost",
-        "copies_catch_up",
         "scrape_cost",
-        "drain_cost",
         "transaction_cost",
         "decorated_session",
         "handwritten_session",
@@ -114,7 +102,6 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "consumer_rate",
         "relay_latency",
         "relay_held",
-        "reconcile_extract",
         "reconcile_cost",
         "reconcile_by_hand",
     }
@@ -139,7 +126,6 @@ SECTIONS = (
             "transactions",
             "pending",
             "decorated",
-            "filters",
             "resolve",
             "delays",
         )
@@ -211,13 +197,6 @@ def test_a_run_tells_what_a_second_broker_brings(document):
     for brokers in document["brokers"].values():
         assert brokers["brokers"].keys() == {"1", "2"}
         assert brokers["two_over_one_per_cpu_s"]["median"] > 0
-
-
-@pytest.mark.soak
-def test_a_run_tells_what_filters_cost(document):
-    assert document["filters"]["conditions_us"].keys() == {"numbers", "texts", "mixed"}
-    assert all(figure["median"] > 0 for figure in document["filters"]["fetch_us"].values())
-    assert "filter_cost" in document["checks"]
 
 
 @pytest.mark.soak
@@ -296,17 +275,6 @@ def test_a_run_tells_what_a_transfer_between_two_banks_costs():
             assert len(figures["shares"]) == parts
             assert sum(figures["shares"].values()) == pytest.approx(1, abs=0.01)
             assert all(figures["cpu_us"][who] > 0 for who in ("icbc", "ccb", "broker"))
-
-
-@pytest.mark.soak
-def test_a_run_tells_how_fast_books_are_extracted():
-    document = run("reconcile_extract")
-    measured = document["reconcile_extract"]
-    assert measured["rows"] == 20_000
-    for way in ("extract", "jdbc", "by_hand"):
-        assert measured[way]["s"]["median"] > 0
-        assert measured[way]["cpu_s"]["median"] > 0
-    assert document["checks"].keys() == {"reconcile_extract", "reconcile_extract_cpu"}
 
 
 @pytest.mark.soak

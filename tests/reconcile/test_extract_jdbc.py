@@ -1,14 +1,11 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
-import importlib
-from pathlib import Path
 from unittest.mock import Mock
 
 import msgspec
 import pytest
 from py4j.protocol import Py4JError
 
-from tests import databases, jdbc_driver
 from tests.extracts import (
     DAY,
     JOURNAL,
@@ -188,18 +185,3 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
         extracted(Mock(), rules_of(tmp_path, bank_of(Other)))
-
-
-def test_the_benchmark_of_extracts_makes_the_same_tables_in_all_ways(
-    spark, postgres, tmp_path, monkeypatch
-):
-    """Its whole run takes a minute, so only the soak has one; a changed call must show before."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
-    bench = importlib.import_module("bench_reconcile_extract")
-    spark.sql(f"ADD JAR '{jdbc_driver.jar()}'")
-    with postgres.database() as url:
-        bench._fill(url, 200)
-        rules = bench._rules(databases.conninfo(url), tmp_path)
-        ways = bench._ways(rules, spark)
-
-        bench._see_alike({way: make(tmp_path / way) for way, make in ways.items()}, 200)

@@ -70,7 +70,7 @@ docs: $(READY)  ## write the generated reference pages again
 wheels: $(READY) $(RELEASE)/.ready  ## build dist/, and try the wheel with all extras but Spark
 	$(RUN) -m tools.release $(RELEASE) --narrow
 
-release: $(READY) $(RELEASE)/.ready  ## build dist/ of a version: every Python, every extra, bill, sums
+release: $(READY) $(RELEASE)/.ready  ## build dist/ of a version: every Python, every extra, bill
 	$(RUN) -m tools.release $(RELEASE)
 
 site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error

@@ -1,7 +1,6 @@
-"""Builds dist/ and tries it.
+"""Builds dist/, checks it, installs it, and writes its bill of materials.
 
-python -m tools.release TOOLS            what a release needs: every Python, every extra
-python -m tools.release TOOLS --rehearse the same without a date in CHANGELOG.md or a commit
+python -m tools.release TOOLS            every Python of this machine, every extra
 python -m tools.release TOOLS --narrow   this Python, and the extras that need no Spark
 
 TOOLS is the environment with the packages of tools/release/constraints.txt.
@@ -11,103 +10,105 @@ import argparse
 import os
 import shutil
 import sys
-import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, CalledProcessError, check_output, run
 
 import txmq
-from tools.release import bill, changelog, distributions, environments
-from tools.release.distributions import ROOT, git
-from tools.release.refusal import ReleaseRefused
+from tools.api_reference import MODULES
+from tools.release.bill import ROOT, write_bill
 
 SCRATCH = ROOT / ".cache/release"
-ARCHIVES = ROOT / "tests/compatibility/released"
-VERSION = txmq.__version__
+DIST = ROOT / "dist"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = ("", *sorted(set(PROJECT["optional-dependencies"]) - {"dev"}))
+"""What strangers install."""
+NEEDS_SPARK = {"spark", "all"}
+NEEDS_PYTEST = "txmq.testing.plugin"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+OWN_VARIABLES = ("TXMQ_", "PYTHON", "VIRTUAL_ENV")
+"""What would lead to this checkout, or change txmq."""
 
 
-def refuse_unready() -> None:
-    """Check what only a person can put right, before anything is built.
-
-    Raises:
-        ReleaseRefused: The version has no date, the commit has another tag, or has no archive,
-            or files have changed.
-    """
-    changelog.dated_section((ROOT / "CHANGELOG.md").read_text(), VERSION)
-    if not (ARCHIVES / f"{VERSION}.tar.xz").exists():
-        raise ReleaseRefused(
-            f"no archive of {VERSION} is kept for later versions: "
-            "run python -m tests.compatibility.writer, and commit what it writes"
-        )
-    distributions.refuse_changes()
-    tags = [tag for tag in git("tag", "--points-at", "HEAD").split() if tag.startswith("v")]
-    if tags and tags != [f"v{VERSION}"]:
-        raise ReleaseRefused(
-            f"this commit has the tags {tags} and its version is {VERSION}: "
-            "change __version__ in txmq/__init__.py, or tag another commit"
-        )
+def build(tools: Path) -> tuple[Path, Path]:
+    """The sdist, and the wheel that is built from it."""
+    moment = check_output(["git", "-C", ROOT, "log", "-1", "--format=%ct"], text=True).strip()
+    shutil.rmtree(DIST, ignore_errors=True)
+    command = [tools / "python", "-m", "build", "--no-isolation", "--outdir", DIST, ROOT]
+    check_output(command, env={**os.environ, "SOURCE_DATE_EPOCH": moment}, text=True)
+    (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
+    check_output([tools / "twine", "check", "--strict", sdist, wheel], text=True)
+    return sdist, wheel
 
 
-def interpreters(is_narrow: bool) -> list[environments.Interpreter]:
-    """The Pythons to try.
-
-    Raises:
-        ReleaseRefused: CI lacks one of them.
-    """
+def pythons(*, is_narrow: bool) -> Iterator[tuple[str, Path]]:
+    """The versions to try, with their programs."""
     if is_narrow:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        return [environments.Interpreter(version, Path(sys.executable))]
-    found = []
-    for version in environments.VERSIONS:
-        if python := environments.interpreter(version):
-            found.append(python)
+        yield f"{sys.version_info.major}.{sys.version_info.minor}", Path(sys.executable)
+        return
+    for version in VERSIONS:
+        if program := interpreter(version):
+            yield version, program
         elif os.environ.get("CI"):
-            raise ReleaseRefused(f"Python {version} is missing: install it, as release.yml does")
+            sys.exit(f"release: Python {version} is missing: install it, as release.yml does")
         else:
             print(f"Python {version} is not on this machine: not tried")
-    return found
 
 
-def main(tools: Path, is_narrow: bool, is_rehearsal: bool) -> None:
+def interpreter(version: str) -> Path | None:
+    """A Python of this version that starts: pyenv has links for versions that are not chosen."""
+    asked = "import sys; print('%d.%d' % sys.version_info[:2])"
+    places = [Path(folder, f"python{version}") for folder in os.get_exec_path()]
+    places += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for program in [Path(sys.executable), *places]:
+        if program.exists():
+            done = run([program, "-c", asked], stdout=PIPE, stderr=DEVNULL, text=True, check=False)
+            if done.stdout.strip() == version:
+                return program
+    return None
+
+
+def try_wheel(wheel: Path, python: Path, extra: str, folder: Path) -> None:
+    """Install the wheel into an environment of its own; see ``stranger.py``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    environment = {
+        name: text for name, text in os.environ.items() if not name.startswith(OWN_VARIABLES)
+    }
+    here = {"cwd": folder, "env": environment, "text": True}
+    check_output([python, "-m", "venv", folder / "venv"], **here)
+    program = folder / "venv/bin/python"
+    pip = [program, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    check_output([*pip, f"{wheel}[{extra}]" if extra else wheel], **here)
+    modules = [module for module in MODULES if module != NEEDS_PYTEST]
+    stranger = Path(__file__).with_name("stranger.py")
+    check_output([program, "-P", stranger, *modules], **here)
+    shutil.rmtree(folder)
+
+
+def main(tools: Path, *, is_narrow: bool) -> None:
     """Build, check and try the distributions, and describe them."""
-    if not is_narrow and not is_rehearsal:
-        refuse_unready()
-    pythons = interpreters(is_narrow)
-    shutil.rmtree(SCRATCH, ignore_errors=True)
-
-    sdist, wheel = sorted(
-        distributions.build_twice(tools, SCRATCH, ROOT / "dist"),
-        key=lambda path: path.suffix == ".whl",
-    )
-    print(f"{wheel.name} and {sdist.name}: two builds are equal, and their metadata is right")
-
-    for python in pythons:
-        for extras in environments.EXTRAS:
-            if is_narrow and {"spark", "jdbc", "all"} & {extras}:
+    tag = os.environ.get("GITHUB_REF", "")
+    if tag.startswith("refs/tags/") and tag != f"refs/tags/v{txmq.__version__}":
+        sys.exit(f"release: {tag} is not the tag of version {txmq.__version__}")
+    sdist, wheel = build(tools)
+    for version, python in pythons(is_narrow=is_narrow):
+        for extra in EXTRAS:
+            if is_narrow and extra in NEEDS_SPARK:
                 continue
-            begin = time.monotonic()
-            folder = SCRATCH / python.version / (extras or "none")
-            environments.try_wheel(wheel, python, extras, folder)
-            name = f"txmq[{extras}]" if extras else "txmq"
-            print(f"Python {python.version} {name}: {time.monotonic() - begin:.0f} s", flush=True)
-
-    moment = git("log", "-1", "--format=%ct").strip()
-    sbom = bill.write_bill(tools, wheel, VERSION, moment)
-    distributions.write_sums([sdist, wheel, sbom])
-    print(f"dist/ is ready: {', '.join(sorted(path.name for path in wheel.parent.iterdir()))}")
-
-
-def arguments() -> argparse.Namespace:
-    """The words of the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tools", type=Path)
-    parser.add_argument("--narrow", action="store_true")
-    parser.add_argument("--rehearse", action="store_true")
-    return parser.parse_args()
+            try_wheel(wheel, python, extra, SCRATCH / version / (extra or "none"))
+            print(f"Python {version} txmq{f'[{extra}]' if extra else ''}: works", flush=True)
+    bill = write_bill(tools, wheel, txmq.__version__)
+    print(f"dist/ is ready: {sdist.name}, {wheel.name}, {bill.name}")
 
 
 if __name__ == "__main__":
-    chosen = arguments()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tools", type=Path)
+    parser.add_argument("--narrow", action="store_true")
+    chosen = parser.parse_args()
     try:
-        main(chosen.tools.absolute() / "bin", chosen.narrow, chosen.rehearse)
-    except ReleaseRefused as error:
-        print(f"release: {error}", file=sys.stderr)
-        sys.exit(1)
+        main(chosen.tools.absolute() / "bin", is_narrow=chosen.narrow)
+    except CalledProcessError as error:
+        sys.exit(f"release: {error}\n{error.output}")

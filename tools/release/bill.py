@@ -7,21 +7,20 @@ it are added: `make demo` installs the extra `all` with the packages that build 
 """
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
 from email.parser import Parser
 from importlib.metadata import requires
 from pathlib import Path
+from subprocess import check_output
 from zipfile import ZipFile
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.release.distributions import ROOT
-from tools.release.refusal import checked
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def wheel_requirements(wheel: Path) -> list[str]:
@@ -59,15 +58,13 @@ def pinned(names: set[str]) -> str:
     return "".join(entry for entry in entries if entry.partition("==")[0] in names)
 
 
-def write_bill(tools: Path, wheel: Path, version: str, moment: str) -> Path:
+def write_bill(tools: Path, wheel: Path, version: str) -> Path:
     """Write the bill in CycloneDX's JSON beside the wheel."""
     bill = wheel.with_name(f"txmq-{version}.cdx.json")
     command = [tools / "cyclonedx-py", "requirements", "--pyproject", ROOT / "pyproject.toml"]
     command += ["--mc-type", "library", "--output-reproducible", "--validate", "-"]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": moment}
     pins = pinned(closure(wheel_requirements(wheel), "all"))
-    printed = checked(command, "cyclonedx-py", input=pins, env=environment)
-    document = json.loads(printed)
+    document = json.loads(check_output(command, input=pins, text=True))
     for package in document["components"]:
         del package["description"]  # The line of constraints.txt, with hashes that stand beside it.
     # Its version stands in the code, where cyclonedx-py does not look.

@@ -1,12 +1,11 @@
-"""What the suite needs is one list, which CONTRIBUTING.md shows; what is missing is skipped."""
+"""What the suite needs: the list in CONTRIBUTING.md, the skips that CI allows, and a Java."""
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests import browser, conftest, needs
+from tests import needs
 from tools import java
 from tools.packages import Unprepared
 
@@ -14,68 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
-def lacking(reason):
-    def see():
-        raise Unprepared(reason)
-
-    return see
-
-
 def test_the_page_for_contributors_shows_the_list():
     assert needs.table() in CONTRIBUTING.read_text(), (
         "put this into CONTRIBUTING.md: python -c 'from tests import needs; print(needs.table())'"
     )
-
-
-def need(name, purpose, debian, see, *, is_required=False):
-    return needs.Need(name, purpose, debian, "", see, is_required)
-
-
-def test_everything_that_is_missing_is_one_message_with_one_command(capsys):
-    wanted = [
-        need("Java", "Spark", "openjdk", lacking("there is none"), is_required=True),
-        need("Redis", "guards", "redis-server", lambda: None),
-        need("a client", "interop", "", lacking("npm cannot be reached")),
-        need("Chromium", "pages", "chromium", lacking("it does not start")),
-    ]
-
-    assert needs.main(wanted) == 1
-
-    assert capsys.readouterr().err.splitlines() == [
-        "the tests need what this machine lacks:",
-        "  Java, for Spark: there is none",
-        "  a client, for interop: npm cannot be reached",
-        "  Chromium, for pages: it does not start",
-        "on Debian and Ubuntu, root installs it:",
-        "  apt-get update && apt-get install -y openjdk chromium",
-    ]
-
-
-def test_what_only_some_tests_need_does_not_stop_the_others(monkeypatch, capsys):
-    monkeypatch.setattr(needs.java, "prepared", lambda: "")
-    monkeypatch.setattr(needs.java_archive, "make", lambda: None)
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-
-    assert needs.main([need("openssl", "a page", "openssl", lacking("not on PATH"))]) == 0
-
-    assert capsys.readouterr().err.splitlines()[:2] == [
-        "tests are skipped for what this machine lacks:",
-        "  openssl, for a page: not on PATH",
-    ]
-
-
-def test_a_test_that_needs_what_is_missing_is_skipped_with_one_line_for_all_of_them():
-    call = SimpleNamespace(excinfo=SimpleNamespace(value=Unprepared("these tests need a server")))
-    made = conftest.pytest_runtest_makereport(None, call)
-    next(made)
-
-    with pytest.raises(StopIteration) as ended:
-        made.send(SimpleNamespace(outcome="failed", longrepr="a traceback"))
-
-    report = ended.value.value
-    assert report.outcome == "skipped"
-    # Pytest counts the reports that agree in all three.
-    assert report.longrepr == ("tests", None, "these tests need a server")
 
 
 @pytest.mark.parametrize(
@@ -94,38 +35,6 @@ def test_ci_fails_on_a_skip_that_is_not_on_its_list(line, code):
     assert done.returncode == code
     assert "skipped: 2" in done.stdout
     assert (line in done.stdout) == bool(code)
-
-
-def session(*arguments, **options):
-    chosen = {"keyword": "", "markexpr": "", "collectonly": False, **options}
-    asked = SimpleNamespace(dir=ROOT)
-    config = SimpleNamespace(
-        args=arguments, invocation_params=asked, option=SimpleNamespace(**chosen)
-    )
-    return SimpleNamespace(config=config)
-
-
-@pytest.mark.parametrize("argument", ["tests", "tests/", ".", str(ROOT)])
-def test_the_whole_suite_does_not_begin_without_what_every_test_needs(monkeypatch, argument):
-    monkeypatch.setattr(needs, "refusal", lambda: "no Java")
-
-    with pytest.raises(pytest.UsageError, match="no Java"):
-        conftest.pytest_sessionstart(session(argument))
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        session("tests/unit"),
-        session("tests", keyword="names"),
-        session("tests", markexpr="not slow"),
-        session("tests", collectonly=True),
-    ],
-)
-def test_a_run_of_a_part_checks_nothing(monkeypatch, part):
-    monkeypatch.setattr(needs, "refusal", lacking("nobody asks"))
-
-    conftest.pytest_sessionstart(part)
 
 
 # Java
@@ -188,17 +97,3 @@ def test_where_pip_cannot_bring_a_java_either_one_line_says_so(offered):
 
     with pytest.raises(Unprepared, match="Spark needs Java 17 or later, and pip could not bring"):
         java.prepared()
-
-
-# A browser
-
-
-def test_a_chromium_that_does_not_start_is_named(monkeypatch, tmp_path):
-    program = tmp_path / "chromium"
-    program.write_text("#!/bin/sh\necho 'cannot open libnss3.so' >&2\nexit 127\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("TXMQ_TEST_CHROMIUM", str(program))
-    browser.working.cache_clear()
-
-    with pytest.raises(Unprepared, match=r"does not start: cannot open libnss3\.so"):
-        browser.working()

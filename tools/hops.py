@@ -29,7 +29,7 @@ from txmq import (
     SQLResource,
     TransactionManager,
 )
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings
 from txmq_broker.testing import BrokerThread

@@ -12,7 +12,7 @@ from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import NoPermission, TxmqError
 from txmq.ops.brokers import copies_of, is_drained
-from txmq.ops.columns import ListColumn
+from txmq.ops.rows import ListColumn
 
 __all__ = ["app"]
 

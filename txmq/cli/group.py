@@ -13,9 +13,9 @@ from txmq.cli.output import print_result
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, GroupLag, QueueProgress
 from txmq.errors import ConsumerOffline
-from txmq.ops.columns import ListColumn
 from txmq.ops.groups import is_of_system, lag_words
 from txmq.ops.known_names import check_group, check_topic
+from txmq.ops.rows import ListColumn
 from txmq.text import quantity
 
 __all__ = ["app"]

@@ -9,10 +9,10 @@ from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin, ConsumerReport
 from txmq.errors import ConsumerOffline, TxmqError
-from txmq.ops.columns import ListColumn
 from txmq.ops.groups import WAITING_COLUMN, is_of_system
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.runtime.clock import SystemClock
 from txmq.text import quantity
 

@@ -10,9 +10,9 @@ from txmq.cli.lists import Listing, listed
 from txmq.client import Admin, FigureHistory
 from txmq.client.routes import MASTER
 from txmq.errors import RequestNotSupported
-from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import moment_ms, time_text
+from txmq.ops.rows import ListColumn
 from txmq.runtime.clock import SystemClock
 
 __all__ = ["FINE_MS", "app"]

@@ -25,9 +25,9 @@ from txmq.cli.tx_history import history
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
-from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.runtime.clock import SystemClock
 from txmq.text import quantity
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from txmq.limits import HISTORY_QUEUES_MAX, HISTORY_SERIES_MAX
-from txmq_broker.core.latency import BOUNDS_S
+from txmq_broker.core.statistics import BOUNDS_S
 
 __all__ = [
     "BROKER_COLUMNS",

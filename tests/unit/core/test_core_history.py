@@ -14,7 +14,7 @@ from txmq_broker.core.history import (
     RateHistory,
     quantile_ms,
 )
-from txmq_broker.core.latency import BOUNDS_S, durations
+from txmq_broker.core.statistics import BOUNDS_S, durations
 
 BUCKETS = (0,) * (len(BOUNDS_S) + 1)
 

@@ -12,8 +12,8 @@ from txmq.console.pages.lists import list_page
 from txmq.console.previews import ChangePreview, check_repeated
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
-from txmq.ops.accounts import PERMISSIONS, account_row
-from txmq.protocol.account_requests import Accounts
+from txmq.ops.rows import PERMISSIONS, account_row
+from txmq.protocol.operations import Accounts
 from txmq.security.signatures import Credentials
 
 __all__ = ["CHANGES", "PAGES"]

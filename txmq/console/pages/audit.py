@@ -13,8 +13,8 @@ from txmq.console.pages.brokers import choose_broker
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.audit import person_of
 from txmq.ops.moments import LATEST, moment_ms
+from txmq.ops.rows import person_of
 from txmq.protocol.operations import AuditedRequest
 
 __all__ = ["PAGES"]

@@ -9,7 +9,7 @@ from txmq.console.pages.brokers import choose_broker
 from txmq.console.previews import ChangePreview
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import NotFound, UsageError
-from txmq.ops.settings import SOURCES, setting_rows, setting_texts
+from txmq.ops.rows import SOURCES, setting_rows, setting_texts
 
 __all__ = ["CHANGES", "PAGES"]
 

@@ -3,8 +3,7 @@
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from txmq.idempotent.guard import Attempt
-from txmq.idempotent.verdict import KeyState, Verdict
+from txmq.idempotent.guard import Attempt, KeyState, Verdict
 
 __all__ = ["MARK", "MarkedFirst"]
 

@@ -19,7 +19,7 @@ from tests.certificates import Authority
 from tests.soak import SOAK, count, left_to_the_soak
 from tools import java
 from tools.packages import Unprepared
-from txmq.runtime.interrupts import restore_interrupt
+from txmq.runtime.process import restore_interrupt
 
 # Many containers forbid bytecode. Then every worker would rewrite the assertions of all tests anew,
 # and each of the hundreds of programs that tests start would compile txmq anew.

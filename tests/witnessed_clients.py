@@ -39,7 +39,7 @@ from txmq.errors import BrokerRefused, NotFound, TransportError, TxmqError
 from txmq.limits import RECALLED_TRANSACTIONS
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DecideTransaction, NamedTransaction, OffsetAnswer, QueueHeader
-from txmq.protocol.transaction_history import TransactionHistory
+from txmq.protocol.operations import TransactionHistory
 
 QUEUES = 2
 SENDERS = 3

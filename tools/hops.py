@@ -1,6 +1,6 @@
 """Count the functions and files that one operation crosses, by running it against a real broker:
 
-    python -m tools.hops send|pull|end|transactional|row|all [--list]
+    python -m tools.hops send|pull|end|transactional|guarded|row|all [--list]
 
 A function counts once, however often it is called. Each operation runs several times, and only what
 every run crosses is counted, so heartbeats and other background work stay out.
@@ -8,6 +8,7 @@ every run crosses is counted, so heartbeats and other background work stay out.
 
 import argparse
 import asyncio
+import itertools
 import sys
 import tempfile
 import threading
@@ -24,15 +25,17 @@ from txmq import (
     Outbox,
     Producer,
     PullConsumer,
+    PushConsumer,
+    ReceivedMessage,
     Relay,
     RelaySettings,
     SQLResource,
     TransactionManager,
+    create_fence,
+    create_outbox,
 )
-from txmq.outbox.schema import create_outbox
-from txmq.transaction.resources.schema import create_fence
-from txmq_broker.config import BrokerSettings
-from txmq_broker.testing import BrokerThread
+from txmq.idempotent import UniqueKeyTable, create_done, idempotent
+from txmq.testing import BrokerSettings, BrokerThread
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"txmq": ROOT / "txmq", "txmq_broker": ROOT / "broker" / "txmq_broker"}
@@ -190,6 +193,42 @@ async def transactional(recorder: Recorder, names: str) -> dict[str, set[tuple[s
             return await measured(recorder, lambda: transfer(1), rows)
 
 
+async def guarded(recorder: Recorder, names: str) -> dict[str, set[tuple[str, str]]]:
+    """A handler behind a guard, from the fetched message to its committed row."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine = create_engine(f"sqlite:///{folder}/bank.db")
+        await asyncio.to_thread(create_done, engine)
+        handled = asyncio.Queue[str]()
+        consumer = PushConsumer("hops-guarded", names)
+
+        @consumer.on("HopsGuarded")
+        @idempotent(UniqueKeyTable(engine), key=lambda message: message.key)
+        def handle(_: Any, message: ReceivedMessage) -> None:
+            """Do nothing but take part."""
+            loop.call_soon_threadsafe(handled.put_nowait, message.key)
+
+        loop, keys = asyncio.get_running_loop(), map(str, itertools.count())
+        async with Producer("hops", names) as producer:
+            await producer.send(Message(topic="HopsGuarded", body=b"x", keys=("first",)))
+            async with consumer:
+
+                async def consumed() -> None:
+                    message = Message(topic="HopsGuarded", body=b"x", keys=(next(keys),))
+                    await producer.send(message)
+                    while await handled.get() != message.keys[0]:
+                        pass
+                    await asyncio.sleep(0.1)  # Until its row is committed.
+
+                def of_handler(calls: list[Call]) -> list[Call]:
+                    return [call for call in of_client(calls) if call not in sent]
+
+                with recorder.recording() as calls:
+                    await producer.send(Message(topic="Hops", body=b"x"))
+                sent = set(of_client(calls))
+                rows = [Row("guarded: fetched, handled, committed", of_handler)]
+                return await measured(recorder, consumed, rows)
+
+
 async def row(recorder: Recorder, names: str) -> dict[str, set[tuple[str, str]]]:
     """A message from `Outbox.add` to its deleted row."""
     with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +252,14 @@ async def row(recorder: Recorder, names: str) -> dict[str, set[tuple[str, str]]]
             return await measured(recorder, carried, rows)
 
 
-OPERATIONS = {"send": send, "pull": pull, "end": end, "transactional": transactional, "row": row}
+OPERATIONS = {
+    "send": send,
+    "pull": pull,
+    "end": end,
+    "transactional": transactional,
+    "guarded": guarded,
+    "row": row,
+}
 
 
 def main() -> None:

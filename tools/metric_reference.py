@@ -8,7 +8,7 @@ from txmq.console import metrics as console_metrics
 from txmq.limits import METRIC_SERIES_MAX
 from txmq.metrics.table import MetricRow
 from txmq.reconcile.report import metrics as reconcile_metrics
-from txmq_broker.core.latency import BOUNDS_S
+from txmq_broker.core.statistics import BOUNDS_S
 from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin
 from txmq_broker.monitoring.samples import LIMITS
 from txmq_broker.names import metrics as name_server_metrics

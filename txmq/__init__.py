@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from txmq.client.values import PulledBatch, PullOutcome, SendResult, SendStatus
     from txmq.outbox import Outbox
     from txmq.outbox.relay import Relay
-    from txmq.outbox.schema import create_outbox
     from txmq.outbox.settings import RelaySettings
+    from txmq.outbox.table import create_outbox
     from txmq.security.signatures import Credentials
     from txmq.security.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
@@ -146,7 +146,7 @@ _LATER: Final = {
     "SendResult": "txmq.client.values",
     "SendStatus": "txmq.client.values",
     "Outbox": "txmq.outbox",
-    "create_outbox": "txmq.outbox.schema",
+    "create_outbox": "txmq.outbox.table",
     "Relay": "txmq.outbox.relay",
     "RelaySettings": "txmq.outbox.settings",
     "HalfMessage": "txmq.transaction.listener",

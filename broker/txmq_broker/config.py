@@ -20,7 +20,7 @@ from txmq.limits import (
     SPAN_BYTES_MAX,
 )
 from txmq.remoting.pool import split_address
-from txmq.runtime.memory import memory_bytes
+from txmq.runtime.process import memory_bytes
 from txmq.settings.values import Duration, Size, parse_duration
 
 __all__ = [

@@ -14,8 +14,8 @@ from txmq import Admin, LocalTransactionState, Message, Relay, SQLResource, Tran
 from txmq.cli.root import app
 from txmq.client import Session
 from txmq.idempotent import UniqueKeyTable, idempotent
-from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
+from txmq.idempotent.unique_key import create_done
+from txmq.outbox.table import create_outbox
 from txmq.settings.values import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.app import Broker

@@ -33,8 +33,8 @@ from txmq import (
 from txmq.client import Session
 from txmq.errors import RollBack
 from txmq.idempotent import UniqueKeyTable, idempotent
-from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
+from txmq.idempotent.unique_key import create_done
+from txmq.outbox.table import create_outbox
 from txmq.protocol.properties import FENCE
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.app import Broker

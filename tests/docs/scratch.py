@@ -8,8 +8,8 @@ import psycopg
 from sqlalchemy import create_engine
 
 from tests.databases import conninfo
-from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
+from txmq.idempotent.unique_key import create_done
+from txmq.outbox.table import create_outbox
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, FilterSettings, StoreSettings
 from txmq_broker.testing import BrokerThread

@@ -9,8 +9,8 @@ from sqlalchemy import create_engine, text
 
 from txmq import Message, Outbox, Relay, SQLResource
 from txmq.idempotent import UniqueKeyTable, Verdict
-from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
+from txmq.idempotent.unique_key import create_done
+from txmq.outbox.table import create_outbox
 from txmq.transaction import LocalTransactionState
 from txmq.transaction.resources.schema import create_fence
 

@@ -7,7 +7,7 @@ import pytest
 
 KEEPS = """
 import ctypes, resource
-from txmq.runtime.memory import keep_freed_memory
+from txmq.runtime.process import keep_freed_memory
 {before}
 keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -14,8 +14,8 @@ from tests.serving import START_SECONDS, STOP_SECONDS, BrokerProcess, environmen
 from txmq import Client, ClientSettings, Credentials, Message, Producer
 from txmq.cli.root import app
 from txmq.errors import TxmqError
-from txmq.protocol.account_requests import AccountChange
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.operations import AccountChange
 from txmq.security.signatures import SigningKey
 from txmq_broker.access.acl_files import AclFiles
 

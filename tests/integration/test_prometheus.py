@@ -28,7 +28,7 @@ from tests.several_brokers import SeveralBrokers
 from tests.waiting import until
 from txmq import Message, Outbox, blocking
 from txmq.cli.resolve import metrics_of as resolver_text
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 from txmq.reconcile.report.metrics import exposition as reconciliation_text
 from txmq.worker.figures import (
     HandlerSeries,

@@ -10,7 +10,7 @@ import pytest
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, struct, threading
-    from txmq.runtime import time_slice
+    from txmq.runtime import process as time_slice
 
     def slice_ns():
         call = ctypes.CDLL(None).syscall

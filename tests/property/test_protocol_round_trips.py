@@ -25,7 +25,8 @@ from tests.property.protocol_strategies import (
     struct,
 )
 from txmq.errors import ProtocolError, RemoteProtocolError
-from txmq.protocol import batch, fastjson, header_binary, java_properties, properties, record
+from txmq.protocol import batch, fastjson, header_binary, properties, record
+from txmq.protocol import java as java_properties
 from txmq.protocol.bodies import MessageQueue, OffsetPair, queue_map, read_queue_map
 from txmq.protocol.command import BINARY, JSON, FrameReader, answer, decode, encode, frame
 from txmq.protocol.compression import compress, decompress

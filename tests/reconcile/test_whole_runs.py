@@ -33,9 +33,9 @@ from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
 from txmq.reconcile import day as one_day
 from txmq.reconcile import frames, summary
+from txmq.reconcile.day import check_all_was_read
 from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.findings import check_all_was_read
 from txmq.reconcile.ledgers import Role
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.storage import LocalFolder

@@ -34,7 +34,7 @@ from txmq.client.values import SendResult, SendStatus
 from txmq.errors import Effect, IllegalOperation, TxmqError
 from txmq.message import DEAD_LETTER, Message, ReceivedMessage
 from txmq.protocol import recall
-from txmq.testing.clock import EPOCH_MS
+from txmq.testing.machine import EPOCH_MS
 
 __all__ = ["PatientSender", "TryingMember"]
 

@@ -27,7 +27,7 @@ from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.testing import SeededEntropy
-from txmq.testing.clock import EPOCH_MS
+from txmq.testing.machine import EPOCH_MS
 
 __all__ = ["ClockNemesis", "DeliveryStage"]
 

@@ -14,7 +14,7 @@ from txmq.errors import NotFound
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import NamedTransaction, OffsetAnswer, QueueHeader
-from txmq.protocol.transaction_history import TransactionHistory
+from txmq.protocol.operations import TransactionHistory
 from txmq.testing import World
 
 __all__ = ["Observer"]

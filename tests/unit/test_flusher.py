@@ -11,7 +11,7 @@ from tests.unit.store.press import Peer, Press, turns
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import BrokerBusy, ServiceUnavailable, SyncFailed, TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
-from txmq_broker.core.latency import BOUNDS_S
+from txmq_broker.core.statistics import BOUNDS_S
 from txmq_broker.services import flusher as flushing
 
 ASYNC = Sizes(flush="async")

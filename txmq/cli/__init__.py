@@ -12,7 +12,7 @@ import sys
 from traceback import format_exception
 from types import TracebackType
 
-from txmq.runtime.interrupts import restore_interrupt
+from txmq.runtime.process import restore_interrupt
 from txmq.text import printable
 
 __all__ = ["main", "print_failure"]

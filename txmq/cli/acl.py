@@ -24,8 +24,7 @@ from txmq.cli.common import (
 from txmq.cli.lists import Listing, listed
 from txmq.cli.output import note, say
 from txmq.errors import ConfigError, Effect, TransportError, TxmqError
-from txmq.ops.accounts import ACCOUNT_COLUMNS, account_row
-from txmq.ops.columns import ListColumn
+from txmq.ops.rows import ACCOUNT_COLUMNS, ListColumn, account_row
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:

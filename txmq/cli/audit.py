@@ -23,9 +23,9 @@ from txmq.cli.common import (
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
-from txmq.ops.audit import act_text
 from txmq.ops.directories import hint_of_brokers
 from txmq.ops.moments import EARLIEST, LATEST
+from txmq.ops.rows import act_text
 from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
 from txmq.text import printable

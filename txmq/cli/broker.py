@@ -19,9 +19,8 @@ from txmq.cli.output import as_json, note, print_result, table
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
 from txmq.ops.brokers import readable_figures
-from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import nearest
-from txmq.ops.settings import SOURCES, setting_rows
+from txmq.ops.rows import SOURCES, ListColumn, setting_rows
 
 __all__ = ["app"]
 

@@ -35,7 +35,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.ops.brokers import copies_of, is_drained
-from txmq.ops.columns import ListColumn
+from txmq.ops.rows import ListColumn
 from txmq.ops.moments import time_text
 from txmq.ops.queries import sentence_of
 from txmq.protocol.codes import RequestCode

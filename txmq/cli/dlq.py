@@ -38,7 +38,6 @@ from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REAS
 from txmq.client.admin.dead_letters import DeadLetters
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.message import ReceivedMessage
-from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import LATEST, age_of
 from txmq.ops.resend import (
@@ -50,6 +49,7 @@ from txmq.ops.resend import (
     ResendResult,
     ResendRun,
 )
+from txmq.ops.rows import ListColumn
 from txmq.protocol import properties
 from txmq.runtime.clock import SystemClock
 from txmq.text import quantity

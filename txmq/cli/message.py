@@ -32,10 +32,9 @@ from txmq.cli.output import (
 )
 from txmq.client import Admin, HandledMessage, PulledBatch
 from txmq.message import Message, Queue, ReceivedMessage
-from txmq.ops.columns import ListColumn
-from txmq.ops.delayed import DELAYED_COLUMNS, delayed_rows
 from txmq.ops.message_scan import ScanWish, scan_messages
 from txmq.ops.moments import LATEST
+from txmq.ops.rows import DELAYED_COLUMNS, ListColumn, delayed_rows
 from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
 from txmq.settings.values import parse_duration

@@ -18,8 +18,8 @@ from txmq.metrics.http import HttpServer
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
-from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.network import SystemNetwork
+from txmq.runtime.process import exempt_from_collection
 from txmq.settings.extras import named_extra
 from txmq.settings.loading import load
 

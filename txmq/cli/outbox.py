@@ -15,8 +15,8 @@ from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, listing, print_result
 from txmq.cli.schema import Database, OutboxName, SchemaName, database_errors
 from txmq.errors import NotFound
-from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.text import quantity
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
 from txmq.cli.lists import Listing, listed
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import RequestNotSupported
-from txmq.ops.clients import CLIENT_COLUMNS, client_row
 from txmq.ops.known_names import check_producer_group
+from txmq.ops.rows import CLIENT_COLUMNS, client_row
 
 __all__ = ["app"]
 

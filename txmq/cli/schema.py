@@ -65,8 +65,8 @@ def create(
     """Create the tables that are missing, and check that all can be used."""
     with database_errors():
         from txmq.databases.engines import engine_of
-        from txmq.idempotent.schema import create_done
-        from txmq.outbox.schema import create_outbox
+        from txmq.idempotent.unique_key import create_done
+        from txmq.outbox.table import create_outbox
         from txmq.transaction.resources.schema import create_fence
 
         creators = {

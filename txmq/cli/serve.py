@@ -27,9 +27,8 @@ from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop
 from txmq.runtime.clock import SystemClock
-from txmq.runtime.memory import keep_freed_memory
+from txmq.runtime.process import keep_freed_memory, shorten_time_slice
 from txmq.runtime.supervisor import SupervisorEnd
-from txmq.runtime.time_slice import shorten_time_slice
 from txmq.security.credentials import CREDENTIALS_VARIABLES
 from txmq.security.tls import TLS_VARIABLES
 from txmq.settings.extras import named_extra

@@ -10,8 +10,8 @@ from txmq.cli.lists import Listing, listed
 from txmq.client import Admin
 from txmq.client.values import TopicTraffic
 from txmq.errors import TxmqError
-from txmq.ops.columns import ListColumn
 from txmq.ops.groups import WAITING_COLUMN
+from txmq.ops.rows import ListColumn
 from txmq.ops.topics import application_topics
 
 __all__ = ["stats"]

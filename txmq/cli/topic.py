@@ -22,9 +22,8 @@ from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, print_result, say
 from txmq.client import Admin, Route
 from txmq.limits import QUEUES_OF_NEW_TOPICS
-from txmq.ops.clients import CLIENT_COLUMNS, consumer_rows
-from txmq.ops.columns import ListColumn
 from txmq.ops.known_names import check_topic
+from txmq.ops.rows import CLIENT_COLUMNS, ListColumn, consumer_rows
 from txmq.ops.topic_change import TopicChange
 from txmq.ops.topics import check_new_topic, description_of, fields_of, topic_rows
 from txmq.protocol.bodies import TopicConfig

@@ -15,8 +15,8 @@ from txmq.cli.lists import Listing, listed
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.settings.values import parse_duration
 
 if TYPE_CHECKING:

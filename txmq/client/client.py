@@ -19,8 +19,8 @@ from txmq.client.settings import ClientSettings, ConsumerSettings
 from txmq.errors import UsageError
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
+from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks, Threads
 
 __all__ = ["Client"]

@@ -23,13 +23,18 @@ from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.idempotent.done_table import DoneTable
-    from txmq.idempotent.guard import Attempt, Guard, PlainGuard, SessionGuard, idempotent
-    from txmq.idempotent.keys import redelivery_horizon_s
+    from txmq.idempotent.guard import (
+        Attempt,
+        Guard,
+        PlainGuard,
+        SessionGuard,
+        Verdict,
+        idempotent,
+        redelivery_horizon_s,
+    )
     from txmq.idempotent.redis import RedisGuard
-    from txmq.idempotent.schema import create_done
     from txmq.idempotent.token import TokenGuard
-    from txmq.idempotent.unique_key import UniqueKeyTable
-    from txmq.idempotent.verdict import Verdict
+    from txmq.idempotent.unique_key import UniqueKeyTable, create_done
     from txmq.idempotent.version import VersionGuard
 
 __all__ = [
@@ -60,11 +65,11 @@ _MODULES: Final = {
     "SessionGuard": "guard",
     "TokenGuard": "token",
     "UniqueKeyTable": "unique_key",
-    "Verdict": "verdict",
+    "Verdict": "guard",
     "VersionGuard": "version",
-    "create_done": "schema",
+    "create_done": "unique_key",
     "idempotent": "guard",
-    "redelivery_horizon_s": "keys",
+    "redelivery_horizon_s": "guard",
 }
 
 

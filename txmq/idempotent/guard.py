@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from enum import Enum
+from hashlib import blake2b
 from pathlib import PurePath
 from typing import (
     Any,
@@ -21,6 +24,7 @@ from typing import (
     Final,
     Generic,
     Literal,
+    NamedTuple,
     ParamSpec,
     Protocol,
     Self,
@@ -31,12 +35,26 @@ from typing import (
 
 from txmq.databases.failures import Failure, failure
 from txmq.databases.guarded_transaction import DualContext
-from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError
-from txmq.idempotent.verdict import KeyState, Verdict, decode_result, encode_result
+from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
+from txmq.limits import KEY_CHARS_MAX, STORED_RESULT_BYTES_MAX
 from txmq.message import HANDLED_BODY, Later
 from txmq.runtime.signatures import object_parameter, signature_of
 
-__all__ = ["Attempt", "Guard", "PlainGuard", "SessionGuard", "idempotent"]
+__all__ = [
+    "Attempt",
+    "Guard",
+    "KeyState",
+    "PlainGuard",
+    "SessionGuard",
+    "Verdict",
+    "check_text",
+    "decode_result",
+    "encode_result",
+    "fingerprint",
+    "idempotent",
+    "judge",
+    "redelivery_horizon_s",
+]
 
 K_contra = TypeVar("K_contra", contravariant=True)
 K = TypeVar("K")
@@ -550,3 +568,98 @@ def _program(module: str) -> str:
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name).removesuffix(".__main__")
     return PurePath(getattr(main, "__file__", None) or module).stem
+
+
+def check_text(text: object, what: str = "key") -> str:
+    """Return a key or a scope if it is valid.
+
+    Raises:
+        UsageError: It is not a printable text.
+        LimitExceeded: It is too long.
+    """
+    # MySQL ignores spaces at the end when it compares texts.
+    if not isinstance(text, str) or not text.isprintable() or text.endswith(" "):
+        raise UsageError(
+            f"{text!r} is not a valid {what}: use a text of printable characters that does not end "
+            "in a space"
+        )
+    if not text and what == "key":
+        raise UsageError("an empty text is not a valid key")
+    if len(text) > KEY_CHARS_MAX:
+        raise LimitExceeded(f"the length of a {what}", KEY_CHARS_MAX, len(text))
+    return text
+
+
+def redelivery_horizon_s(
+    *,
+    kept_s: float = 72 * 3600.0,
+    retries_s: float = 4 * 3600.0 + 46 * 60.0,
+    longest_stop_s: float = 24 * 3600.0,
+) -> float:
+    """The longest time between the handling of a message and its next delivery; with the defaults
+    four days and five hours.
+
+    A message can return while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
+    an operator resets an offset, a new consumer group starts, a dead letter is sent again. Its last
+    retry comes ``retries_s`` later (a group's 16 retries). A consumer that holds it may also be
+    stopped for ``longest_stop_s``.
+    """
+    return kept_s + retries_s + longest_stop_s
+
+
+class Verdict(Enum):
+    """The state of a key's work."""
+
+    FIRST = "first"
+    """The key is new: this attempt does the work."""
+    IN_PROGRESS = "in progress"
+    """Another attempt is at work; whether it will succeed is not known yet."""
+    DONE = "done"
+    """The work was done before."""
+    CONFLICT = "conflict"
+    """The same key was used for another payload."""
+
+
+class KeyState(NamedTuple):
+    """A verdict, and the result that was stored with the key, encoded."""
+
+    verdict: Verdict
+    result: str | None = None
+    fingerprint: str = ""
+
+
+def judge(ours: str, theirs: str, result: str | None) -> KeyState:
+    """Compare the fingerprints of an attempt and of stored work; an empty one matches any."""
+    if ours and theirs and ours != theirs:
+        return KeyState(Verdict.CONFLICT)
+    return KeyState(Verdict.DONE, result, theirs)
+
+
+def fingerprint(payload: bytes | bytearray | memoryview | str | None) -> str:
+    """A hash of the payload in 32 characters; empty for no payload."""
+    if payload is None:
+        return ""
+    data = payload.encode(errors="surrogatepass") if isinstance(payload, str) else payload
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def encode_result(result: object) -> str:
+    """The text stored for a result.
+
+    Raises:
+        UsageError: JSON cannot carry the result.
+        LimitExceeded: The result is too large.
+    """
+    try:
+        text = json.dumps(result, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a stored result must be a value JSON can represent: {error}") from error
+    if size > STORED_RESULT_BYTES_MAX:
+        raise LimitExceeded("a stored result in bytes", STORED_RESULT_BYTES_MAX, size)
+    return text
+
+
+def decode_result(stored: str | None) -> object:
+    """A stored result; ``None`` where nothing was stored."""
+    return None if stored is None else json.loads(stored)

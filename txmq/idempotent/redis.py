@@ -23,9 +23,17 @@ from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from txmq.databases.failures import words
 from txmq.errors import ConfigError, DatabaseFailed, LeaseLost, UsageError
-from txmq.idempotent.guard import Attempt, Payload, SessionGuard
-from txmq.idempotent.keys import check_text, redelivery_horizon_s
-from txmq.idempotent.verdict import KeyState, Verdict, fingerprint, judge
+from txmq.idempotent.guard import (
+    Attempt,
+    KeyState,
+    Payload,
+    SessionGuard,
+    Verdict,
+    check_text,
+    fingerprint,
+    judge,
+    redelivery_horizon_s,
+)
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["CachedGuard", "KeyLease", "Outage", "RedisGuard"]

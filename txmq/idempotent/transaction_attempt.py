@@ -7,8 +7,7 @@ from typing import Any, Self, TypeVar
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.guarded_transaction import GuardRow, RowTransaction
 from txmq.errors import UsageError
-from txmq.idempotent.guard import Attempt
-from txmq.idempotent.verdict import KeyState, Verdict
+from txmq.idempotent.guard import Attempt, KeyState, Verdict
 
 __all__ = ["NothingToDo", "TransactionAttempt"]
 

@@ -33,18 +33,30 @@ from txmq.errors import (
     TableMissing,
 )
 from txmq.idempotent.done_table import DoneTable
-from txmq.idempotent.guard import Attempt, Payload
-from txmq.idempotent.keys import check_text, redelivery_horizon_s
+from txmq.idempotent.guard import (
+    Attempt,
+    KeyState,
+    Payload,
+    Verdict,
+    check_text,
+    fingerprint,
+    judge,
+    redelivery_horizon_s,
+)
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
-from txmq.idempotent.verdict import KeyState, Verdict, fingerprint, judge
 from txmq.limits import DONE_ROWS_REMOVED
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
+from txmq.settings.extras import named_extra
 
-__all__ = ["UniqueKeyTable"]
+with named_extra():
+    from sqlalchemy import Engine, inspect
+    from sqlalchemy.exc import SQLAlchemyError
+
+__all__ = ["UniqueKeyTable", "create_done"]
 
 
 class _AwaitedSession(Protocol):
@@ -392,3 +404,23 @@ def _check_missing(done: DoneTable, error: Exception) -> None:
 
 async def _now_ms(adapter: DatabaseAdapter[Any], db: DatabaseSession[Any]) -> int:
     return int((await db.execute(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])
+
+
+def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = None) -> bool:
+    """Create the table if it is missing, and verify it; returns whether it was missing.
+
+    Raises:
+        ConfigError: Not every database takes a name unquoted.
+        DatabaseFailed: The database refused, or does not answer.
+        ResourceError: It exists but cannot be used; see :meth:`UniqueKeyTable.verify`.
+    """
+    done = DoneTable(name, schema)
+    try:
+        with engine.begin() as connection:
+            is_new = not inspect(connection).has_table(name, schema)
+            done.metadata.create_all(connection, checkfirst=True)
+    except SQLAlchemyError as error:
+        raise DatabaseFailed(f"could not create {done.name}: {words(error)}") from error
+    guard = UniqueKeyTable(engine, table=name, schema=schema)
+    drive(guard.verify_here())  # On a blocking engine it never awaits; an event loop may run here.
+    return is_new

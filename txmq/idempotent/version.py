@@ -27,9 +27,8 @@ from txmq.databases.guarded_transaction import RowTransaction, drive
 from txmq.databases.session_adapters import AwaitedSession, BlockingSession, SessionAdapters
 from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.errors import ConfigError, UsageError, VersionGap
-from txmq.idempotent.guard import Attempt, Payload
+from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
-from txmq.idempotent.verdict import KeyState, Verdict
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Final
 
 from txmq.client import GroupLag
 from txmq.client.values import OffsetMove, WaitingRetries
-from txmq.ops.columns import ListColumn
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.text import quantity
 
 __all__ = ["WAITING_COLUMN", "consequence_of", "is_of_system", "lag_words"]

@@ -29,7 +29,7 @@ from txmq.outbox.tally import Backlog, RelayTally
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.interrupts import until_stopped
+from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks
 from txmq.text import quantity
 

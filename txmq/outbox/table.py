@@ -18,6 +18,8 @@ from sqlalchemy import (
     DDL,
     BigInteger,
     Column,
+    Connection,
+    Engine,
     Executable,
     Identity,
     Index,
@@ -28,13 +30,16 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    func,
     insert,
+    inspect,
     literal_column,
     select,
     text,
 )
 from sqlalchemy.dialects import mysql as _mysql
 from sqlalchemy.event import listen
+from sqlalchemy.exc import SQLAlchemyError
 
 from txmq.client.identity import UniqueIds
 from txmq.databases.dialects import NOW_MS, kind_of
@@ -47,14 +52,15 @@ from txmq.databases.session_adapters import (
     SessionAdapters,
 )
 from txmq.databases.tables import any_text, create_command, plain_names, statements
-from txmq.errors import LocalProtocolError, TableMissing
+from txmq.errors import DatabaseFailed, LocalProtocolError, TableMissing
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message
 from txmq.outbox.row import check_lane, pack
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.text import quantity
 
-__all__ = ["LANES", "SLOTS", "Outbox", "OutboxWriter"]
+__all__ = ["LANES", "SLOTS", "Outbox", "OutboxWriter", "create_outbox"]
 
 LANES: Final = SLOTS * SLOTS * 16
 """The number of rows that MySQL's writers lock to wait for each other; PostgreSQL has locks without
@@ -483,3 +489,39 @@ def _values(kind: str, packed: list[dict[str, Any]], bodies: Sequence[bytes]) ->
         begins += len(body)
     # json.dumps writes plain ASCII, so the session's character set does not matter.
     return {"messages": json.dumps(rows), "bodies": b"".join(bodies)}
+
+
+def create_outbox(engine: Engine, name: str = "txmq_outbox", schema: str | None = None) -> bool:
+    """Create what is missing of the outbox and check it; returns whether anything was missing.
+
+    Raises:
+        ConfigError: Not every database takes a name unquoted.
+        DatabaseFailed: The database refused, or does not answer.
+        TableMissing: A table exists, but not all of its rows.
+    """
+    outbox = Outbox(name, schema)
+    kind = kind_of(engine.dialect.name)
+    try:
+        with engine.begin() as connection:
+            tables = outbox.tables(kind)
+            there = inspect(connection)
+            is_new = not all(there.has_table(table.name, schema) for table in tables)
+            outbox.metadata.create_all(connection, tables=tables, checkfirst=True)
+        with engine.connect() as connection:
+            _check(outbox, kind, connection)
+    except SQLAlchemyError as error:
+        raise DatabaseFailed(f"could not create {outbox.name}: {words(error)}") from error
+    return is_new
+
+
+def _check(outbox: Outbox, kind: str, connection: Connection) -> None:
+    for table in outbox.tables(kind):
+        connection.execute(select(table).limit(0))
+    wanted = {outbox.slots: SLOTS, **({outbox.lanes: LANES} if kind == "mysql" else {})}
+    for table, rows in wanted.items():
+        found = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        if found != rows:
+            raise TableMissing(
+                f"{table.fullname} has {quantity(found, 'row')}, not {rows}: drop the table, and "
+                "create it again"
+            )

@@ -1,26 +1,42 @@
-"""The requests of operators' pages to a broker: 7720 lists its audit, 7721 and 7722 list and recall
-delayed messages, 7723 shows its settings, 7724 has a group skip damaged messages.
+"""The requests of operators to a broker.
+
+They are about the audit, delayed messages, settings, damage, single transactions and accounts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
-from txmq.protocol.bodies import Body
+from txmq.protocol.bodies import Body, TransactionEntry
 from txmq.protocol.headers import Header, Int32, Int64
 
 __all__ = [
+    "RECHECK_REASON_BYTES_MAX",
+    "AccountChange",
+    "AccountName",
+    "Accounts",
+    "AccountsVersion",
+    "AddressesChange",
     "AuditPage",
     "AuditedRequest",
+    "CheckEntry",
+    "DecisionEntry",
     "DelayLevelEntry",
     "DelayedEntry",
     "DelayedPage",
     "ListAudit",
     "ListDelayed",
+    "PlainAccount",
     "RecallDelayed",
+    "RecheckEntry",
+    "RecheckTransaction",
+    "RecheckTransactions",
+    "RecheckedTransactions",
     "SettingEntry",
     "SettingsView",
     "SkipDamaged",
+    "TransactionHistory",
 ]
 
 
@@ -167,3 +183,157 @@ class SkipDamaged(Header):
     """The last message of the range."""
     operator: str
     reason: str
+
+
+RECHECK_REASON_BYTES_MAX: Final = 256
+"""The operator's name and reason; the broker refuses longer texts."""
+
+
+class RecheckTransaction(Header):
+    """7704: check an open transaction again, by its id or the id of its half message."""
+
+    transaction_id: str
+    operator: str = ""
+    """The person who asks, by the name that the client gives."""
+    reason: str = ""
+
+
+class RecheckTransactions(Header):
+    """7709: check open transactions again, from an offset of the half queue on."""
+
+    state: str = ""
+    producer_group: str = ""
+    from_offset: Int64 = 0
+    operator: str = ""
+    """The person who asks, by the name that the client gives."""
+    reason: str = ""
+
+
+class RecheckedTransactions(Header):
+    """The answer to 7709."""
+
+    rechecked: Int32
+    """The number of transactions that the broker checks."""
+    next_offset: Int64
+    """Where the next request continues; -1 if there are no more."""
+
+
+class CheckEntry(Body):
+    """A check that the broker sent to a producer."""
+
+    asked_ms: int
+    client_id: str
+    address: str
+    answer: str = ""
+    """``unknown``, ``silent``, ``lost`` or ``decided``; empty while the check is open."""
+    answered_ms: int = 0
+
+
+class RecheckEntry(Body):
+    """An operator's request to check the transaction again."""
+
+    at_ms: int
+    operator: str
+    """The person, by the name in the request; empty if it has none."""
+    account: str
+    """The account that sent the request; empty without one."""
+    address: str
+    reason: str
+
+
+class DecisionEntry(Body):
+    """A marker in the log: a commit, a rollback or the parking of the transaction."""
+
+    kind: str
+    """``committed``, ``rolled_back`` or ``parked``."""
+    source: str
+    """``producer``, ``check``, ``operator`` or ``broker``."""
+    at_ms: int
+    reason: str = ""
+    """The operator and the reason, if an operator decided."""
+    offset_msg_id: str = ""
+    """The place of the visible message, if the marker is it."""
+
+
+class TransactionHistory(Body):
+    """A transaction, its decisions, its latest checks, and what comes next."""
+
+    transaction: TransactionEntry
+    """``state`` may also be ``committed`` or ``rolled back``."""
+    born_ms: int
+    born_host: str
+    """The address of the producer's connection."""
+    decisions: list[DecisionEntry]
+    checks: list[CheckEntry]
+    """The latest checks since the start of the broker, oldest first."""
+    check_max: int
+    next_check_ms: int = 0
+    """When the broker asks again; 0 if it asks no more, or does not know."""
+    waits_for_producer: bool = False
+    """True if a check is due, and no producer of the group can be asked."""
+    producers: int = 0
+    """The connected producers of the group."""
+    rechecks: list[RecheckEntry] = []
+    """The latest requests to check it again, since the start of the broker, oldest first."""
+
+
+class AccountChange(Header):
+    """50: create or change an account; a field that is missing keeps its value."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    """Permissions of topics by name, separated by ``,``, as ``Orders=PUB``."""
+    group_perms: str | None = None
+
+    def __repr__(self) -> str:
+        return f"AccountChange(access_key={self.access_key!r}, secret_key=***)"
+
+
+class AccountName(Header):
+    """51: remove an account."""
+
+    access_key: str
+
+
+class AddressesChange(Header):
+    """53: replace the addresses that need no account."""
+
+    global_white_addrs: str
+    acl_file_full_path: str | None = None
+    """The file; the first one if it is missing or empty."""
+
+
+class AccountsVersion(Header):
+    """The answer to 52: the versions of the files of accounts."""
+
+    version: str
+    """The version of the first file, as JSON."""
+    all_acl_file_version: str
+    """The versions of all files by path, as JSON."""
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+
+
+class PlainAccount(Body):
+    """An account in the answer to 54, without its secret."""
+
+    access_key: str
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: list[str] | None = None
+    group_perms: list[str] | None = None
+
+
+class Accounts(Body):
+    """The answer to 54."""
+
+    global_white_addrs: list[str]
+    plain_access_configs: list[PlainAccount]

@@ -12,22 +12,23 @@ from contextlib import closing
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import msgspec
+import pyarrow as pa
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import ReconciledDay, reconcile_frames
-from txmq.reconcile.differences import carry_on
+from txmq.reconcile.differences import EXPLAINING, EXPLAINING_CLASSES, IS_OF_TRANSFER, carry_on
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.frame_books import GivenFrames
 from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.findings import check_all_was_read, findings_in
-from txmq.reconcile.frames import contents_of, read, read_table
+from txmq.reconcile.frames import contents_of, exact_sum, read, read_table
 from txmq.reconcile.ledgers import CARRIED_ON, Files, Role, TableFile
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
@@ -38,11 +39,11 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.storage import Directory, Folder
 from txmq.reconcile.summary import Result, Run, Verdict
-from txmq.reconcile.tables import TABLES
-from txmq.reconcile.verdict import judge
+from txmq.reconcile.tables import ENTRIES, TABLES
+from txmq.reconcile.verdict import Findings, judge
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["Day", "earlier_days", "reconcile"]
+__all__ = ["Day", "check_all_was_read", "earlier_days", "findings_in", "reconcile"]
 
 Tables: TypeAlias = DataFrame | Mapping[str, DataFrame]
 _PARQUET: Final = {
@@ -339,3 +340,65 @@ def earlier_days(rules: Rules, day: dt.date, results: Results, past: Run | None)
             found[Role.OLD_ENTRIES] += extract[Role.ENTRIES]
             found[Role.OLD_MESSAGES] += extract[Role.MESSAGES]
     return found
+
+
+_GROUPS: Final = ("class", "currency", "bucket", "age_days", "first_seen")
+
+
+def findings_in(tables: Mapping[str, DataFrame], most: int) -> Findings:
+    """Add up the tables of a day, and find the rows to show: up to a number in each class."""
+    items, by_hand = tables["items"], tables["by_hand"]
+    proofs = tables["proofs"].toArrow()
+    groups = items.groupBy(*_GROUPS).agg(
+        F.count("*").alias("count"), exact_sum(F.col("amount")).alias("amount")
+    )
+    oldest = Window.partitionBy("class").orderBy(F.desc("age_days"), F.desc("amount"), "key")
+    first = items.withColumn("place", F.row_number().over(oldest)).where(F.col("place") <= most)
+    latest = by_hand.orderBy(F.desc_nulls_last("decided_ms"), "position").limit(most)
+    return Findings(
+        totals=_rows(tables["totals"]),
+        proofs=proofs,
+        explaining=_explaining(items, proofs),
+        groups=_rows(groups),
+        items=_rows(first.drop("place")),
+        decisions=_rows(latest),
+        closed=tables["closed"].count(),
+        decided_by_hand=by_hand.count(),
+    )
+
+
+def _explaining(items: DataFrame, proofs: pa.Table) -> list[dict[str, Any]]:
+    failed = proofs.filter(IS_OF_TRANSFER)["account"]
+    if not failed.length():
+        return []
+    keys = items.sparkSession.createDataFrame(pa.table({"key": failed}))
+    some = items.where(F.col("class").isin(*(one.value for one in EXPLAINING_CLASSES)))
+    return _rows(some.join(keys, "key", "left_semi").select(*EXPLAINING))
+
+
+def _rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict() for row in frame.collect()]
+
+
+def check_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
+    """Check that the accounts' bookings equal the extract, to the row and to the cent.
+
+    Raises:
+        ReconcileRefused: They do not: the workers did not read the whole extract.
+    """
+    sums = balances.groupBy("bank", "currency").agg(
+        F.sum("rows").alias("rows"), exact_sum(F.col("moved")).alias("moved")
+    )
+    found: dict[tuple[str, str], Row] = {
+        (row["bank"], row["currency"]): row for row in sums.collect()
+    }
+    for control in (one for one in manifest.controls if one.table == ENTRIES.name):
+        bank = control.source
+        rows = sum(row["rows"] for (name, _), row in found.items() if name == bank)
+        amounts = {
+            name: int(found[bank, name]["moved"]) if (bank, name) in found else 0
+            for name in control.amounts
+        }
+        now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
+        if (differs := control.difference(now)) is not None:
+            raise ReconcileRefused(f"the workers did not read the whole extract: {differs}")

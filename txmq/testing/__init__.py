@@ -31,7 +31,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from txmq.settings.extras import named_extra
-from txmq.testing.clock import SimulatedClock
 from txmq.testing.device import DiskEvent
 from txmq.testing.disk import MemoryDisk, power_cuts
 from txmq.testing.entropy import SeededEntropy
@@ -49,7 +48,7 @@ from txmq.testing.failures import (
     VirtualTimeoutError,
 )
 from txmq.testing.loop import SimulatedLoop
-from txmq.testing.machine import Machine
+from txmq.testing.machine import Machine, SimulatedClock
 from txmq.testing.network import HostNetwork, SimulatedNetwork
 from txmq.testing.pages import Loss
 from txmq.testing.trace import Trace

@@ -3,7 +3,7 @@ die in the middle.
 
 A test of a handler and its database::
 
-    from txmq.testing.deliveries import Deliveries, received
+    from txmq.testing import Deliveries, received
 
     def test_an_order_is_billed_once():
         orders = [received("Orders", b"tea", key=f"order-{number}") for number in range(100)]

@@ -13,7 +13,6 @@ from contextvars import Context, copy_context
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from txmq.testing.clock import SimulatedClock
 from txmq.testing.disk import MemoryDisk
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.failures import MachineCrashedError, PowerCut
@@ -22,7 +21,7 @@ from txmq.testing.network import HostNetwork, SimulatedNetwork
 from txmq.testing.pages import Loss
 from txmq.testing.program import PROGRAM, Program
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "SimulatedClock"]
 
 T = TypeVar("T")
 
@@ -189,3 +188,47 @@ class Machine:
         # The scenario caused the crash, so an error that it does not retrieve is not a failure.
         me.add_done_callback(asyncio.Task.exception)
         raise MachineCrashedError(f"{self.name} went down under {program.name}")
+
+
+EPOCH_MS = 1_700_000_000_000
+"""The wall time at virtual second 0: a day in November 2023."""
+
+
+class SimulatedClock:
+    """An :class:`txmq.runtime.Clock` over an event loop's time.
+
+    The monotonic clock is the loop's, so that timers and deadlines agree. The wall clock starts
+    right; :meth:`jump` and :meth:`drift` make it wrong.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ms: int = EPOCH_MS) -> None:
+        self._loop = loop
+        self._since = loop.time()
+        self._wall_s = epoch_ms / 1000 + self._since
+        self._rate = 1.0
+
+    def monotonic(self) -> float:
+        """See :meth:`txmq.runtime.Clock.monotonic`."""
+        return self._loop.time()
+
+    def wall_ms(self) -> int:
+        """See :meth:`txmq.runtime.Clock.wall_ms`."""
+        return round(self._wall_now() * 1000)
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock forward, or back if negative."""
+        self._rebase()
+        self._wall_s += seconds
+
+    def drift(self, rate: float) -> None:
+        """Make the wall clock gain this many seconds per second from now on, or lose them if
+        negative.
+        """
+        self._rebase()
+        self._rate = 1.0 + rate
+
+    def _wall_now(self) -> float:
+        return self._wall_s + (self._loop.time() - self._since) * self._rate
+
+    def _rebase(self) -> None:
+        self._wall_s, self._since = self._wall_now(), self._loop.time()

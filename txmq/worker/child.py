@@ -21,7 +21,6 @@ from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError, TxmqError, UsageError
 from txmq.runtime.background import fast_loop
 from txmq.runtime.clock import SystemClock
-from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.parent_link import (
     FailedNotice,
     FailureKind,
@@ -30,6 +29,7 @@ from txmq.runtime.parent_link import (
     ReadyNotice,
     ReportNotice,
 )
+from txmq.runtime.process import exempt_from_collection
 from txmq.runtime.tasks import Tasks
 from txmq.transaction.manager import TransactionManager
 from txmq.transaction.producer import TransactionProducer

@@ -1,4 +1,4 @@
-"""Changes files of accounts: a change that does not leave valid rules behind has no effect."""
+"""Changes to files of accounts, which keep their comments and always leave valid rules behind."""
 
 from __future__ import annotations
 

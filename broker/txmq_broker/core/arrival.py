@@ -18,7 +18,7 @@ from txmq.limits import (
 from txmq.protocol import properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq_broker.core.client_names import producer_group_fault
+from txmq_broker.core.clients import producer_group_fault
 from txmq_broker.core.property_patterns import NO_PATTERNS, TopicPatterns, read_pairs
 from txmq_broker.store.half_reader import seconds_in
 from txmq_broker.store.queue_store import key_hash

@@ -1,4 +1,4 @@
-"""Counters, and their rates over the windows that operators' tools show."""
+"""Counters, their rates over the windows that operators' tools show, and durations by bucket."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from txmq_broker.core.latency import durations
+from txmq.metrics.histogram import Histogram
 from txmq_broker.core.topics import Topics
 
-__all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
+__all__ = [
+    "BOUNDS_S",
+    "MINUTE_S",
+    "SAMPLE_S",
+    "Meter",
+    "MidnightTotals",
+    "Rate",
+    "Statistics",
+    "durations",
+]
 
 SAMPLE_S: Final = 10.0
 MINUTE_S: Final = 60.0
@@ -177,3 +186,14 @@ class Statistics:
         for meters in self._meters.values():
             for key in [key for key in meters if is_meant(key)]:
                 del meters[key]
+
+
+BOUNDS_S: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
+)  # fmt: skip
+"""The upper bounds of the buckets, in seconds: from a fast disk to a client's time-out."""
+
+
+def durations() -> Histogram:
+    """Durations of sends, syncs or pulls."""
+    return Histogram(BOUNDS_S)

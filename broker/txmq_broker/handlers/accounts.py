@@ -10,7 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from txmq.errors import ConfigError, UnknownRefusal
-from txmq.protocol.account_requests import (
+from txmq.protocol.bodies import DataVersion
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.protocol.operations import (
     AccountChange,
     AccountName,
     Accounts,
@@ -18,9 +21,6 @@ from txmq.protocol.account_requests import (
     AddressesChange,
     PlainAccount,
 )
-from txmq.protocol.bodies import DataVersion
-from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import Command, answer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.access.account_changes import AccountChanges

@@ -40,12 +40,12 @@ from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup
 from txmq.protocol.topics import RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, Postponed
-from txmq_broker.core.client_names import (
+from txmq_broker.core.clients import (
+    Member,
     check_client_id,
     check_consumer_group,
     check_producer_group,
 )
-from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import ReadParts
 from txmq_broker.services.slices import LongRequests, Steps, whole

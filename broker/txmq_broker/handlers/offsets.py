@@ -17,7 +17,7 @@ from txmq.protocol.headers import (
 )
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.client_names import check_client_id, check_consumer_group
+from txmq_broker.core.clients import check_client_id, check_consumer_group
 from txmq_broker.core.topics import check_name
 from txmq_broker.parts import ReadParts
 from txmq_broker.services.slices import LongAnswers, Steps, table_answer

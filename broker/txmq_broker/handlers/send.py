@@ -36,7 +36,7 @@ from txmq_broker.core.arrival import (
     is_marked_half,
     refuse_delay,
 )
-from txmq_broker.core.client_names import producer_group_fault
+from txmq_broker.core.clients import producer_group_fault
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
 from txmq_broker.core.topics import Topic, config_for_group

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from txmq.errors import ConfigError, InternalError, NoPermission
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.command import Command, answer

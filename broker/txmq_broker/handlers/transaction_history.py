@@ -11,14 +11,14 @@ from txmq.protocol.bodies import TransactionEntry
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import NamedTransaction
-from txmq.protocol.record import host_text, offset_id, position_in
-from txmq.protocol.span import DecisionKind
-from txmq.protocol.transaction_history import (
+from txmq.protocol.operations import (
     CheckEntry,
     DecisionEntry,
     RecheckEntry,
     TransactionHistory,
 )
+from txmq.protocol.record import host_text, offset_id, position_in
+from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.transaction import State

@@ -30,7 +30,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
-from txmq.protocol.rechecks import (
+from txmq.protocol.operations import (
     RECHECK_REASON_BYTES_MAX,
     RecheckedTransactions,
     RecheckTransaction,

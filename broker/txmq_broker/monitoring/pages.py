@@ -17,9 +17,8 @@ from txmq.metrics.http import METRICS_TYPE, HttpPage, Pages, health_pages
 from txmq.metrics.table import Sample, metrics_text, table_text
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX
-from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.samples import ProcessSamples
-from txmq_broker.monitoring.subject import MonitoredProcess
+from txmq_broker.monitoring.subject import MonitoredProcess, objection, role_of
 from txmq_broker.services.slices import Pause
 
 __all__ = ["MonitoringPages"]

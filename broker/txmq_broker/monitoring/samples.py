@@ -22,8 +22,7 @@ from txmq_broker.config import BrokerSettings
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topic
-from txmq_broker.monitoring.readiness import objection, role_of
-from txmq_broker.monitoring.subject import MonitoredProcess
+from txmq_broker.monitoring.subject import MonitoredProcess, objection, role_of
 from txmq_broker.replication.follower import Follower
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.queue_store import ConsumeQueue

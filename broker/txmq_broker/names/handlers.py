@@ -1,4 +1,4 @@
-"""The requests of a name server."""
+"""The requests of a name server, its options, and the registrations of brokers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from txmq.errors import InternalError, NoPermission, NotFound, RemoteProtocolError
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.bodies import (
     BrokerMembers,
     DataVersion,

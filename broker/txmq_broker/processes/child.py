@@ -12,7 +12,6 @@ import msgspec
 
 from txmq.errors import ConfigError, DirectoryInUse, StoreError, TxmqError
 from txmq.runtime.child_process import KILL_GRACE_S
-from txmq.runtime.memory import exempt_from_collection, keep_freed_memory
 from txmq.runtime.parent_link import (
     ContentNotice,
     FailedNotice,
@@ -21,13 +20,12 @@ from txmq.runtime.parent_link import (
     ParentLink,
     ReadyNotice,
 )
+from txmq.runtime.process import exempt_from_collection, keep_freed_memory, shorten_time_slice
 from txmq.runtime.tasks import Tasks
-from txmq.runtime.time_slice import shorten_time_slice
 from txmq_broker.app import Broker
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
-from txmq_broker.monitoring.readiness import objection
-from txmq_broker.monitoring.subject import LoneProcess
+from txmq_broker.monitoring.subject import LoneProcess, objection
 from txmq_broker.processes.parent_registration import ParentRegistration
 from txmq_broker.processes.plan import (
     BEAT_S,

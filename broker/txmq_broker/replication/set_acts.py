@@ -1,4 +1,4 @@
-"""An operator's acts on a broker set: which member is meant, and when an act is refused. Pure."""
+"""An operator's acts on a broker set: the member meant, refusals, and how a leader steps down."""
 
 from __future__ import annotations
 

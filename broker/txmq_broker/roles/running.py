@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from txmq.limits import HTTP_WAITING_MAX
-from txmq.runtime.memory import exempt_from_collection
+from txmq.runtime.process import exempt_from_collection
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.server import monitored

@@ -24,8 +24,8 @@ from txmq.runtime.disk import Disk
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
-from txmq_broker.core.latency import durations
 from txmq_broker.core.returning_clients import ReturningClients
+from txmq_broker.core.statistics import durations
 from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span

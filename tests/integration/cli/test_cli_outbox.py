@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from txmq import Message, Outbox
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -22,8 +22,7 @@ from txmq.client.observe.trace_records import (
 )
 from txmq.databases.engines import engine_of
 from txmq.message import Message, Queue
-from txmq.outbox.schema import create_outbox
-from txmq.outbox.table import Outbox
+from txmq.outbox.table import Outbox, create_outbox
 from txmq.protocol.topics import TRACES
 
 pytestmark = pytest.mark.timeout(60)

@@ -20,7 +20,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.idempotent.done_table import DoneTable
-from txmq.idempotent.keys import redelivery_horizon_s
+from txmq.idempotent.guard import redelivery_horizon_s
 from txmq.idempotent.unique_key import UniqueKeyTable
 
 NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]

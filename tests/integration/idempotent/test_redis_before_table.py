@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from tests.integration.idempotent.redis_stage import IN_FRONT, awaited, entered, until
 from txmq.errors import OutcomeUnknown
-from txmq.idempotent.verdict import Verdict
+from txmq.idempotent.guard import Verdict
 from txmq.runtime.clock import SystemClock
 
 pytestmark = [

@@ -11,9 +11,8 @@ from redis.asyncio.retry import Retry as AsyncRetry
 
 from tests.integration.idempotent.redis_stage import ALONE, awaited, entered, short, until
 from txmq.errors import KeyConflict, KeyInProgress, UsageError
-from txmq.idempotent.guard import idempotent
+from txmq.idempotent.guard import Verdict, idempotent
 from txmq.idempotent.redis import RedisGuard
-from txmq.idempotent.verdict import Verdict
 
 pytestmark = pytest.mark.timeout(300)  # The first of these tests may have to fetch a server.
 KEYS = 20

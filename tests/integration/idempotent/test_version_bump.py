@@ -14,7 +14,7 @@ from tests.databases import conninfo
 from tests.integration.idempotent.shop_stage import Account
 from tests.integration.resources.resource_stage import ON_MARIADB, said
 from txmq.errors import ConfigError, UsageError, VersionGap
-from txmq.idempotent.verdict import Verdict
+from txmq.idempotent.guard import Verdict
 from txmq.idempotent.version import VersionGuard
 
 SHAPES = {

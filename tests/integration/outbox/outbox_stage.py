@@ -14,7 +14,7 @@ from txmq.databases.guarded_transaction import drive
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox
 from txmq.outbox.row import unpack
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",

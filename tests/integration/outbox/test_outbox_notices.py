@@ -11,7 +11,7 @@ from tests.integration.outbox.outbox_stage import DATABASES
 from txmq import Message
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 
 ONE = Message(topic="transfer", body=b"one")
 SECONDS = 30

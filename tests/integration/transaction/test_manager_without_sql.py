@@ -34,9 +34,9 @@ def test_what_needs_the_extra_names_it():
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
-        ("txmq.outbox.schema", "sqlalchemy", "sql"),
+        ("txmq.outbox.table", "sqlalchemy", "sql"),
         ("txmq.transaction.resources.schema", "sqlalchemy", "sql"),
-        ("txmq.idempotent.schema", "sqlalchemy", "sql"),
+        ("txmq.idempotent.unique_key", "sqlalchemy", "sql"),
         ("txmq.testing.deliveries", "sqlalchemy", "sql"),
         ("txmq.reconcile.log.source", "pyarrow", "spark"),
     ],

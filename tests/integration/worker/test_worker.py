@@ -91,7 +91,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import create_engine
 
 from txmq import Message, Middleware, Outbox, Relay, SQLResource, blocking
-from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import create_outbox
 from txmq.transaction.resources.schema import create_fence
 
 engine = create_engine("sqlite:///bank.db")

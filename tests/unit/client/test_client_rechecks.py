@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from tests.unit.client.client_stage import staged
 from txmq.protocol import bodies, command
 from txmq.protocol.headers import NamedTransaction
-from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
+from txmq.protocol.operations import RecheckedTransactions, RecheckTransactions
 
 NOT_FOUND = 22
 ENTRY = bodies.TransactionEntry("T1", "parked", "g", "T", 0, 0, 0, "", "", 1, 0, "")

@@ -1,4 +1,4 @@
-from txmq_broker.core.latency import BOUNDS_S, durations
+from txmq_broker.core.statistics import BOUNDS_S, durations
 
 
 def test_a_duration_counts_in_the_first_bucket_whose_bound_it_does_not_exceed():

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from tests.unit.handlers.handler_stage import batch_of, batching, in_world, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import in_lives, preparing
 from txmq.errors import ConfigError
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.settings.loading import load
 from txmq.testing import Loss
-from txmq.testing.clock import EPOCH_MS
+from txmq.testing.machine import EPOCH_MS
 from txmq_broker.config import BrokerSettings
 from txmq_broker.handlers.rocketmq_settings import NAMES
 

@@ -17,7 +17,8 @@ from tests.unit.handlers.handler_stage import (
 )
 from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_SCAN_MAX
-from txmq.protocol import batch, java_properties
+from txmq.protocol import batch
+from txmq.protocol import java as java_properties
 from txmq.protocol.bodies import ConsumerRegistration, QueueEntries, SubscriptionCheck
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.headers import QueueEntriesQuery

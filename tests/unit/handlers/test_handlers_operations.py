@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.handlers.handler_stage import in_world
 from tests.unit.handlers.transaction_stage import DURABLE, in_lives
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RecallMessage
 from txmq.protocol.operations import (

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
 from txmq.settings.values import Duration, Size

@@ -16,8 +16,7 @@ from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import fields_of
 from txmq.protocol.headers import DecideTransaction, NamedTransaction, ResumeCheck
-from txmq.protocol.rechecks import RecheckTransaction, RecheckTransactions
-from txmq.protocol.transaction_history import TransactionHistory
+from txmq.protocol.operations import RecheckTransaction, RecheckTransactions, TransactionHistory
 from txmq_broker.core.check_history import CheckHistory, RecheckNote
 
 SHOW = RequestCode.SHOW_TRANSACTION_HISTORY

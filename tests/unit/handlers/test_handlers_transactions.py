@@ -30,7 +30,7 @@ from txmq.protocol.headers import (
     MessagePosition,
     NamedTransaction,
 )
-from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
+from txmq.protocol.operations import RecheckedTransactions, RecheckTransactions
 from txmq_broker.access.audit import read_audit
 from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher

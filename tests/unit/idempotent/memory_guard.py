@@ -1,7 +1,7 @@
 """The plainest guards there can be: a dictionary of what is done, and who is at work."""
 
 from txmq.idempotent import Attempt, Verdict
-from txmq.idempotent.verdict import KeyState, fingerprint, judge
+from txmq.idempotent.guard import KeyState, fingerprint, judge
 
 
 class MemoryGuard:

@@ -5,9 +5,8 @@ import logging
 import pytest
 
 from txmq.errors import DatabaseFailed, OutcomeUnknown, UsageError
-from txmq.idempotent.guard import Attempt
+from txmq.idempotent.guard import Attempt, KeyState, Verdict
 from txmq.idempotent.redis import CachedGuard, Outage
-from txmq.idempotent.verdict import KeyState, Verdict
 
 FIRST = KeyState(Verdict.FIRST)
 IN_PROGRESS = KeyState(Verdict.IN_PROGRESS)

@@ -5,7 +5,7 @@ import redis
 import redis.asyncio
 
 from txmq.errors import ConfigError, LimitExceeded, UsageError
-from txmq.idempotent.keys import redelivery_horizon_s
+from txmq.idempotent.guard import redelivery_horizon_s
 from txmq.idempotent.redis import RedisGuard
 
 CLIENT = redis.Redis(socket_timeout=0.25)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import LimitExceeded, UsageError
-from txmq.idempotent.verdict import Verdict, decode_result, encode_result, fingerprint, judge
+from txmq.idempotent.guard import Verdict, decode_result, encode_result, fingerprint, judge
 from txmq.limits import STORED_RESULT_BYTES_MAX
 
 JSON = st.recursive(

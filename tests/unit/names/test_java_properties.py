@@ -1,7 +1,7 @@
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.protocol.java_properties import dumps, loads
+from txmq.protocol.java import dumps, loads
 
 
 @pytest.mark.parametrize(

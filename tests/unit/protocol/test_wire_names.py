@@ -7,7 +7,8 @@ clients were seen to leave something out; those exceptions are listed with their
 import msgspec
 import pytest
 
-from txmq.protocol import account_requests, bodies, headers
+from txmq.protocol import bodies, headers
+from txmq.protocol import operations as account_requests
 from txmq.protocol.bodies import Body, MessageQueue
 from txmq.protocol.headers import Header
 

@@ -8,8 +8,7 @@ import pytest
 
 from txmq import DEAD_LETTER, Later
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, UsageError, VersionGap
-from txmq.idempotent.guard import Attempt, idempotent
-from txmq.idempotent.verdict import KeyState, Verdict
+from txmq.idempotent.guard import Attempt, KeyState, Verdict, idempotent
 from txmq.testing.deliveries import Deliveries, End, Point, received
 
 HELD, ASKED_FOR = float("inf"), 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.protocol.account_requests import AccountChange, AccountName, Accounts
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.operations import AccountChange, AccountName, Accounts
 
 __all__ = ["AccountCalls"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.errors import UsageError
-from txmq.protocol import java_properties
+from txmq.protocol import java as java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import NamedBroker, WritePermissionAnswer
 

@@ -29,13 +29,13 @@ from txmq.protocol.headers import (
     ListTransactions,
     NamedTransaction,
 )
-from txmq.protocol.rechecks import (
+from txmq.protocol.operations import (
     RecheckedTransactions,
     RecheckTransaction,
     RecheckTransactions,
+    TransactionHistory,
 )
 from txmq.protocol.record import unpack
-from txmq.protocol.transaction_history import TransactionHistory
 
 __all__ = ["TransactionCalls"]
 

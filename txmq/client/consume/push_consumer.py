@@ -34,8 +34,8 @@ from txmq.protocol.bodies import ConsumerRegistration
 from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
+from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Threads
 
 __all__ = ["PushConsumer"]

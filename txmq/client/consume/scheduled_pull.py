@@ -22,8 +22,8 @@ from txmq.errors import UsageError
 from txmq.message import Queue
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.interrupts import until_stopped
 from txmq.runtime.network import Network
+from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks
 
 __all__ = ["PullContext", "PullTask", "ScheduledPull"]

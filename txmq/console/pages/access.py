@@ -18,8 +18,8 @@ from txmq.console.visits import (
     choose_broker,
 )
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
-from txmq.ops.accounts import PERMISSIONS, account_row
-from txmq.protocol.account_requests import Accounts
+from txmq.ops.rows import PERMISSIONS, account_row
+from txmq.protocol.operations import Accounts
 from txmq.security.signatures import Credentials
 
 __all__ = ["CHANGES", "PAGES"]

@@ -12,8 +12,8 @@ from txmq.console.markup import link
 from txmq.console.visits import PageContent, PageRoute, Visit, choose_broker
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.audit import person_of
 from txmq.ops.moments import LATEST, moment_ms
+from txmq.ops.rows import person_of
 from txmq.protocol.operations import AuditedRequest
 
 __all__ = ["PAGES"]

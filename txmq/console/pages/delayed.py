@@ -17,8 +17,8 @@ from txmq.console.visits import (
 )
 from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.delayed import delayed_row
 from txmq.ops.moments import age_of, moment_ms, time_text
+from txmq.ops.rows import delayed_row
 from txmq.protocol import recall
 from txmq.protocol.operations import DelayedPage
 

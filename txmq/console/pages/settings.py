@@ -16,7 +16,7 @@ from txmq.console.visits import (
     choose_broker,
 )
 from txmq.errors import NotFound, UsageError
-from txmq.ops.settings import SOURCES, setting_rows, setting_texts
+from txmq.ops.rows import SOURCES, setting_rows, setting_texts
 
 __all__ = ["CHANGES", "PAGES"]
 

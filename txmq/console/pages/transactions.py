@@ -30,7 +30,7 @@ from txmq.ops.moments import age_of
 from txmq.ops.queries import for_each
 from txmq.ops.traces import traces_of
 from txmq.ops.transactions import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
-from txmq.protocol.rechecks import RECHECK_REASON_BYTES_MAX
+from txmq.protocol.operations import RECHECK_REASON_BYTES_MAX
 from txmq.protocol.span import REASON_BYTES_MAX
 from txmq.text import quantity
 

@@ -35,9 +35,9 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.ops.brokers import copies_of, is_drained
-from txmq.ops.rows import ListColumn
 from txmq.ops.moments import time_text
 from txmq.ops.queries import sentence_of
+from txmq.ops.rows import ListColumn
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock

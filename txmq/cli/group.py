@@ -27,10 +27,10 @@ from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import GroupConnections, GroupLag, OffsetMove, QueueProgress
 from txmq.errors import ConsumerOffline, IllegalOperation, TxmqError, UsageError
 from txmq.message import Queue, QueueOffset
-from txmq.ops.rows import ListColumn
 from txmq.ops.groups import WAITING_COLUMN, consequence_of, is_of_system, lag_words
 from txmq.ops.known_names import check_group, check_topic
 from txmq.ops.moments import age_of
+from txmq.ops.rows import ListColumn
 from txmq.runtime.clock import SystemClock
 from txmq.text import quantity
 

@@ -31,10 +31,10 @@ from txmq.cli.output import (
 )
 from txmq.client import Admin, TransactionReport
 from txmq.client.values import OpenTransaction
-from txmq.ops.rows import ListColumn
 from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of, time_text
+from txmq.ops.rows import ListColumn
 from txmq.ops.traces import traces_of
 from txmq.ops.transactions import TransactionStep, steps_of
 from txmq.runtime.clock import SystemClock

@@ -101,6 +101,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
         ),
     ),
 )
+"""The console's parts, in the order of its navigation."""
 
 
 def section_of(path: str) -> Section | None:

@@ -1,4 +1,7 @@
-"""What a page receives and returns. Page modules use nothing else of the web server."""
+"""What a page receives and returns, whom it lets in, and the broker that it is about.
+
+Page modules use nothing else of the web server.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +131,9 @@ class ChangeRoute(NamedTuple):
 async def require_operator(visit: Visit) -> None:
     """Pass if the visitor's account is an administrator of all brokers of the cluster.
 
-    The check is a request that only administrators may send. Visitors without an account pass:
-    they use this machine, and no broker has accounts.
+    The console reads outboxes and reports with its own rights, so it asks the brokers who the
+    visitor is. The check is a request that only administrators may send. Visitors without an
+    account pass: they use this machine, and no broker has accounts.
 
     Raises:
         NoPermission: The account is no administrator, or the brokers cannot say so.

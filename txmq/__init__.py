@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from txmq.security.signatures import Credentials
     from txmq.security.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
+    from txmq.transaction.machine import Transaction
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
     from txmq.transaction.resources import SQLResource, XAResource
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
         TransactionOutcome,
         TransactionState,
     )
-    from txmq.transaction.work import Transaction
 
 __all__ = [
     "DEAD_LETTER",
@@ -146,7 +146,7 @@ _LATER: Final = {
     "HalfMessage": "txmq.transaction.listener",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
-    "Transaction": "txmq.transaction.work",
+    "Transaction": "txmq.transaction.machine",
     "TransactionProducer": "txmq.transaction.producer",
     "SQLResource": "txmq.transaction.resources",
     "XAResource": "txmq.transaction.resources",

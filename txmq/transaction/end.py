@@ -88,7 +88,9 @@ class EndSender:
         now = clock.monotonic()
         deadline = now + self._settings.end_timeout_s
         backoff: Backoff | None = None
-        address = self._address(queue, now)
+        route = session.routes.get(queue.topic, now)
+        # A topic that this very message created has no route yet.
+        address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
         while True:
             try:
                 connection = None if address is None else session.pool.ready(address)
@@ -111,11 +113,6 @@ class EndSender:
             session.forget(queue.topic)
             address = None
             await asyncio.sleep(pause_s)
-
-    def _address(self, queue: Queue, now: float) -> str | None:
-        route = self._session.routes.get(queue.topic, now)
-        # A topic that this very message created has no route yet.
-        return (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
 
     async def _connect(self, queue: Queue, address: str | None, left_s: float) -> Connection:
         session = self._session

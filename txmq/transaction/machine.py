@@ -78,9 +78,7 @@ class Transaction(Generic[S]):
     """The session of the local transaction; leave commit and rollback to the manager."""
     decided: TransactionOutcome | None = field(default=None, init=False, repr=False)
 
-    @property
-    def half(self) -> HalfMessage | None:
-        """Its half message once that is stored."""
+    def _half(self) -> HalfMessage | None:
         raise NotImplementedError
 
     @property
@@ -90,7 +88,7 @@ class Transaction(Generic[S]):
         Raises:
             UsageError: It has no message yet: the function's result makes it.
         """
-        half = self.half
+        half = self._half()
         if half is None:
             raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
         return half
@@ -128,13 +126,13 @@ class TransactionMachine(Transaction[S]):
     left: LocalTransactionState = _UNKNOWN
     """The state of its local transaction if the caller is cancelled now."""
     is_active: bool = False
-    """Whether it is counted in :attr:`active`, apart from its tasks."""
+    """Whether :attr:`active` counts it."""
+    task: asyncio.Task[Any] | None = None
+    """Takes the last steps, even if the caller is cancelled."""
     waiting: asyncio.Future[Outcome] | None = None
-    """Resolves for the caller."""
+    """The caller waits for this, which the task resolves."""
 
-    @property
-    def half(self) -> HalfMessage | None:
-        """Its half message once that is stored."""
+    def _half(self) -> HalfMessage | None:
         # Made when needed: most functions of managers never look at it.
         if self.known_half is None and self.sent is not None and self.to_send is not None:
             half = self.active.half_of(self.to_send, self.xid)
@@ -154,17 +152,6 @@ class TransactionMachine(Transaction[S]):
         if phase is None:
             raise UsageError(f"transaction {self.xid} {self.phase}, and cannot {verb} now")
         return phase
-
-    def enter(self) -> None:
-        """Count the transaction as active, until :meth:`leave`."""
-        self.is_active = True
-        self.active.enter(self.xid)
-
-    def leave(self) -> None:
-        """End the count; harmless a second time."""
-        if self.is_active:
-            self.is_active = False
-            self.active.leave(self.xid)
 
     def tell(self, step: Step, detail: object = "") -> None:
         """Report a step to whatever follows this transaction."""
@@ -187,7 +174,7 @@ class TransactionMachine(Transaction[S]):
             OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
             TxmqError: The half message was not stored, or its broker did not answer.
         """
-        self.enter()
+        self.active.enter(self)
         try:
             if self.to_send is not None:
                 await self.begin(self.to_send)
@@ -202,6 +189,13 @@ class TransactionMachine(Transaction[S]):
             return await self.decide(answer)
         finally:
             self.leave()
+
+    def leave(self) -> None:
+        """Count the transaction as active no more, unless a task takes its last steps; harmless a
+        second time.
+        """
+        if self.is_active and self.task is None:
+            self.active.leave(self)
 
     # Begin
 
@@ -250,15 +244,13 @@ class TransactionMachine(Transaction[S]):
             TxmqError: As for :meth:`begin`.
         """
         assert self.to_send is not None, "it has a message"
-        self.enter()
+        self.active.enter(self)
         try:
             await self.begin(self.to_send)
         except BaseException:
             self.leave()
             raise
-        half = self.half
-        assert half is not None, "it is stored"
-        return half
+        return self.message
 
     # Work
 
@@ -309,7 +301,7 @@ class TransactionMachine(Transaction[S]):
     def decide_alone(self, answer: LocalAnswer) -> None:
         """Decide and settle without a caller; a stop of the producer waits for that."""
         if not self.active.is_stopped:
-            self.active.start(self._decide(answer), self.xid)
+            self._start(self._decide(answer))
 
     async def _decide(self, answer: LocalAnswer) -> Outcome:
         self.phase = self.after(Verb.DECIDE)
@@ -333,7 +325,7 @@ class TransactionMachine(Transaction[S]):
             return EndAnswer(EndReply.NONE)
         self.tell(Step.DECIDED, state)
         ended, watches = None, active.stories.look() if self.is_followed else None
-        if watches is not None and (half := self.half) is not None:
+        if watches is not None and (half := self._half()) is not None:
             word, broker = SPELLINGS[state], sent.queue.broker
             with self.inside():
                 ended = watches.before_end(
@@ -353,22 +345,41 @@ class TransactionMachine(Transaction[S]):
         """Wait for the last steps, which go on even if the caller is cancelled."""
         if self.active.is_stopped:
             return await steps  # A task that began now would be cancelled at once.
-        waiting: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.waiting = waiting
-        task = self.active.start(_resolve(waiting, steps), self.xid)
-
-        def ended(_: object) -> None:
-            # The task may be cancelled before it starts, so its completion must wake the caller.
-            waiting.cancel()
-            steps.close()
-
-        task.add_done_callback(ended)
+        self.waiting = asyncio.get_running_loop().create_future()
+        task = self._start(steps)
         try:
-            return await waiting
+            return await self.waiting
         except asyncio.CancelledError:
             if task.cancelled():
                 raise OutcomeUnknown(_CLOSED) from None
             raise
+
+    def _start(self, steps: Coroutine[Any, Any, Outcome]) -> asyncio.Task[None]:
+        def ended(_: object) -> None:
+            # The task may be cancelled before it starts, so its completion must wake the caller.
+            steps.close()
+            if self.waiting is not None:
+                self.waiting.cancel()
+            self.task = None
+            self.leave()
+
+        if not self.is_active:
+            self.active.enter(self)
+        task = self.active.tasks.start(self._resolve(steps), f"transaction {self.xid}")
+        task.add_done_callback(ended)
+        self.task = task
+        return task
+
+    async def _resolve(self, steps: Coroutine[Any, Any, Outcome]) -> None:
+        try:
+            outcome = await steps
+        except Exception as error:
+            if self.waiting is not None and not self.waiting.done():
+                self.waiting.set_exception(error)
+            raise
+        # Some turns of the loop earlier than `asyncio.shield` would.
+        if self.waiting is not None and not self.waiting.done():
+            self.waiting.set_result(outcome)
 
     # Settle
 
@@ -406,16 +417,10 @@ class TransactionMachine(Transaction[S]):
         unconfirmed = None if is_confirmed else taken.error
         if unconfirmed is not None:
             log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
-        if state is TransactionState.COMMITTED:
-            tally.committed += 1
-        elif state is TransactionState.ROLLED_BACK:
-            tally.rolled_back += 1
-        else:
-            tally.unknown += 1
-        if not (is_confirmed or state is TransactionState.UNKNOWN):
-            tally.unacknowledged += 1
-        wrong = None if isinstance(problem, RollBack) else problem
-        active.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
+        tally.add(state, is_confirmed)
+        if self.is_followed:
+            wrong = None if isinstance(problem, RollBack) else problem
+            active.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
         return self._outcome(state, problem or unconfirmed or left, is_acknowledged=is_confirmed)
 
     def _outcome(
@@ -427,18 +432,6 @@ class TransactionMachine(Transaction[S]):
             state=state, xid=self.xid, sent=self.sent,
             is_acknowledged=is_acknowledged, problem=problem,
         )  # fmt: skip
-
-
-async def _resolve(waiting: asyncio.Future[Outcome], steps: Coroutine[Any, Any, Outcome]) -> None:
-    """Resolve a future at once, some turns of the loop earlier than ``asyncio.shield`` would."""
-    try:
-        outcome = await steps
-    except Exception as error:
-        if not waiting.done():
-            waiting.set_exception(error)
-        raise
-    if not waiting.done():
-        waiting.set_result(outcome)
 
 
 # The objects that a producer's transactions share
@@ -506,36 +499,33 @@ class ActiveTransactions(ActiveCount):
         self.awaits_end: bool = settings.awaits_end or self.second_phase is not None
         self.ends: EndSender = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
-        """The active transactions, by how often they are counted. Checks of them are answered with
-        "unknown"."""
+        """The active transactions by their ids: a message may be sent twice under its id."""
         self.is_closing = self.is_stopped = False
         self.threads: Threads = Threads(f"txmq-{group}-local", settings.local_threads)
-        self._tasks = Tasks()
+        self.tasks: Tasks = Tasks()
 
-    def enter(self, xid: str) -> None:
-        """Count a transaction as active. Until :meth:`leave`, a stop waits for it, and checks of it
-        are answered with "unknown".
+    def enter(self, transaction: TransactionMachine[Any]) -> None:
+        """Count a transaction. Until :meth:`leave`, a stop waits for it, and checks of it are
+        answered with "unknown".
         """
-        self.undecided[xid] = self.undecided.get(xid, 0) + 1
-        self.__enter__()
+        transaction.is_active = True
+        self.undecided[transaction.xid] = self.undecided.get(transaction.xid, 0) + 1
+        self.count += 1
+        self._idle.clear()
 
-    def leave(self, xid: str) -> None:
-        """End one count."""
-        others = self.undecided.pop(xid) - 1
+    def leave(self, transaction: TransactionMachine[Any]) -> None:
+        """Count a transaction no more."""
+        transaction.is_active = False
+        others = self.undecided.pop(transaction.xid) - 1
         if others:
-            self.undecided[xid] = others
-        self.__exit__()
-
-    def start(self, steps: Coroutine[Any, Any, object], xid: str) -> asyncio.Task[Any]:
-        """Run steps of a transaction in a task, which counts as active; a failure is logged."""
-        self.enter(xid)
-        task = self._tasks.start(steps, f"transaction {xid}")
-        task.add_done_callback(lambda _: self.leave(xid))
-        return task
+            self.undecided[transaction.xid] = others
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
 
     async def stop(self) -> None:
         """Stop the running work."""
         try:
-            await self._tasks.stop()
+            await self.tasks.stop()
         finally:
             self.threads.close()

@@ -212,3 +212,15 @@ class TransactionTally:
     """Checks that found no room in the queue."""
     checks_hung: int = 0
     """Checks whose handler took too long."""
+
+    def add(self, state: TransactionState, is_acknowledged: bool) -> None:
+        """Count an outcome."""
+        if state is TransactionState.UNKNOWN:
+            self.unknown += 1
+            return
+        if state is TransactionState.COMMITTED:
+            self.committed += 1
+        else:
+            self.rolled_back += 1
+        if not is_acknowledged:
+            self.unacknowledged += 1

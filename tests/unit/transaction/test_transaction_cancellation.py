@@ -158,14 +158,14 @@ def answer_after(delay_s, stage, request, code):
 @staged()
 async def test_a_caller_is_released_if_the_last_steps_are_cancelled_before_they_start(stage):
     active = stage.producer._active
-    start = active.start
+    start = active.tasks.start
 
-    def cancelled(steps, xid):
-        task = start(steps, xid)
+    def cancelled(steps, name):
+        task = start(steps, name)
         task.cancel()
         return task
 
-    active.start = cancelled
+    active.tasks.start = cancelled
     with pytest.raises(OutcomeUnknown, match="closed meanwhile"):
         await stage.producer.send_in_transaction(message())
     assert active.count == 0

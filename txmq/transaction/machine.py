@@ -130,7 +130,7 @@ class TransactionMachine(Transaction[S]):
     task: asyncio.Task[Any] | None = None
     """Takes the last steps, even if the caller is cancelled."""
     waiting: asyncio.Future[Outcome] | None = None
-    """The caller waits for this, which the task resolves."""
+    """The caller waits for this, perhaps less long than the task takes."""
 
     def _half(self) -> HalfMessage | None:
         # Made when needed: most functions of managers never look at it.
@@ -346,40 +346,27 @@ class TransactionMachine(Transaction[S]):
         if self.active.is_stopped:
             return await steps  # A task that began now would be cancelled at once.
         self.waiting = asyncio.get_running_loop().create_future()
-        task = self._start(steps)
-        try:
-            return await self.waiting
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise OutcomeUnknown(_CLOSED) from None
-            raise
+        self._start(steps)
+        return await self.waiting
 
-    def _start(self, steps: Coroutine[Any, Any, Outcome]) -> asyncio.Task[None]:
-        def ended(_: object) -> None:
-            # The task may be cancelled before it starts, so its completion must wake the caller.
-            steps.close()
-            if self.waiting is not None:
-                self.waiting.cancel()
-            self.task = None
-            self.leave()
-
+    def _start(self, steps: Coroutine[Any, Any, Outcome]) -> None:
         if not self.is_active:
             self.active.enter(self)
-        task = self.active.tasks.start(self._resolve(steps), f"transaction {self.xid}")
-        task.add_done_callback(ended)
-        self.task = task
-        return task
+        self.task = self.active.tasks.start(steps, f"transaction {self.xid}")
+        self.task.add_done_callback(self._wake)
 
-    async def _resolve(self, steps: Coroutine[Any, Any, Outcome]) -> None:
-        try:
-            outcome = await steps
-        except Exception as error:
-            if self.waiting is not None and not self.waiting.done():
-                self.waiting.set_exception(error)
-            raise
-        # Some turns of the loop earlier than `asyncio.shield` would.
-        if self.waiting is not None and not self.waiting.done():
-            self.waiting.set_result(outcome)
+    def _wake(self, task: asyncio.Task[Outcome]) -> None:
+        """The last steps have ended, or were cancelled before they began: wake the caller."""
+        self.task = None
+        self.leave()
+        if self.waiting is None or self.waiting.done():
+            return
+        if task.cancelled():
+            self.waiting.set_exception(OutcomeUnknown(_CLOSED))
+        elif (error := task.exception()) is not None:
+            self.waiting.set_exception(error)
+        else:
+            self.waiting.set_result(task.result())
 
     # Settle
 
@@ -501,6 +488,7 @@ class ActiveTransactions(ActiveCount):
         self.undecided: dict[str, int] = {}
         """The active transactions by their ids: a message may be sent twice under its id."""
         self.is_closing = self.is_stopped = False
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.threads: Threads = Threads(f"txmq-{group}-local", settings.local_threads)
         self.tasks: Tasks = Tasks()
 

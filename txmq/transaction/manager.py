@@ -324,18 +324,20 @@ class TransactionManager(Lifecycle, Generic[S]):
                 raise TypeError(f"{template.name} is a method: call it on an object")
             function, args = MethodType(function, args[0]), args[1:]
         call = function, args, kwargs
-        if template.made_from == "result":
-            template.bound(args, kwargs)
-            return self._run_late(template, call, runner)
-        return self.run(template.message(args, kwargs), call, runner)
+        if template.made_from == "arguments":
+            return self.run(template.message(args, kwargs), call, runner)
+        template.bound(args, kwargs)
+        topic = template.topic if isinstance(template.topic, str) else ""
+        return self.run(LateMessage(topic, template.message_of, self._begin_late), call, runner)
 
     async def run(
-        self, message: Message, call: Call, runner: Runner | None = None
+        self, message: Message | LateMessage, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """Run a function in a transaction; see :meth:`transactional`.
+        """Run a function in a transaction; see :meth:`transactional`. If its result makes the
+        message, each attempt is a transaction of its own, under an id that its message will have.
 
         Args:
-            message: The message.
+            message: The message, or how the result makes it.
             call: The function, and its arguments after the session.
             runner: Where a plain function runs, unless in a thread of the producer.
 
@@ -346,52 +348,50 @@ class TransactionManager(Lifecycle, Generic[S]):
             Exception: What the function raised, or why the database refused the commit.
         """
         refuse_another()
-        work = self._work(message, call)
-        outcome = await self._transact(work, runner)
-        assert outcome is not None, "its half message was sent"
-        if not work.has_begun:
-            raise outcome.problem or UsageError("its local transaction was not run")
-        return _result(outcome, work.problem, work.result)
-
-    async def _run_late(
-        self, template: MessageTemplate, call: Call, runner: Runner | None
-    ) -> TransactionOutcome:
-        """Run a function whose result makes the message. Each attempt is a transaction of its own,
-        under an id that its message will have.
-        """
-        refuse_another()
-        late, attempts = LateMessage(template.message_of, self._begin_late), None
+        attempts: Attempts | None = None
         while True:
-            work = self._work(None, call, late, attempts)
+            work = self._work(message, call, attempts)
             transaction, attempts = work.transaction, work.attempts
-            attempts.start(transaction.xid)
-            if transaction.is_followed:
-                topic = template.topic if isinstance(template.topic, str) else ""
-                self._producer.stories.open(transaction.xid, topic, self.group)
-            outcome = await self._transact(work, runner)
-            pause_s, answer = None, transaction.answer
-            assert answer is not None, "it has ended"
-            if work.problem is not None:
+            try:
+                if self._resource.is_blocking:
+                    threads = runner or transaction.active.threads
+                    outcome = await transaction.run(work.run, threads)
+                else:
+                    outcome = await transaction.run(work.arun, None)
+            except TransactionConflict as conflict:
+                _explain(conflict, work.problem)
+                raise
+            answer, pause_s = transaction.answer, None
+            assert answer is not None, "it is decided"
+            if work.late is not None and work.problem is not None:
                 pause_s = work.pause_s(answer.state, work.problem)
             if pause_s is None:
                 break
             await asyncio.sleep(pause_s)
-        if outcome is not None:
-            return _result(outcome, work.problem, work.result)
-        problem = work.problem or answer.problem
-        if answer.state is not _ROLLBACK:
-            raise OutcomeUnknown(
-                f"local transaction {transaction.xid} was left or ended inside before it had a "
-                "message; none is sent, and what became of it is not known"
-            ) from problem
-        assert problem is not None, "a function that returns sends a message"
-        # No broker has a half message of it, so no broker must confirm it.
-        outcome = TransactionOutcome(
-            state=TransactionState.ROLLED_BACK, xid=transaction.xid, sent=None,
-            is_acknowledged=True,
-        )  # fmt: skip
-        self.tally.rolled_back += 1
-        return _result(outcome, problem, None)
+        if outcome is None:
+            return self._without_message(transaction.xid, answer, work.problem)
+        if not work.has_begun:
+            raise outcome.problem or UsageError("its local transaction was not run")
+        return _result(outcome, work.problem, work.result)
+
+    def _work(
+        self,
+        message: Message | LateMessage,
+        call: Call | None = None,
+        attempts: Attempts | None = None,
+    ) -> Work[S]:
+        """The local part of a new transaction."""
+        session = self._producer.client.session
+        born_ms = session.clock.wall_ms()
+        late = message if isinstance(message, LateMessage) else None
+        transaction = self._producer.new(None if isinstance(message, LateMessage) else message)
+        if attempts is None:
+            attempts = Attempts(self._settings, session.clock, session.entropy)
+        if late is not None:
+            attempts.start(transaction.xid)
+            if transaction.is_followed:
+                self._producer.stories.open(transaction.xid, late.topic, self.group)
+        return Work(transaction, self._resource, self._deadlines, attempts, born_ms, call, late)
 
     async def _begin_late(self, transaction: TransactionMachine[Any], message: Message) -> None:
         """Send the half message of a local transaction that runs, even while the producer closes:
@@ -403,32 +403,23 @@ class TransactionManager(Lifecycle, Generic[S]):
         self._producer.check_half(message)
         await transaction.begin(message)
 
-    def _work(
-        self,
-        message: Message | None,
-        call: Call | None = None,
-        late: LateMessage | None = None,
-        attempts: Attempts | None = None,
-    ) -> Work[S]:
-        """The local part of a new transaction."""
-        session = self._producer.client.session
-        born_ms = session.clock.wall_ms()
-        transaction = self._producer.new(message)
-        if attempts is None:
-            attempts = Attempts(self._settings, session.clock, session.entropy)
-        return Work(
-            transaction, self._resource, self._deadlines, attempts, born_ms, call, late
-        )  # fmt: skip
-
-    async def _transact(self, work: Work[S], runner: Runner | None) -> TransactionOutcome | None:
-        transaction = work.transaction
-        try:
-            if self._resource.is_blocking:
-                return await transaction.run(work.run, runner or transaction.active.threads)
-            return await transaction.run(work.arun, None)
-        except TransactionConflict as conflict:
-            _explain(conflict, work.problem)
-            raise
+    def _without_message(
+        self, xid: str, answer: LocalAnswer, problem: BaseException | None
+    ) -> TransactionOutcome:
+        """The outcome of a function that ended before its result made a message."""
+        problem = problem or answer.problem
+        if answer.state is not _ROLLBACK:
+            raise OutcomeUnknown(
+                f"local transaction {xid} was left or ended inside before it had a message; none "
+                "is sent, and what became of it is not known"
+            ) from problem
+        assert problem is not None, "a function that returns sends a message"
+        # No broker has a half message of it, so no broker must confirm it.
+        outcome = TransactionOutcome(
+            state=TransactionState.ROLLED_BACK, xid=xid, sent=None, is_acknowledged=True
+        )
+        self.tally.add(outcome.state, is_acknowledged=True)
+        return _result(outcome, problem, None)
 
     # A block of code
 

@@ -266,11 +266,12 @@ class LateMessage:
     runs, so it is stored before the commit. If it is not stored safely, nothing is committed.
     """
 
+    topic: str
+    """Its topic, if that is known before."""
     make: Callable[[object], Message]
     """Makes the message from a result, in the function's thread or task."""
     begin: Callable[[TransactionMachine[Any], Message], Coroutine[Any, Any, None]]
-    """Sends its half message, in the loop that runs now."""
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """Sends its half message, in the producer's loop."""
 
     def send(self, work: Work[Any], result: object) -> None:
         """Send the half message, while this thread waits.
@@ -300,7 +301,7 @@ class LateMessage:
     ) -> concurrent.futures.Future[None]:
         steps = self.begin(transaction, message)
         try:
-            return asyncio.run_coroutine_threadsafe(steps, self.loop)
+            return asyncio.run_coroutine_threadsafe(steps, transaction.active.loop)
         except RuntimeError as error:
             steps.close()
             raise UsageError("the manager was closed meanwhile") from error

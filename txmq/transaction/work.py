@@ -246,7 +246,7 @@ class Work(Generic[S]):
         return pause_s
 
     def pause_s(self, state: LocalTransactionState, error: BaseException) -> float | None:
-        """The pause before another attempt; ``None`` if there is none."""
+        """The pause before another attempt; ``None`` to give up."""
         is_undone = state is LocalTransactionState.ROLLBACK
         if is_undone and self.resource.may_retry(error):
             return self.attempts.pause_s(error)

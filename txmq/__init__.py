@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from txmq.security.signatures import Credentials
     from txmq.security.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
+    from txmq.transaction.machine import Transaction
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
     from txmq.transaction.resources import Fence, SQLResource, XAResource
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
         TransactionOutcome,
         TransactionState,
     )
-    from txmq.transaction.work import Transaction
 
 __all__ = [
     "DEAD_LETTER",
@@ -152,7 +152,7 @@ _LATER: Final = {
     "HalfMessage": "txmq.transaction.listener",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
-    "Transaction": "txmq.transaction.work",
+    "Transaction": "txmq.transaction.machine",
     "TransactionProducer": "txmq.transaction.producer",
     "Fence": "txmq.transaction.resources",
     "SQLResource": "txmq.transaction.resources",

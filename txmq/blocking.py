@@ -54,12 +54,13 @@ from txmq.runtime.background import Background
 from txmq.runtime.facade import AsyncContext, Facade, OpenableFacade, in_loop, iterates, waits
 from txmq.runtime.tasks import Threads
 from txmq.transaction.listener import CallerThread, TransactionListener
-from txmq.transaction.manager import TransactionBlock, signed
+from txmq.transaction.machine import Transaction
+from txmq.transaction.manager import signed
 from txmq.transaction.message import Keys, MadeFrom, Properties, Text
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome, TransactionTally
-from txmq.transaction.work import Entered, Transaction
+from txmq.transaction.work import Entered, Work
 
 __all__ = [
     "Admin",
@@ -357,11 +358,10 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     @contextmanager
     def transaction(self, message: Message) -> Iterator[Transaction[D]]:
         """See :meth:`txmq.TransactionManager.transaction`."""
-        begun: TransactionBlock[D] | None = None
-        transaction: Transaction[D] | None = None
-        error: Exception | None = None
+        begun: Work[D] | None = None
+        is_entered, error = False, None
 
-        async def begin() -> TransactionBlock[D]:
+        async def begin() -> Work[D]:
             # Kept here at once: Ctrl-C may come before the waiting thread receives it.
             nonlocal begun
             begun = await self._real.begin(message)
@@ -374,9 +374,10 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
 
         try:
             begun = self._background.wait(begin())
-            with begun.inside, begun.local as session:
-                transaction = Transaction(begun.run, session)
-                with Entered(transaction):
+            transaction = begun.transaction
+            with transaction.inside(), begun.local as session:
+                with Entered(transaction, session):
+                    is_entered = True
                     yield transaction
                 begun.attempts.check_time()
         except Exception as raised:
@@ -387,12 +388,11 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
             self._background.wait(leave())
             raise
         outcome = self._end(begun, error)
-        if transaction is None and error is not None:
+        if error is not None and not is_entered:
             raise error  # The block never began, so no code can read an outcome.
-        assert transaction is not None, "it had a session"
-        transaction.decided = outcome
+        begun.transaction.decided = outcome
 
-    def _end(self, begun: TransactionBlock[D], error: Exception | None) -> TransactionOutcome:
+    def _end(self, begun: Work[D], error: Exception | None) -> TransactionOutcome:
         try:
             return self._background.wait(self._real.end(begun, error))
         except Exception:

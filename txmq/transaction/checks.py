@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Coroutine
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 from txmq.client.observe.hooks import SendHooks, TransactionEnd
@@ -23,9 +24,8 @@ from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks, Threads
 from txmq.transaction.end import EndAnswer, EndSender
-from txmq.transaction.listener import LocalAnswer, TransactionListener
-from txmq.transaction.listener_method import ListenerMethod
-from txmq.transaction.run import ActiveCount
+from txmq.transaction.listener import LocalAnswer, LocalState, ask, is_async
+from txmq.transaction.machine import ActiveCount
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -61,7 +61,7 @@ class CheckAnswerer:
 
     Args:
         group: The producer group.
-        listener: The application.
+        check: Asks the application; it may be ``async``.
         ends: Sends the answers.
         settings: How many checks run at once, and for how long.
         tally: The producer's counters.
@@ -72,7 +72,7 @@ class CheckAnswerer:
     def __init__(
         self,
         group: str,
-        listener: TransactionListener,
+        check: Callable[[ReceivedMessage], LocalState],
         ends: EndSender,
         settings: TransactionSettings,
         tally: TransactionTally,
@@ -81,7 +81,8 @@ class CheckAnswerer:
     ) -> None:
         # A hung check keeps its thread, so checks and local transactions use separate pools.
         self._threads = Threads(f"txmq-{group}-check", settings.check_workers + HUNG_CHECKS_MAX)
-        self._method = ListenerMethod(listener.check_local_transaction, self._threads)
+        self._check = check
+        self._runner = None if is_async(check) else self._threads
         self._ends = ends
         self._settings = settings
         self._tally = tally
@@ -172,7 +173,7 @@ class CheckAnswerer:
         # A stop waits for this answer, and no longer for the handler.
         self.active.until_done(self._start(self._answer(check, _UNKNOWN), xid))
         check.counted.close()
-        if self._method.is_async:
+        if self._runner is None:
             task.cancel()
         self._advance()
 
@@ -183,13 +184,13 @@ class CheckAnswerer:
         self._advance()
 
     async def _ask(self, xid: str, message: ReceivedMessage) -> LocalAnswer:
-        watches = self._hooks()
+        watches, call = self._hooks(), partial(self._check, message)
         if watches is None:
-            return await self._method.ask(xid, message)
+            return await ask(xid, call, self._runner)
         ended = watches.before_check(message)
         answer = _UNKNOWN
         try:
-            answer = await self._method.ask(xid, message)
+            answer = await ask(xid, call, self._runner)
         finally:
             ended(answer.state.name)
         return answer

@@ -27,12 +27,11 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import CheckState, EndTransaction
 from txmq.protocol.record import position_in
 from txmq.remoting.connection import Connection
-from txmq.remoting.exchange import Waiter
 from txmq.runtime.backoff import Backoff
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import EndReply, LocalTransactionState
 
-__all__ = ["EndAnswer", "EndSender", "StartedEnd"]
+__all__ = ["EndAnswer", "EndSender"]
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +46,6 @@ class EndAnswer(NamedTuple):
 
     reply: EndReply
     error: TxmqError | None = None
-
-
-class StartedEnd(NamedTuple):
-    """An END that was written."""
-
-    connection: Connection
-    opaque: int
-    """Its number, for :meth:`Connection.break_off`."""
-    deadline: float
 
 
 class EndSender:
@@ -73,34 +63,10 @@ class EndSender:
         self._session = client.session
         self._settings = settings
 
-    def start(
-        self, half: SendResult, state: LocalTransactionState, waiter: Waiter
-    ) -> StartedEnd | None:
-        """Send an END if the broker's connection is open; otherwise return ``None``.
-
-        The waiter receives the answer. If the broker did not take the END, continue with
-        :meth:`send`.
-        """
-        session, now = self._session, self._session.clock.monotonic()
-        address = self._address(half.queue, now)
-        connection = None if address is None else session.pool.ready(address)
-        if connection is None:
-            return None
-        deadline = now + self._settings.end_timeout_s
-        try:
-            # Not urgent: where many transactions end at once, their ENDs share a write.
-            opaque = connection.start(_END, self._header(half, state), waiter, deadline)
-        except TxmqError:
-            return None
-        return StartedEnd(connection, opaque, deadline)
-
     async def send(
         self,
         half: SendResult,
         state: LocalTransactionState,
-        *,
-        failed: TxmqError | None = None,
-        deadline: float | None = None,
     ) -> EndAnswer:
         """Send an END to the broker that stored the half message; repeat it as long as the broker
         cannot have received it.
@@ -108,29 +74,36 @@ class EndSender:
         Args:
             half: The answer to the half message.
             state: The decision.
-            failed: Why the END that :meth:`start` sent was not taken.
-            deadline: The deadline of that END.
         """
-        queue, end = half.queue, self._header(half, state)
-        session, clock = self._session, self._session.clock
-        if deadline is None:
-            deadline = clock.monotonic() + self._settings.end_timeout_s
+        session, clock, queue = self._session, self._session.clock, half.queue
+        end = EndTransaction(
+            producer_group=self._group,
+            tran_state_table_offset=half.offset,
+            commit_log_offset=position_in(half.offset_id),
+            commit_or_rollback=state.value,
+            msg_id=half.id,
+            transaction_id=half.transaction_id or half.id,
+            topic=queue.topic,
+        )
+        now = clock.monotonic()
+        deadline = now + self._settings.end_timeout_s
         backoff: Backoff | None = None
-        address = self._address(queue, clock.monotonic())
+        route = session.routes.get(queue.topic, now)
+        # A topic that this very message created has no route yet.
+        address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
         while True:
-            error, failed = failed, None
-            if error is None:
-                try:
-                    connection = None if address is None else session.pool.ready(address)
-                    if connection is None:
-                        left_s = deadline - clock.monotonic()
-                        connection = await self._connect(queue, address, left_s)
-                    left_s = max(0.0, deadline - clock.monotonic())
-                    await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
-                except TxmqError as refused:
-                    error = refused
-                else:
-                    return EndAnswer(EndReply.TAKEN)
+            try:
+                connection = None if address is None else session.pool.ready(address)
+                if connection is None:
+                    left_s = deadline - clock.monotonic()
+                    connection = await self._connect(queue, address, left_s)
+                left_s = max(0.0, deadline - clock.monotonic())
+                # Not urgent: where many transactions end at once, their ENDs share a write.
+                await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
+            except TxmqError as refused:
+                error = refused
+            else:
+                return EndAnswer(EndReply.TAKEN)
             if backoff is None:
                 backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             pause_s = backoff.next_pause()
@@ -140,22 +113,6 @@ class EndSender:
             session.forget(queue.topic)
             address = None
             await asyncio.sleep(pause_s)
-
-    def _header(self, half: SendResult, state: LocalTransactionState) -> EndTransaction:
-        return EndTransaction(
-            producer_group=self._group,
-            tran_state_table_offset=half.offset,
-            commit_log_offset=position_in(half.offset_id),
-            commit_or_rollback=state.value,
-            msg_id=half.id,
-            transaction_id=half.transaction_id or half.id,
-            topic=half.queue.topic,
-        )
-
-    def _address(self, queue: Queue, now: float) -> str | None:
-        route = self._session.routes.get(queue.topic, now)
-        # A topic that this very message created has no route yet.
-        return (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
 
     async def _connect(self, queue: Queue, address: str | None, left_s: float) -> Connection:
         session = self._session

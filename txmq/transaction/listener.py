@@ -1,20 +1,26 @@
-"""The application's side of transactions: its listener, and a thread that runs its functions."""
+"""The application's side of transactions: its listener, how its functions are called, and a thread
+that runs them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import UsageError
+from txmq.errors import RollBack, UsageError
 from txmq.message import Message, ReceivedMessage
 from txmq.runtime import background
 from txmq.runtime.signatures import signature_of
-from txmq.runtime.tasks import Job, run_job
+from txmq.runtime.tasks import Job, Runner, run_job
 from txmq.transaction.state import LocalTransactionState
 
 __all__ = [
@@ -23,9 +29,13 @@ __all__ = [
     "LocalAnswer",
     "LocalState",
     "TransactionListener",
+    "ask",
     "check_listener",
     "doubt_of",
+    "is_async",
 ]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,56 @@ def check_listener(listener: object) -> None:
             raise UsageError(f"{name} is called with {count} arguments: {error}") from error
         except ValueError:
             continue  # Some built-in functions have no signature.
+
+
+# Calling the application
+
+
+def is_async(method: Callable[..., object]) -> bool:
+    """Whether a method is ``async``, or an object whose call is."""
+    call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
+    return inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
+
+
+async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> LocalAnswer:
+    """Call the application about a transaction; every result and exception becomes an answer.
+
+    Args:
+        xid: The transaction's id.
+        call: The function.
+        runner: Where it runs; ``None`` for an ``async`` function, which is awaited here.
+    """
+    task = asyncio.current_task()
+    try:
+        if runner is None:
+            state = await cast("Awaitable[object]", call())
+        else:
+            # The caller's context goes along, as with asyncio.to_thread: traces are in it.
+            state = await runner.run(partial(copy_context().run, call))
+            if inspect.isawaitable(state):
+                state = await state  # A plain function may return what an async one returned.
+    except asyncio.CancelledError:
+        if task is not None and task.cancelling():
+            raise
+        # This task is not cancelled, but an operation that the application awaited.
+        return _unknown(xid, RuntimeError("an operation that the listener awaited was cancelled"))
+    except RollBack as error:
+        return LocalAnswer(LocalTransactionState.ROLLBACK, error)
+    except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
+        return _unknown(xid, error)
+    if task is not None and task.cancelling():
+        # The application has swallowed its cancellation; its answer counts all the same.
+        log.warning("the listener ignored its cancellation in transaction %s", xid)
+    if isinstance(state, LocalTransactionState):
+        return LocalAnswer(state)
+    wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
+    log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
+    return LocalAnswer(LocalTransactionState.UNKNOWN, wrong)
+
+
+def _unknown(xid: str, error: Exception) -> LocalAnswer:
+    log.error("the listener failed with transaction %s", xid, exc_info=error)
+    return LocalAnswer(LocalTransactionState.UNKNOWN, error)
 
 
 class CallerThread(background.WaitingThread):

@@ -1,9 +1,8 @@
 """The transaction manager: runs functions in transactions of a database and a message.
 
-It is a producer of transactions whose listener is a resource. The broker stores the half message,
-the function runs in a database transaction with a fence row, and the broker receives the state that
-the resource reports. Every process with an open manager of the group answers checks, from the
-fence.
+The broker stores the half message, the function runs in a database transaction with a fence row,
+and the broker receives the state that the resource reports. Every process with an open manager of
+the group answers checks, from the fence.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from types import MethodType, TracebackType
 from typing import (
     Any,
-    ClassVar,
     Concatenate,
     Final,
     Generic,
@@ -40,17 +38,19 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.limits import LATE_SECONDS_MAX
-from txmq.message import Message
+from txmq.message import Message, ReceivedMessage
+from txmq.protocol import properties
 from txmq.runtime.clock import Clock
+from txmq.runtime.deadlines import Deadlines
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.signatures import object_parameter, signature_of
-from txmq.runtime.tasks import Runner, Tasks
+from txmq.runtime.tasks import Runner
 from txmq.transaction.listener import LocalAnswer
+from txmq.transaction.machine import Transaction, TransactionMachine
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
-from txmq.transaction.producer import TransactionProducer
-from txmq.transaction.resource import LocalTransaction, Resource
-from txmq.transaction.run import TransactionRun
+from txmq.transaction.producer import HalfMessageProducer
+from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import (
     LocalTransactionState,
@@ -58,21 +58,17 @@ from txmq.transaction.state import (
     TransactionState,
     TransactionTally,
 )
-from txmq.transaction.story import Step, note
 from txmq.transaction.work import (
     Attempts,
     Call,
     Entered,
-    LateWork,
-    ResourceListener,
-    Transaction,
+    LateMessage,
     Work,
     current,
-    listener_of,
     refuse_another,
 )
 
-__all__ = ["TransactionBlock", "TransactionManager"]
+__all__ = ["TransactionManager", "signed"]
 
 log = logging.getLogger(__name__)
 
@@ -86,91 +82,6 @@ _ROLLBACK: Final = LocalTransactionState.ROLLBACK
 _NO_SESSION: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _MARK: Final = "__txmq_transaction__"
 """The attribute that marks a decorated function."""
-
-
-class ResourceProducer(TransactionProducer):
-    """The producer of a manager. Its resource carries out decisions, and recovers the transactions
-    of crashed processes.
-
-    Args:
-        group: The producer group.
-        names: The name servers, or a client to share.
-        resource: The database, or several.
-        listener: The listener for it.
-        settings: The settings.
-        network: As for :class:`txmq.TransactionProducer`.
-        clock: Likewise.
-        entropy: Likewise.
-    """
-
-    _noun: ClassVar[str] = "manager"
-
-    def __init__(
-        self,
-        group: str,
-        names: str | Client,
-        resource: Resource[Any],
-        listener: ResourceListener[Any],
-        settings: ManagerSettings,
-        *,
-        network: Network | None = None,
-        clock: Clock | None = None,
-        entropy: Entropy | None = None,
-    ) -> None:
-        super().__init__(
-            group, names, listener, settings, network=network, clock=clock, entropy=entropy
-        )
-        self._resource: Resource[Any] = resource
-        self._recovery = Tasks()
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self._recovery.start(self._resource.attend(), f"recovery of group {self.group}")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not self.client.session.owner.is_current:
-            return
-        try:
-            # Transactions in progress keep their connections meanwhile.
-            await super().__aexit__(kind, problem, trace)
-        finally:
-            await self._recovery.stop()
-
-    async def prepare_late(self, run: TransactionRun, message: Message) -> None:
-        """Send the half message of a local transaction that runs, even while the producer closes:
-        a transaction that has begun is finished.
-
-        Raises:
-            TxmqError: As for :meth:`prepare`; that transaction must not commit.
-        """
-        self.check_half(message)
-        await run.begin(message, is_late=True)
-
-
-@dataclass(slots=True)
-class TransactionBlock(Generic[S]):
-    """A transaction that has begun and not ended: its half message is stored, and its local part
-    runs in a block of the application's code.
-    """
-
-    run: TransactionRun
-    local: LocalTransaction[S]
-    attempts: Attempts
-    inside: AbstractContextManager[None]
-    """For the task or thread that runs the local transaction, as long as it runs."""
-    is_left: bool = False
-
-    def leave(self) -> None:
-        """The local transaction no longer runs here; harmless a second time."""
-        if not self.is_left:
-            self.is_left = True
-            self.run.runs.leave(self.run.xid)
 
 
 class TransactionDecorator(Protocol[S_co]):
@@ -234,11 +145,11 @@ class TransactionManager(Lifecycle, Generic[S]):
             wrong = type(resource).__name__
             raise ConfigError(f"give it a resource, such as SQLResource(engine), not {wrong}")
         self._resource = resource
-        self._listener = listener_of(group, resource)
-        self._producer = ResourceProducer(
-            group, names, resource, self._listener, self._settings,
+        self._producer = HalfMessageProducer(
+            group, names, self._check, self._settings, resource=resource,
             network=network, clock=clock, entropy=entropy,
         )  # fmt: skip
+        self._deadlines = Deadlines()
 
     @property
     def group(self) -> str:
@@ -413,18 +324,20 @@ class TransactionManager(Lifecycle, Generic[S]):
                 raise TypeError(f"{template.name} is a method: call it on an object")
             function, args = MethodType(function, args[0]), args[1:]
         call = function, args, kwargs
-        if template.made_from == "result":
-            template.bound(args, kwargs)
-            return self._run_late(template, call, runner)
-        return self.run(template.message(args, kwargs), call, runner)
+        if template.made_from == "arguments":
+            return self.run(template.message(args, kwargs), call, runner)
+        template.bound(args, kwargs)
+        topic = template.topic if isinstance(template.topic, str) else ""
+        return self.run(LateMessage(topic, template.message_of, self._begin_late), call, runner)
 
     async def run(
-        self, message: Message, call: Call, runner: Runner | None = None
+        self, message: Message | LateMessage, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """Run a function in a transaction; see :meth:`transactional`.
+        """Run a function in a transaction; see :meth:`transactional`. If its result makes the
+        message, each attempt is a transaction of its own, under an id that its message will have.
 
         Args:
-            message: The message.
+            message: The message, or how the result makes it.
             call: The function, and its arguments after the session.
             runner: Where a plain function runs, unless in a thread of the producer.
 
@@ -435,67 +348,77 @@ class TransactionManager(Lifecycle, Generic[S]):
             Exception: What the function raised, or why the database refused the commit.
         """
         refuse_another()
-        session = self._producer.client.session
-        born_ms = session.clock.wall_ms()
-        run = self._producer.new_run(message)
-        attempts = Attempts(self._settings, session.clock, session.entropy)
-        work: Work[S] = Work(run, *call, born_ms, attempts)
-        try:
-            outcome = await run.transact(work, runner)
-        except TransactionConflict as conflict:
-            _explain(conflict, work.problem)
-            raise
-        assert outcome is not None, "its half message was sent"
+        attempts: Attempts | None = None
+        while True:
+            work = self._work(message, call, attempts)
+            transaction, attempts = work.transaction, work.attempts
+            try:
+                if self._resource.is_blocking:
+                    threads = runner or transaction.active.threads
+                    outcome = await transaction.run(work.run, threads)
+                else:
+                    outcome = await transaction.run(work.arun, None)
+            except TransactionConflict as conflict:
+                _explain(conflict, work.problem)
+                raise
+            answer, pause_s = transaction.answer, None
+            assert answer is not None, "it is decided"
+            if work.late is not None and work.problem is not None:
+                pause_s = work.pause_s(answer.state, work.problem)
+            if pause_s is None:
+                break
+            await asyncio.sleep(pause_s)
+        if outcome is None:
+            return self._without_message(transaction.xid, answer, work.problem)
         if not work.has_begun:
             raise outcome.problem or UsageError("its local transaction was not run")
         return _result(outcome, work.problem, work.result)
 
-    async def _run_late(
-        self, template: MessageTemplate, call: Call, runner: Runner | None
-    ) -> TransactionOutcome:
-        """Run a function whose result makes the message. Each attempt is a transaction of its own,
-        under an id that its message will have.
-        """
-        refuse_another()
+    def _work(
+        self,
+        message: Message | LateMessage,
+        call: Call | None = None,
+        attempts: Attempts | None = None,
+    ) -> Work[S]:
+        """The local part of a new transaction."""
         session = self._producer.client.session
-        attempts = Attempts(self._settings, session.clock, session.entropy)
-        while True:
-            run = self._producer.new_run()
-            attempts.start(run.xid)
-            work: LateWork[S] = LateWork(
-                run, *call, session.clock.wall_ms(), attempts,
-                make=template.message_of, send=self._producer.prepare_late,
-            )  # fmt: skip
-            if run.is_followed:
-                topic = template.topic if isinstance(template.topic, str) else ""
-                self._producer.stories.open(run.xid, topic, self.group)
-            try:
-                outcome = await run.transact(work, runner)
-            except TransactionConflict as conflict:
-                _explain(conflict, work.problem)
-                raise
-            pause_s = None
-            if work.problem is not None and run.answer is not None:
-                state = run.answer.state
-                pause_s = self._listener.pause_s(state, attempts, work.problem)
-            if pause_s is None:
-                break
-            await asyncio.sleep(pause_s)
-        if outcome is not None:
-            return _result(outcome, work.problem, work.result)
-        assert run.answer is not None, "it has ended"
-        problem = work.problem or run.answer.problem
-        if run.answer.state is not _ROLLBACK:
+        born_ms = session.clock.wall_ms()
+        late = message if isinstance(message, LateMessage) else None
+        transaction = self._producer.new(None if isinstance(message, LateMessage) else message)
+        if attempts is None:
+            attempts = Attempts(self._settings, session.clock, session.entropy)
+        if late is not None:
+            attempts.start(transaction.xid)
+            if transaction.is_followed:
+                self._producer.stories.open(transaction.xid, late.topic, self.group)
+        return Work(transaction, self._resource, self._deadlines, attempts, born_ms, call, late)
+
+    async def _begin_late(self, transaction: TransactionMachine[Any], message: Message) -> None:
+        """Send the half message of a local transaction that runs, even while the producer closes:
+        a transaction that has begun is finished.
+
+        Raises:
+            TxmqError: As for :meth:`run`; that transaction must not commit.
+        """
+        self._producer.check_half(message)
+        await transaction.begin(message)
+
+    def _without_message(
+        self, xid: str, answer: LocalAnswer, problem: BaseException | None
+    ) -> TransactionOutcome:
+        """The outcome of a function that ended before its result made a message."""
+        problem = problem or answer.problem
+        if answer.state is not _ROLLBACK:
             raise OutcomeUnknown(
-                f"local transaction {run.xid} was left or ended inside before it had a message; "
-                "none is sent, and what became of it is not known"
+                f"local transaction {xid} was left or ended inside before it had a message; none "
+                "is sent, and what became of it is not known"
             ) from problem
         assert problem is not None, "a function that returns sends a message"
         # No broker has a half message of it, so no broker must confirm it.
         outcome = TransactionOutcome(
-            state=TransactionState.ROLLED_BACK, xid=run.xid, sent=None, is_acknowledged=True
+            state=TransactionState.ROLLED_BACK, xid=xid, sent=None, is_acknowledged=True
         )
-        self.tally.rolled_back += 1
+        self.tally.add(outcome.state, is_acknowledged=True)
         return _result(outcome, problem, None)
 
     # A block of code
@@ -523,13 +446,13 @@ class TransactionManager(Lifecycle, Generic[S]):
                 "this resource blocks, and would stall the loop: decorate a plain function"
             )
         block = await self.begin(message)
-        transaction: Transaction[S] | None = None
+        transaction, is_entered = block.transaction, False
         problem: BaseException | None = None
         try:
-            with block.inside:
+            with transaction.inside():
                 async with block.local as session:
-                    transaction = Transaction(block.run, session)
-                    with Entered(transaction), self._listener.deadline(block.attempts):
+                    with Entered(transaction, session), block.deadline():
+                        is_entered = True
                         yield transaction
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised below
             problem = error
@@ -537,72 +460,76 @@ class TransactionManager(Lifecycle, Generic[S]):
             await self.leave(block)
             raise
         outcome = await self.end(block, problem)
-        if transaction is None and problem is not None:
+        if problem is not None and not is_entered:
             raise problem  # The block did not run, so it cannot receive the outcome.
-        assert transaction is not None, "it had a session"
         transaction.decided = outcome
 
-    async def begin(self, message: Message) -> TransactionBlock[S]:
+    async def begin(self, message: Message) -> Work[S]:
         """Open a transaction, the first part of :meth:`transaction`.
 
         Raises:
             TxmqError: As for :meth:`run`.
         """
         refuse_another()
-        session = self._producer.client.session
-        born_ms = session.clock.wall_ms()
-        run = self._producer.new_run(message)
-        doubt = (await run.prepare()).doubt()
-        if doubt is not None:
-            await run.finish_apart(LocalAnswer(_ROLLBACK))
-            raise doubt
-        if run.runs.is_stopped:
-            raise UsageError("this manager was closed meanwhile; a broker will ask")
-        local = self._resource.local(run.xid, self.group, born_ms)
-        attempts = Attempts(self._settings, session.clock, session.entropy)
-        attempts.start(run.xid)
-        block = TransactionBlock(run, local, attempts, run.inside())
-        run.runs.enter(run.xid)  # Last: a caller that does not receive the block cannot leave it.
-        run.tell(Step.CALLED)
+        block = self._work(message)
+        transaction = block.transaction
+        half = await transaction.prepare()
+        with ExitStack() as unless_begun:
+            unless_begun.callback(transaction.leave)
+            if (doubt := half.doubt()) is not None:
+                await transaction.decide(LocalAnswer(_ROLLBACK))
+                raise doubt
+            if transaction.active.is_stopped:
+                raise UsageError("this manager was closed meanwhile; a broker will ask")
+            block.open()
+            transaction.work_begins()
+            unless_begun.pop_all()
         return block
 
-    async def end(
-        self, block: TransactionBlock[S], problem: BaseException | None
-    ) -> TransactionOutcome:
+    async def end(self, block: Work[S], problem: BaseException | None) -> TransactionOutcome:
         """Decide a transaction, the last part of :meth:`transaction`.
 
         Raises:
             TxmqError: As for :meth:`run`.
             BaseException: What the code raised, as for :meth:`run`.
         """
-        run, state = block.run, block.local.state
-        if problem is not None:
-            with run.inside():
-                note(run.xid, "the local transaction ends with %r", problem)
-        run.tell(Step.RETURNED, state)
-        run.tell(Step.RECEIVED, state)
+        transaction, answer = block.transaction, LocalAnswer(block.local.state)
+        transaction.work_ends(answer.state, problem)
         try:
             if isinstance(problem, asyncio.CancelledError):
-                run.finish_behind(LocalAnswer(state))
+                transaction.decide_alone(answer)
                 raise problem
-            outcome = await run.finish_apart(LocalAnswer(state))
+            outcome = await transaction.decide(answer)
         except TransactionConflict as conflict:
             _explain(conflict, problem)
             raise
         finally:
-            block.leave()
+            transaction.leave()
         assert outcome is not None, "its half message was sent"
         return _result(outcome, problem, None)
 
-    async def leave(self, block: TransactionBlock[S]) -> None:
+    async def leave(self, block: Work[S]) -> None:
         """Leave the decision to checks: this process no longer decides or reports it."""
-        block.leave()
-        self._producer.stories.end(block.run.xid)
+        block.transaction.leave()
+        self._producer.stories.end(block.transaction.xid)
 
     def current(self) -> Transaction[S] | None:
         """This manager's transaction in this task or thread, if any."""
         found = current()
         return found if found is not None and found.group == self.group else None
+
+    # Checks
+
+    async def _check(self, message: ReceivedMessage) -> LocalTransactionState:
+        """The state of a local transaction, from the fence."""
+        identity = message.properties.get(properties.FENCE, "")
+        if not identity:
+            # The sender does not use a fence, so a missing row proves nothing.
+            log.warning("transaction %s was begun by no manager of %s", message.id, self.group)
+            return LocalTransactionState.UNKNOWN
+        return await self._resource.check(
+            message.id, self.group, message.born_ms, identity=identity
+        )
 
 
 def _explain(conflict: TransactionConflict, problem: BaseException | None) -> None:

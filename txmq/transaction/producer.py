@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
@@ -27,100 +27,103 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.tasks import Runner
+from txmq.runtime.tasks import Runner, Tasks
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import (
     HalfMessage,
     LocalAnswer,
+    LocalState,
     TransactionListener,
     check_listener,
+    is_async,
 )
+from txmq.transaction.machine import ActiveTransactions, TransactionMachine
 from txmq.transaction.resource import Resource
-from txmq.transaction.run import ActiveTransactions, TransactionRun
 from txmq.transaction.settings import TransactionSettings
-from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionTally
+from txmq.transaction.state import (
+    LocalTransactionState,
+    Phase,
+    TransactionOutcome,
+    TransactionTally,
+)
 
-__all__ = ["TransactionProducer"]
+__all__ = ["HalfMessageProducer", "TransactionProducer"]
 
 log = logging.getLogger(__name__)
 
 _DELAYS: Final = frozenset(properties.DELAYS)
 
 
-class TransactionProducer(Producer):
-    """A producer that also sends messages in transactions, and answers brokers that check them.
-
-    ::
-
-        async with TransactionProducer("bank", names, listener) as producer:
-            outcome = await producer.send_in_transaction(message, order)
-
-    Keep one open in every process that can answer for the group's transactions, even if it sends
-    nothing. Leaving waits for transactions and checks in progress, for ``stop_s`` at most.
+class HalfMessageProducer(Producer):
+    """A producer of half messages, which runs their transactions and answers brokers that check
+    them. :class:`TransactionProducer` is one for a listener; a manager has one for its resource,
+    which carries out decisions and recovers the transactions of crashed processes.
 
     Args:
         group: The producer group, whose members answer for each other.
-        names: The name servers, ``host:port`` separated by ``;``, or a client to share.
-        listener: Runs local transactions, and knows their outcome.
+        names: The name servers, or a client to share.
+        check: Gives the state of a local transaction; it may be ``async``.
         settings: The settings.
+        resource: The resource of a manager.
         network: Opens streams; a shared client has its own.
         clock: Gives the time, likewise.
         entropy: Gives randomness, likewise.
 
     Raises:
         ConfigError: ``names`` names no server, or holds an invalid address.
-        UsageError: The listener cannot be called.
         LocalProtocolError: The group's name holds a character that names may not hold.
         LimitExceeded: The group's name is too long.
     """
 
     settings: TransactionSettings
-    _noun: ClassVar[str] = "producer"
-    """The name error messages use for it."""
 
     def __init__(
         self,
         group: str,
         names: str | Client,
-        listener: TransactionListener,
-        settings: TransactionSettings | None = None,
+        check: Callable[[ReceivedMessage], LocalState],
+        settings: TransactionSettings,
         *,
+        resource: Resource[Any] | None = None,
         network: Network | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
-        check_listener(listener)
-        chosen = settings_or(TransactionSettings, settings)
-        super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
-        self.listener = listener
+        super().__init__(group, names, settings, network=network, clock=clock, entropy=entropy)
         self.tally: TransactionTally = TransactionTally()
         self.stories: story.Stories = story.Stories(lambda: self._hooks)
-        self._resource: Resource[Any] | None = None
-        self._runs: ActiveTransactions | None = None
-        self._marked: tuple[str | None, str] | None = None
+        self._check = check
+        self._resource = resource
+        self._active: ActiveTransactions | None = None
         self._checks: CheckAnswerer | None = None
+        self._recovery = Tasks()
+        self._marked: tuple[str | None, str] | None = None
+        self._noun = "producer" if resource is None else "manager"
+        """The name error messages use for it."""
 
     async def __aenter__(self) -> Self:
-        if self._runs is not None:
+        if self._active is not None:
             raise UsageError("this producer is open already")
         # Before the first broker knows this producer: it may send checks at once.
-        runs = ActiveTransactions(
-            self.client, self.group, self.listener, self.settings, self.tally, self.stories,
+        active = ActiveTransactions(
+            self.client, self.group, self.settings, self.tally, self.stories,
             self._send_half, self.half_of, self._resource,
         )  # fmt: skip
         checks = CheckAnswerer(
-            self.group, self.listener, runs.ends, self.settings, self.tally, self.stories.look,
-            runs.undecided,
+            self.group, self._check, active.ends, self.settings, self.tally, self.stories.look,
+            active.undecided,
         )  # fmt: skip
-        self._runs, self._checks = runs, checks
+        self._active, self._checks = active, checks
         try:
             await super().__aenter__()
         except BaseException:
-            self._runs = self._checks = None
-            await _stop(runs, checks)
+            self._active = self._checks = None
+            await _stop(active, checks)
             raise
+        if self._resource is not None:
+            self._recovery.start(self._resource.attend(), f"recovery of group {self.group}")
         return self
 
     async def __aexit__(
@@ -131,114 +134,63 @@ class TransactionProducer(Producer):
     ) -> None:
         if not self.client.session.owner.is_current:
             return
-        runs, checks = self._runs, self._checks
+        active, checks = self._active, self._checks
         async with AsyncExitStack() as stack:
-            # These run even if the steps below are cancelled.
+            # These run even if the steps below are cancelled. Transactions in progress keep their
+            # connections, and the recovery, until they have ended.
+            stack.push_async_callback(self._recovery.stop)
             stack.push_async_callback(super().__aexit__, kind, problem, trace)
-            if runs is not None and checks is not None:
-                stack.callback(self._forget_runs)
-                stack.push_async_callback(_stop, runs, checks)
-                await self._finish(runs, checks)
+            if active is not None and checks is not None:
+                stack.callback(self._forget)
+                stack.push_async_callback(_stop, active, checks)
+                await self._finish(active, checks)
 
-    def _forget_runs(self) -> None:
-        self._runs = self._checks = None
+    def _forget(self) -> None:
+        self._active = self._checks = None
         self.stories.close()
 
-    async def _finish(self, runs: ActiveTransactions, checks: CheckAnswerer) -> None:
+    async def _finish(self, active: ActiveTransactions, checks: CheckAnswerer) -> None:
         """Let transactions and checks in progress end, while brokers send no new checks here."""
-        runs.is_closing = True
+        active.is_closing = True
         try:
             async with asyncio.timeout(self.settings.stop_s):
                 await self.client.leave(self)
-                await runs.wait()
+                await active.wait()
                 await checks.active.wait()
         except TimeoutError:
             log.warning(
                 "group %s leaves %s and %s behind; brokers will ask", self.group,
-                quantity(runs.count, "local transaction"),
+                quantity(active.count, "local transaction"),
                 quantity(checks.active.count, "check"),
             )  # fmt: skip
 
     # Transactions
 
-    async def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
-        """Send a message that becomes visible if its local transaction commits, and run that.
-
-        The listener's ``execute_local_transaction`` runs once the half message is stored. If a
-        broker stored it, but not safely, it does not run, and both sides are rolled back. The
-        message may set the time of the first check: its property
-        ``CHECK_IMMUNITY_TIME_IN_SECONDS``.
-
-        If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
-        the outcome stays open until a broker's check. A plain one runs to its end, and is decided
-        then.
-
-        Args:
-            message: The message; it must not be delayed.
-            arg: Passed to the listener unchanged.
-
-        Returns:
-            The outcome. If it is not known yet, the broker checks until a member knows it.
-
-        Raises:
-            LocalProtocolError: The protocol cannot carry this message, or not in a transaction.
-            LimitExceeded: It is too large.
-            TransportError: The half message was not answered, and no local transaction ran; unless
-                the effect is ``NONE``, a broker may ask about one.
-            BrokerRefused: The broker refused the half message; likewise.
-            TransactionConflict: It had been decided otherwise before. A person must look at that.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
-            UsageError: The producer is not open.
-        """
-        return await self.transact(message, arg)
-
-    async def transact(
-        self, message: Message, arg: object = None, runner: Runner | None = None
-    ) -> TransactionOutcome:
-        """The same, with a runner for a plain local transaction; for :mod:`txmq.blocking`.
-
-        Raises:
-            TxmqError: As for :meth:`send_in_transaction`.
-        """
-        outcome = await self.new_run(message).transact(arg, runner)
-        assert outcome is not None, "its half message was sent"
-        return outcome
-
-    def new_run(self, message: Message | None = None) -> TransactionRun:
+    def new(self, message: Message | None = None) -> TransactionMachine[Any]:
         """A transaction that has not begun.
 
         Args:
             message: Its message, unless the local transaction makes that.
 
         Raises:
-            LocalProtocolError: As for :meth:`send_in_transaction`.
+            LocalProtocolError: The message cannot be sent in a transaction.
             UsageError: The producer is not open, or closes.
         """
-        runs = self._runs
-        if runs is None or self._sender is None:
+        active = self._active
+        if active is None or self._sender is None:
             raise self._not_open()
         owner = self.client.session.owner
         if not owner.is_current:
             owner.check()
-        if runs.is_closing:
+        if active.is_closing:
             raise UsageError(f"this {self._noun} closes, and begins no more transactions")
-        is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
-        if message is None:
-            return TransactionRun(runs, self.client.session.ids.next(), is_followed)
-        xid = self.check_half(message)
+        xid = None if message is None else self.check_half(message)
         if xid is None:
             xid = self.client.session.ids.next()
-        return TransactionRun(runs, xid, is_followed, message)
+        return TransactionMachine(self.group, xid, active, self._is_followed(), message)
 
-    async def prepare(self, message: Message) -> HalfMessage:
-        """Send a half message, the first part of :meth:`send_in_transaction`.
-
-        It stays open until it is decided, here or by the answer to a check.
-
-        Raises:
-            TxmqError: As for :meth:`send_in_transaction`.
-        """
-        return await self.new_run(message).prepare()
+    def _is_followed(self) -> bool:
+        return self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
 
     def _send_half(self, message: Message, xid: str) -> Awaitable[SendResult]:
         sender = self._sender
@@ -312,6 +264,132 @@ class TransactionProducer(Producer):
             properties=named, flag=message.flag, wait_stored=message.wait_stored,
         )  # fmt: skip
 
+    def _not_open(self) -> UsageError:
+        return UsageError(
+            f"this {self._noun} is not open; use it with 'async with', or await its start()"
+        )
+
+    # Checks
+
+    def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
+        """Take a broker's check; see :class:`txmq.client.broker_requests.TransactionOwner`."""
+        if self._checks is not None:
+            self._checks.take(connection, header, message)
+
+
+async def _stop(active: ActiveTransactions, checks: CheckAnswerer) -> None:
+    active.is_stopped = True
+    try:
+        await checks.stop()
+    finally:
+        await active.stop()
+
+
+class TransactionProducer(HalfMessageProducer):
+    """A producer that also sends messages in transactions, and answers brokers that check them.
+
+    ::
+
+        async with TransactionProducer("bank", names, listener) as producer:
+            outcome = await producer.send_in_transaction(message, order)
+
+    Keep one open in every process that can answer for the group's transactions, even if it sends
+    nothing. Leaving waits for transactions and checks in progress, for ``stop_s`` at most.
+
+    Args:
+        group: The producer group, whose members answer for each other.
+        names: The name servers, ``host:port`` separated by ``;``, or a client to share.
+        listener: Runs local transactions, and knows their outcome.
+        settings: The settings.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
+
+    Raises:
+        ConfigError: ``names`` names no server, or holds an invalid address.
+        UsageError: The listener cannot be called.
+        LocalProtocolError: The group's name holds a character that names may not hold.
+        LimitExceeded: The group's name is too long.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        names: str | Client,
+        listener: TransactionListener,
+        settings: TransactionSettings | None = None,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        check_listener(listener)
+        super().__init__(
+            group, names, listener.check_local_transaction,
+            settings_or(TransactionSettings, settings),
+            network=network, clock=clock, entropy=entropy,
+        )  # fmt: skip
+        self.listener = listener
+        self._is_async = is_async(listener.execute_local_transaction)
+
+    async def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
+        """Send a message that becomes visible if its local transaction commits, and run that.
+
+        The listener's ``execute_local_transaction`` runs once the half message is stored. If a
+        broker stored it, but not safely, it does not run, and both sides are rolled back. The
+        message may set the time of the first check: its property
+        ``CHECK_IMMUNITY_TIME_IN_SECONDS``.
+
+        If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
+        the outcome stays open until a broker's check. A plain one runs to its end, and is decided
+        then.
+
+        Args:
+            message: The message; it must not be delayed.
+            arg: Passed to the listener unchanged.
+
+        Returns:
+            The outcome. If it is not known yet, the broker checks until a member knows it.
+
+        Raises:
+            LocalProtocolError: The protocol cannot carry this message, or not in a transaction.
+            LimitExceeded: It is too large.
+            TransportError: The half message was not answered, and no local transaction ran; unless
+                the effect is ``NONE``, a broker may ask about one.
+            BrokerRefused: The broker refused the half message; likewise.
+            TransactionConflict: It had been decided otherwise before. A person must look at that.
+            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            UsageError: The producer is not open.
+        """
+        return await self.transact(message, arg)
+
+    async def transact(
+        self, message: Message, arg: object = None, runner: Runner | None = None
+    ) -> TransactionOutcome:
+        """The same, with a runner for a plain local transaction; for :mod:`txmq.blocking`.
+
+        Raises:
+            TxmqError: As for :meth:`send_in_transaction`.
+        """
+        transaction, execute = self.new(message), self.listener.execute_local_transaction
+        threads = None if self._is_async else runner or transaction.active.threads
+        outcome = await transaction.run(lambda: execute(transaction.message, arg), threads)
+        assert outcome is not None, "its half message was sent"
+        return outcome
+
+    async def prepare(self, message: Message) -> HalfMessage:
+        """Send a half message, the first part of :meth:`send_in_transaction`.
+
+        It stays open until it is decided, here or by the answer to a check.
+
+        Raises:
+            TxmqError: As for :meth:`send_in_transaction`.
+        """
+        transaction = self.new(message)
+        half = await transaction.prepare()
+        transaction.leave()
+        return half
+
     async def decide(
         self, half: HalfMessage, state: LocalTransactionState, problem: Exception | None = None
     ) -> TransactionOutcome:
@@ -328,31 +406,12 @@ class TransactionProducer(Producer):
             OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
             UsageError: The producer is not open.
         """
-        runs = self._runs
-        if runs is None:
+        if self._active is None:
             raise self._not_open()
-        is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
-        run = TransactionRun(runs, half.id, is_followed, sent=half.sent, known_half=half)
-        outcome = await run.finish_apart(LocalAnswer(state, problem))
+        transaction: TransactionMachine[None] = TransactionMachine(
+            self.group, half.id, self._active, self._is_followed(),
+            sent=half.sent, known_half=half, phase=Phase.BEGUN,
+        )  # fmt: skip
+        outcome = await transaction.decide(LocalAnswer(state, problem))
         assert outcome is not None, "its half message was sent"
         return outcome
-
-    def _not_open(self) -> UsageError:
-        return UsageError(
-            f"this {self._noun} is not open; use it with 'async with', or await its start()"
-        )
-
-    # Checks
-
-    def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """Take a broker's check; see :class:`txmq.client.broker_requests.TransactionOwner`."""
-        if self._checks is not None:
-            self._checks.take(connection, header, message)
-
-
-async def _stop(runs: ActiveTransactions, checks: CheckAnswerer) -> None:
-    runs.is_stopped = True
-    try:
-        await checks.stop()
-    finally:
-        await runs.stop()

@@ -1,14 +1,15 @@
 """The states of a transaction as its producer sees them, and how they follow from each other. Pure.
 
-One table decides: the local transaction's state and the broker's reply to the END give the outcome.
-A pair that is missing from the table is a conflict, which needs a person to look at it.
+Two tables decide. :data:`TRANSITIONS` says which step may follow which. :data:`OUTCOMES` gives the
+outcome by the local transaction's state and the broker's reply to the END; a pair that is missing
+there is a conflict, which needs a person to look at it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from itertools import product
 from typing import Any, Final
 
@@ -20,12 +21,52 @@ from txmq.protocol.codes import SysFlag
 __all__ = [
     "OUTCOMES",
     "SPELLINGS",
+    "TRANSITIONS",
     "EndReply",
     "LocalTransactionState",
+    "Phase",
     "TransactionOutcome",
     "TransactionState",
     "TransactionTally",
+    "Verb",
 ]
+
+
+class Phase(StrEnum):
+    """How far a transaction has come at its producer."""
+
+    NEW = "has not begun"
+    BEGUN = "has begun"
+    """Its half message is stored."""
+    WORKING = "runs"
+    """Its local transaction runs, or has run and is not decided yet."""
+    DECIDED = "is decided"
+    """The broker receives the decision, if there is one."""
+    SETTLED = "is settled"
+    """It has an outcome."""
+
+
+class Verb(StrEnum):
+    """A step of a transaction."""
+
+    BEGIN = "begin"
+    WORK = "work"
+    DECIDE = "decide"
+    SETTLE = "settle"
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Verb], Phase]] = {
+    (Phase.NEW, Verb.BEGIN): Phase.BEGUN,
+    (Phase.BEGUN, Verb.WORK): Phase.WORKING,
+    (Phase.WORKING, Verb.DECIDE): Phase.DECIDED,
+    (Phase.DECIDED, Verb.SETTLE): Phase.SETTLED,
+    # The local transaction runs elsewhere, or not at all: the half message is not stored safely.
+    (Phase.BEGUN, Verb.DECIDE): Phase.DECIDED,
+    # The result makes the message, so its half message is sent during the local transaction.
+    (Phase.NEW, Verb.WORK): Phase.WORKING,
+    (Phase.WORKING, Verb.BEGIN): Phase.WORKING,
+}
+"""The phase after each step that is allowed."""
 
 
 class LocalTransactionState(Enum):
@@ -171,3 +212,15 @@ class TransactionTally:
     """Checks that found no room in the queue."""
     checks_hung: int = 0
     """Checks whose handler took too long."""
+
+    def add(self, state: TransactionState, is_acknowledged: bool) -> None:
+        """Count an outcome."""
+        if state is TransactionState.UNKNOWN:
+            self.unknown += 1
+            return
+        if state is TransactionState.COMMITTED:
+            self.committed += 1
+        else:
+            self.rolled_back += 1
+        if not is_acknowledged:
+            self.unacknowledged += 1

@@ -1,8 +1,7 @@
-"""The local transactions of a manager: functions that run behind the fence, within their time, and
-again after a serialization failure.
+"""The local part of a manager's transactions: functions and blocks that run behind the fence, each
+within its time, and functions again after a serialization failure.
 
-The listener here belongs to the manager's producer. Its answer is the state that the
-resource reports; an exception alone proves nothing.
+The state that the resource reports decides; an exception alone proves nothing.
 """
 
 from __future__ import annotations
@@ -16,32 +15,27 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 from txmq.errors import TransactionOverdue, UsageError
-from txmq.message import Message, ReceivedMessage
-from txmq.protocol import properties
+from txmq.message import Message
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
 from txmq.runtime.deadlines import Deadline, Deadlines
 from txmq.runtime.entropy import Entropy
-from txmq.transaction.listener import HalfMessage, TransactionListener
+from txmq.transaction.machine import Transaction, TransactionMachine
 from txmq.transaction.resource import LocalTransaction, Resource
-from txmq.transaction.run import TransactionRun
 from txmq.transaction.settings import ManagerSettings
-from txmq.transaction.state import LocalTransactionState, TransactionOutcome
+from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
 
 __all__ = [
     "Attempts",
     "Call",
     "Entered",
-    "LateWork",
-    "ResourceListener",
-    "Transaction",
+    "LateMessage",
     "Work",
     "current",
-    "listener_of",
     "refuse_another",
 ]
 
@@ -61,73 +55,30 @@ LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class Transaction(Generic[S]):
-    """A transaction of a :class:`txmq.TransactionManager` whose local part runs."""
+class Entered:
+    """While inside, a transaction is the current one, and has this session."""
 
-    run: TransactionRun
-    session: S
-    """The session of the local transaction; leave commit and rollback to the manager."""
-    decided: TransactionOutcome | None = field(default=None, repr=False)
+    transaction: Transaction[Any]
+    session: object
     is_over: bool = False
 
-    @property
-    def xid(self) -> str:
-        """Its id."""
-        return self.run.xid
+    def __enter__(self) -> None:
+        self.transaction.session = self.session
+        _CURRENT.set(self)
 
-    @property
-    def message(self) -> HalfMessage:
-        """Its message, which no consumer sees yet.
-
-        Raises:
-            UsageError: It has no message yet: the function's result makes it.
-        """
-        half = self.run.half
-        if half is None:
-            raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
-        return half
-
-    @property
-    def outcome(self) -> TransactionOutcome:
-        """Its outcome, once its block has ended.
-
-        Raises:
-            UsageError: It is not decided yet.
-        """
-        if self.decided is None:
-            raise UsageError(
-                f"transaction {self.xid} is not decided yet: read its outcome after the block"
-            )
-        return self.decided
-
-    @property
-    def group(self) -> str:
-        """The producer group that answers for it."""
-        return self.run.runs.group
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+        _CURRENT.set(None)
 
 
-_CURRENT: Final[ContextVar[Transaction[Any] | None]] = ContextVar("txmq_transaction", default=None)
+_CURRENT: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", default=None)
 
 
 def current() -> Transaction[Any] | None:
     """The transaction of this task or thread, or of the one that started it."""
     found = _CURRENT.get()
     # A task that began inside a transaction keeps its context, even if it outlives it.
-    return None if found is None or found.is_over else found
-
-
-@dataclass(slots=True)
-class Entered:
-    """While inside, a transaction is the current one."""
-
-    transaction: Transaction[Any]
-
-    def __enter__(self) -> None:
-        _CURRENT.set(self.transaction)
-
-    def __exit__(self, *_: object) -> None:
-        self.transaction.is_over = True
-        _CURRENT.set(None)
+    return None if found is None or found.is_over else found.transaction
 
 
 def refuse_another() -> None:
@@ -136,15 +87,15 @@ def refuse_another() -> None:
     Raises:
         UsageError: One is running here.
     """
-    found = _CURRENT.get()
-    if found is not None and not found.is_over:
+    found = current()
+    if found is not None:
         raise UsageError(
             f"transaction {found.xid} runs here already, and transactions are not nested: write "
             "with its session, and further messages into an outbox, a table"
         )
 
 
-# One call of a function
+# One local part
 
 
 @dataclass(slots=True)
@@ -199,158 +150,107 @@ class Attempts:
         return pause_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work(Generic[S]):
-    """One call of a function, as the local transaction of a run."""
+    """The local part of one transaction: a call of a function, or a block of code."""
 
-    run: TransactionRun
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    """Its arguments after the session."""
-    kwargs: Mapping[str, Any]
+    transaction: TransactionMachine[S]
+    resource: Resource[S]
+    deadlines: Deadlines
+    attempts: Attempts
     born_ms: int
     """When the transaction began."""
-    attempts: Attempts
+    call: Call | None = None
+    late: LateMessage | None = None
+    """Makes and sends the message, if the result makes it. Then the function runs once: another
+    attempt has another result, and needs another half message under another id."""
+    local: LocalTransaction[S] = field(init=False)
+    """The local transaction of the last attempt."""
     has_begun: bool = False
     result: Any = None
     problem: BaseException | None = None
 
+    def open(self) -> LocalTransaction[S]:
+        """Begin an attempt."""
+        xid = self.transaction.xid
+        self.attempts.start(xid)
+        self.local = self.resource.local(xid, self.transaction.group, self.born_ms)
+        return self.local
 
-@dataclass(slots=True, kw_only=True)
-class LateWork(Work[S]):
-    """One call of a function whose result makes the message. Such a message cannot be stored before
-    the function runs, so it is stored before the commit. If it is not stored safely, nothing is
-    committed.
-
-    It runs once under its id: another attempt has another result, and needs another half message.
-    """
-
-    make: Callable[[object], Message]
-    """Makes the message from a result, in the function's thread or task."""
-    send: Callable[[TransactionRun, Message], Coroutine[Any, Any, None]]
-    """Sends it, in the loop that runs now."""
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    def finish(self, local: LocalTransaction[S], result: object) -> None:
-        """Send the half message, while this thread waits.
-
-        Raises:
-            Exception: Why it is not stored; nothing may be committed then.
-        """
-        local.flush()
-        message = self.make(result)
-        self.attempts.check_time()
-        sending = self._sending(message)
-        try:
-            while not sending.done():
-                self.attempts.check_time()
-                # Ctrl-C may come just before this thread begins to wait, and would not wake it.
-                with suppress(TimeoutError):
-                    sending.exception(min(LOOK_S, max(0.0, self.attempts.left_s)))
-            sending.result()
-        except concurrent.futures.CancelledError as error:
-            raise UsageError("the manager was closed meanwhile") from error
-        finally:
-            sending.cancel()
-
-    def _sending(self, message: Message) -> concurrent.futures.Future[None]:
-        work = self.send(self.run, message)
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError as error:
-            work.close()
-            raise UsageError("the manager was closed meanwhile") from error
-
-    async def afinish(self, local: LocalTransaction[S], result: object) -> None:
-        """The same in the loop.
-
-        Raises:
-            Exception: Why it is not stored; nothing may be committed then.
-        """
-        await local.aflush()
-        await self.send(self.run, self.make(result))
-        self.attempts.check_time()
-
-
-# The listener
-
-
-class ResourceListener(TransactionListener, Generic[S]):
-    """Runs functions in local transactions of a resource, and lets its fence answer checks.
-
-    Args:
-        group: The producer group.
-        resource: The database, or several.
-    """
-
-    reads_half: ClassVar[bool] = False
-    """Whether it looks at the half message; functions find theirs in their transaction."""
-
-    def __init__(self, group: str, resource: Resource[S]) -> None:
-        self._group = group
-        self._resource = resource
-        self._deadlines = Deadlines()
-
-    def deadline(self, attempts: Attempts) -> Deadline:
+    def deadline(self) -> Deadline:
         """While inside, a task is cancelled once it is too late to commit, and fails with that."""
-        return self._deadlines.within(attempts.left_s, attempts.overdue)
+        return self.deadlines.within(self.attempts.left_s, self.attempts.overdue)
 
-    def pause_s(
-        self, state: LocalTransactionState, attempts: Attempts, error: BaseException
-    ) -> float | None:
-        """How long to wait before a local transaction runs again; ``None`` if it does not."""
-        is_undone = state is LocalTransactionState.ROLLBACK
-        if is_undone and self._resource.may_retry(error):
-            return attempts.pause_s(error)
-        return None
-
-    def _failed(
-        self, work: Work[S], state: LocalTransactionState, error: Exception
-    ) -> float | None:
-        note(work.run.xid, "the local transaction ends with %r", error)
-        pause_s = None if isinstance(work, LateWork) else self.pause_s(state, work.attempts, error)
-        if pause_s is None:
-            work.problem = error
-        return pause_s
-
-    async def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
-        """Ask the fence; see :class:`TransactionListener`."""
-        identity = message.properties.get(properties.FENCE, "")
-        if not identity:
-            # The sender does not use a fence, so a missing row proves nothing.
-            log.warning("transaction %s was begun by no manager of %s", message.id, self._group)
-            return LocalTransactionState.UNKNOWN
-        return await self._resource.check(
-            message.id, self._group, message.born_ms, identity=identity
-        )
-
-
-class _BlockingListener(ResourceListener[S]):
-    def execute_local_transaction(
-        self, message: HalfMessage, arg: Work[S]
-    ) -> LocalTransactionState:
-        del message
-        arg.has_begun = True
+    def run(self) -> LocalTransactionState:
+        """Run the function of a resource that blocks; returns the state of its last attempt."""
+        assert self.call is not None, "a block runs by itself"
+        function, args, kwargs = self.call
+        self.has_begun = True
         while True:
-            arg.attempts.start(arg.run.xid)
-            local = self._resource.local(arg.run.xid, self._group, arg.born_ms)
+            local = self.open()
             try:
                 with local as session:
-                    with Entered(Transaction(arg.run, session)):
-                        result = arg.function(session, *arg.args, **arg.kwargs)
+                    with Entered(self.transaction, session):
+                        result = function(session, *args, **kwargs)
                         if inspect.isawaitable(result):
                             _refuse_awaitable(result)
-                        if isinstance(arg, LateWork):
-                            arg.finish(local, result)
-                    arg.attempts.check_time()
+                        if self.late is not None:
+                            self.late.send(self, result)
+                    self.attempts.check_time()
             except Exception as error:  # noqa: BLE001 - the resource knows what it means
-                pause_s = self._failed(arg, local.state, error)
+                pause_s = self.failed(local.state, error)
                 if pause_s is None:
                     return local.state
             else:
-                arg.result = result
+                self.result = result
                 return local.state
             threading.Event().wait(pause_s)
+
+    async def arun(self) -> LocalTransactionState:
+        """Run the function of an asyncio resource; returns the state of its last attempt."""
+        assert self.call is not None, "a block runs by itself"
+        function, args, kwargs = self.call
+        self.has_begun = True
+        while True:
+            local = self.open()
+            try:
+                async with local as session:
+                    with Entered(self.transaction, session), self.deadline():
+                        result = await function(session, *args, **kwargs)
+                        if self.late is not None:
+                            await self.late.asend(self, result)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    self.transaction.left = local.state
+                    raise
+                # This task is not cancelled, but something that the function waited for.
+                self.problem = error
+                return local.state
+            except Exception as error:  # noqa: BLE001 - the resource knows what it means
+                pause_s = self.failed(local.state, error)
+                if pause_s is None:
+                    return local.state
+            else:
+                self.result = result
+                return local.state
+            self.transaction.left = local.state
+            await asyncio.sleep(pause_s)
+
+    def failed(self, state: LocalTransactionState, error: Exception) -> float | None:
+        """Note the failure of an attempt; returns the pause before the next one, if any."""
+        note(self.transaction.xid, "the local transaction ends with %r", error)
+        pause_s = None if self.late is not None else self.pause_s(state, error)
+        if pause_s is None:
+            self.problem = error
+        return pause_s
+
+    def pause_s(self, state: LocalTransactionState, error: BaseException) -> float | None:
+        """The pause before another attempt; ``None`` to give up."""
+        is_undone = state is LocalTransactionState.ROLLBACK
+        if is_undone and self.resource.may_retry(error):
+            return self.attempts.pause_s(error)
+        return None
 
 
 def _refuse_awaitable(result: object) -> NoReturn:
@@ -360,44 +260,58 @@ def _refuse_awaitable(result: object) -> NoReturn:
     raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
 
 
-class _AsyncListener(ResourceListener[S]):
-    async def execute_local_transaction(
-        self, message: HalfMessage, arg: Work[S]
-    ) -> LocalTransactionState:
-        del message
-        run, attempts = arg.run, arg.attempts
-        arg.has_begun = True
-        while True:
-            attempts.start(run.xid)
-            local = self._resource.local(run.xid, self._group, arg.born_ms)
-            try:
-                async with local as session:
-                    left_s = attempts.deadline - attempts.clock.monotonic()
-                    deadline = self._deadlines.within(left_s, attempts.overdue)
-                    with Entered(Transaction(run, session)), deadline:
-                        result = await arg.function(session, *arg.args, **arg.kwargs)
-                        if isinstance(arg, LateWork):
-                            await arg.afinish(local, result)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    run.left = local.state
-                    raise
-                # This task is not cancelled, but something that the function waited for.
-                arg.problem = error
-                return local.state
-            except Exception as error:  # noqa: BLE001 - the resource knows what it means
-                pause_s = self._failed(arg, local.state, error)
-                if pause_s is None:
-                    return local.state
-            else:
-                arg.result = result
-                return local.state
-            run.left = local.state
-            await asyncio.sleep(pause_s)
+@dataclass(slots=True)
+class LateMessage:
+    """The message of a function whose result makes it. It cannot be stored before the function
+    runs, so it is stored before the commit. If it is not stored safely, nothing is committed.
+    """
 
+    topic: str
+    """Its topic, if that is known before."""
+    make: Callable[[object], Message]
+    """Makes the message from a result, in the function's thread or task."""
+    begin: Callable[[TransactionMachine[Any], Message], Coroutine[Any, Any, None]]
+    """Sends its half message, in the producer's loop."""
 
-def listener_of(group: str, resource: Resource[S]) -> ResourceListener[S]:
-    """The listener for a resource."""
-    kind = _BlockingListener if resource.is_blocking else _AsyncListener
-    return kind(group, resource)
+    def send(self, work: Work[Any], result: object) -> None:
+        """Send the half message, while this thread waits.
+
+        Raises:
+            Exception: Why it is not stored; nothing may be committed then.
+        """
+        attempts = work.attempts
+        work.local.flush()
+        message = self.make(result)
+        attempts.check_time()
+        sending = self._sending(work.transaction, message)
+        try:
+            while not sending.done():
+                attempts.check_time()
+                # Ctrl-C may come just before this thread begins to wait, and would not wake it.
+                with suppress(TimeoutError):
+                    sending.exception(min(LOOK_S, max(0.0, attempts.left_s)))
+            sending.result()
+        except concurrent.futures.CancelledError as error:
+            raise UsageError("the manager was closed meanwhile") from error
+        finally:
+            sending.cancel()
+
+    def _sending(
+        self, transaction: TransactionMachine[Any], message: Message
+    ) -> concurrent.futures.Future[None]:
+        steps = self.begin(transaction, message)
+        try:
+            return asyncio.run_coroutine_threadsafe(steps, transaction.active.loop)
+        except RuntimeError as error:
+            steps.close()
+            raise UsageError("the manager was closed meanwhile") from error
+
+    async def asend(self, work: Work[Any], result: object) -> None:
+        """The same in the loop.
+
+        Raises:
+            Exception: Why it is not stored; nothing may be committed then.
+        """
+        await work.local.aflush()
+        await self.begin(work.transaction, self.make(result))
+        work.attempts.check_time()

@@ -401,11 +401,11 @@ async def test_another_process_of_the_group_answers_for_one_that_is_gone(stage):
         for each in begun:
             await tm.leave(each)
         await tm._producer.__aexit__(None, None, None)
-        assert sorted(await stage.open()) == sorted(each.run.xid for each in begun)
+        assert sorted(await stage.open()) == sorted(each.transaction.xid for each in begun)
         async with stage.manager():
             await stage.until_settled()
         assert await stage.visible() == [b"1"]
-        assert stage.bank.fence == {begun[0].run.xid: 1, begun[1].run.xid: 2}
+        assert stage.bank.fence == {begun[0].transaction.xid: 1, begun[1].transaction.xid: 2}
 
 
 @on_stage

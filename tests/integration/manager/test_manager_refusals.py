@@ -41,13 +41,9 @@ class Refusal(Exception):
     """What a business function raises."""
 
 
-def not_at_once(half, state, waiter):
-    """No END leaves before `send` is awaited."""
-
-
 def told_later(tm):
     """Have ENDs of a manager wait until they may go; returns what they say, and that event."""
-    ends, said, may_go = tm._producer._runs.ends, [], asyncio.Event()
+    ends, said, may_go = tm._producer._active.ends, [], asyncio.Event()
     send = ends.send
 
     async def waiting(half, state):
@@ -55,7 +51,7 @@ def told_later(tm):
         await may_go.wait()
         return await send(half, state)
 
-    ends.send, ends.start = waiting, not_at_once
+    ends.send = waiting
     return said, may_go
 
 
@@ -222,7 +218,7 @@ async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_c
         function = tm.transactional(topic=TOPIC)(slow)
         both = [asyncio.ensure_future(function(Order(name, 30))) for name in "ab"]
         await until(begun.is_set)
-        await until(lambda: len(tm._producer._runs.undecided) == 2)
+        await until(lambda: len(tm._producer._active.undecided) == 2)
         await tm.__aexit__(None, None, None)
         assert (await both[0]).state is NOT_KNOWN
         with pytest.raises(OutcomeUnknown, match="closed meanwhile") as caught:
@@ -244,8 +240,8 @@ async def test_a_conflict_hides_nothing(stage):
         async def contrary(half, state):
             return EndAnswer(EndReply.COMMITTED)
 
-        ends = tm._producer._runs.ends
-        ends.send, ends.start = contrary, not_at_once
+        ends = tm._producer._active.ends
+        ends.send = contrary
         with pytest.raises(TransactionConflict) as raised:
             await tm.transactional(topic=TOPIC)(refused)(ORDER)
         assert "Refusal('no')" in raised.value.__notes__[0]

@@ -509,7 +509,7 @@ async def test_a_constraint_speaks_before_anything_is_sent(stage):
         await session.execute(text("INSERT INTO bill (id, amount) VALUES (7, 1)"))
 
     async with stage.manager() as tm:
-        tm._producer.prepare_late = None  # Nobody gets that far.
+        tm._producer.check_half = None  # Nobody gets that far.
         with pytest.raises(Exception, match=r"(?i)unique"):
             await decorated(tm, twice)(30)
     await nothing_remains(stage)

@@ -358,6 +358,9 @@ def test_what_is_carried_out_in_the_end_belongs_to_the_ninth(spans, caplog):
             below_now(spans, "commit")
             raise DatabaseFailed("ccb is away")
 
+        async def attend(self):
+            """Nothing to recover."""
+
     class Confirming(TransactionProducer):
         def __init__(self, *given):
             super().__init__(*given)

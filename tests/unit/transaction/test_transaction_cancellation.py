@@ -18,12 +18,9 @@ from tests.unit.transaction.producing_stage import (
     staged,
 )
 from txmq.client.client import Client
-from txmq.errors import ConnectionLost, OutcomeUnknown
+from txmq.errors import OutcomeUnknown
 from txmq.protocol import command
 from txmq.transaction import TransactionProducer, TransactionSettings, TransactionState
-from txmq.transaction.end import StartedEnd
-from txmq.transaction.listener import LocalAnswer
-from txmq.transaction.pending_end import PendingEnd
 
 
 async def local():
@@ -136,7 +133,7 @@ def test_who_is_cancelled_is_counted_until_the_broker_has_answered(reply):
     @staged()
     async def scenario(stage):
         stage.told("end", lambda request: answer_after(1.0, stage, request, reply))
-        runs = stage.producer._runs
+        runs = stage.producer._active
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await stage.producer.send_in_transaction(message())
@@ -159,32 +156,17 @@ def answer_after(delay_s, stage, request, code):
 
 
 @staged()
-async def test_whose_refused_end_is_cancelled_before_it_is_sent_again_is_released(stage):
-    counted = []
+async def test_a_caller_is_released_if_the_last_steps_are_cancelled_before_they_start(stage):
+    active = stage.producer._active
+    start = active.tasks.start
 
-    class Run:
-        def enter(self):
-            counted.append("in")
+    def cancelled(steps, name):
+        task = start(steps, name)
+        task.cancel()
+        return task
 
-        def go_on(self, ending, error, deadline):
-            task = asyncio.create_task(asyncio.sleep(60))
-            task.cancel()
-            return task
-
-        def leave(self):
-            counted.append("out")
-
-    class Ends:
-        def start(self, sent, state, waiter):
-            return StartedEnd(None, 0, 0.0)
-
-    sent = (await stage.producer.prepare(message())).sent
-    ending = PendingEnd(Run(), sent, LocalAnswer(COMMIT), {})
-    assert ending.start(Ends())
-
-    ending.failed(ConnectionLost("it broke"))
-
-    assert counted == ["in"]
-    with pytest.raises(OutcomeUnknown):
-        await ending.outcome()
-    assert counted == ["in", "out"]
+    active.tasks.start = cancelled
+    with pytest.raises(OutcomeUnknown, match="closed meanwhile"):
+        await stage.producer.send_in_transaction(message())
+    assert active.count == 0
+    assert active.undecided == {}

@@ -1,9 +1,19 @@
-"""What a caller receives as the outcome of a transaction."""
+"""The order of a transaction's steps, and what a caller receives as its outcome."""
+
+from itertools import product
 
 import pytest
 
-from txmq.errors import OutcomeUnknown, RequestTimeout, RollBack
-from txmq.transaction.state import TransactionOutcome, TransactionState
+from tests.unit.transaction.producing_stage import message, staged
+from txmq.errors import OutcomeUnknown, RequestTimeout, RollBack, UsageError
+from txmq.transaction.machine import TransactionMachine
+from txmq.transaction.state import (
+    TRANSITIONS,
+    Phase,
+    TransactionOutcome,
+    TransactionState,
+    Verb,
+)
 
 TOO_LITTLE = RollBack("too little money")
 LOST = RequestTimeout("127.0.0.1:9", 3.0)
@@ -31,3 +41,35 @@ def test_any_other_transaction_raises_when_it_is_unwrapped(state, problem, raise
         outcome(state, problem=problem).unwrap()
 
     assert problem in (None, caught.value, caught.value.__cause__)
+
+
+@pytest.mark.parametrize(("phase", "verb"), list(product(Phase, Verb)))
+def test_a_step_that_the_table_does_not_have_is_refused(phase, verb):
+    transaction = TransactionMachine("g", "x-1", None, False, phase=phase)
+
+    if (phase, verb) in TRANSITIONS:
+        assert transaction.after(verb) is TRANSITIONS[phase, verb]
+    else:
+        with pytest.raises(UsageError, match=f"transaction x-1 {phase}, and cannot {verb} now"):
+            transaction.after(verb)
+
+
+def test_every_phase_leads_to_an_outcome_and_nothing_follows_it():
+    leading, before = set(), {Phase.SETTLED}
+    while before:
+        leading |= before
+        before = {phase for (phase, _), after in TRANSITIONS.items() if after in before} - leading
+
+    assert leading == set(Phase)
+    assert Phase.SETTLED not in {phase for phase, _ in TRANSITIONS}
+
+
+@staged()
+async def test_a_transaction_sends_one_half_message(stage):
+    transaction = stage.producer.new(message())
+    await transaction.begin(transaction.to_send)
+
+    with pytest.raises(UsageError, match="cannot begin now"):
+        await transaction.begin(transaction.to_send)
+
+    assert len(stage.halves) == 1

@@ -207,7 +207,7 @@ class TransactionMachine(Transaction[S]):
             TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
         """
         stories, xid = self.active.stories, self.xid
-        is_late = self.after(Verb.BEGIN) is Phase.WORKING
+        is_late = self.after(Verb.BEGIN) is Phase.WORKING  # Refused before anything is sent.
         if self.is_followed and not is_late:
             stories.open(xid, message.topic, self.group)
         self.tell(Step.SENT, message.topic)

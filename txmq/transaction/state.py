@@ -38,6 +38,8 @@ class Phase(StrEnum):
     NEW = "has not begun"
     BEGUN = "has begun"
     """Its half message is stored."""
+    UNSENT = "runs without a half message"
+    """Its local transaction runs first, because the result makes the message."""
     WORKING = "runs"
     """Its local transaction runs, or has run and is not decided yet."""
     DECIDED = "is decided"
@@ -63,8 +65,9 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Verb], Phase]] = {
     # The local transaction runs elsewhere, or not at all: the half message is not stored safely.
     (Phase.BEGUN, Verb.DECIDE): Phase.DECIDED,
     # The result makes the message, so its half message is sent during the local transaction.
-    (Phase.NEW, Verb.WORK): Phase.WORKING,
-    (Phase.WORKING, Verb.BEGIN): Phase.WORKING,
+    (Phase.NEW, Verb.WORK): Phase.UNSENT,
+    (Phase.UNSENT, Verb.BEGIN): Phase.WORKING,
+    (Phase.UNSENT, Verb.DECIDE): Phase.DECIDED,
 }
 """The phase after each step that is allowed."""
 

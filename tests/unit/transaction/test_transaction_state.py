@@ -1,14 +1,17 @@
 """The order of a transaction's steps, and what a caller receives as its outcome."""
 
+import asyncio
 from itertools import product
 
 import pytest
 
 from tests.unit.transaction.producing_stage import message, staged
 from txmq.errors import OutcomeUnknown, RequestTimeout, RollBack, UsageError
+from txmq.transaction.listener import LocalAnswer
 from txmq.transaction.machine import TransactionMachine
 from txmq.transaction.state import (
     TRANSITIONS,
+    LocalTransactionState,
     Phase,
     TransactionOutcome,
     TransactionState,
@@ -67,9 +70,26 @@ def test_every_phase_leads_to_an_outcome_and_nothing_follows_it():
 @staged()
 async def test_a_transaction_sends_one_half_message(stage):
     transaction = stage.producer.new(message())
-    await transaction.begin(transaction.to_send)
+    await transaction.begin(message())
 
-    with pytest.raises(UsageError, match="cannot begin now"):
-        await transaction.begin(transaction.to_send)
+    with pytest.raises(UsageError, match="has begun, and cannot begin now"):
+        await transaction.begin(message())
+    transaction.work_begins()
+    with pytest.raises(UsageError, match="runs, and cannot begin now"):
+        await transaction.begin(message())
 
     assert len(stage.halves) == 1
+
+
+@staged()
+async def test_a_half_message_that_is_stored_after_the_decision_is_refused(stage):
+    transaction = stage.producer.new()
+    transaction.work_begins()
+    sending = asyncio.create_task(transaction.begin(message()))
+    await asyncio.sleep(0)
+
+    assert await transaction.decide(LocalAnswer(LocalTransactionState.UNKNOWN)) is None
+
+    with pytest.raises(UsageError, match="is settled, and cannot begin now"):
+        await sending
+    assert stage.producer._active.count == 0

@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.command, against bytes written out by hand."""
+"""Facts of txmq.protocol.header_binary, against bytes written out by hand."""
 
 import tracemalloc
 from struct import pack as binary
@@ -7,7 +7,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import HEADER_FIELDS_MAX
-from txmq.protocol.command import BinaryHeader, pack, unpack
+from txmq.protocol.header_binary import BinaryHeader, pack, unpack
 
 EMPTY = bytes.fromhex("0067 00 0199 00000007 00000000 00000000 00000000")
 FULL = (

@@ -7,8 +7,7 @@ clients were seen to leave something out; those exceptions are listed with their
 import msgspec
 import pytest
 
-from txmq.protocol import bodies, headers
-from txmq.protocol import operations as account_requests
+from txmq.protocol import bodies, headers, operations
 from txmq.protocol.bodies import Body, MessageQueue
 from txmq.protocol.headers import Header
 
@@ -83,6 +82,13 @@ HEADERS = {
     ),
     "RegistrationAnswer": "haServerAddr masterAddr",
     "BrokerUnregistration": "brokerName! brokerAddr! clusterName! brokerId! txmqProof",
+    "ListAudit": "before sinceMs untilMs person action refused count",
+    "ListDelayed": "level fromMs after count",
+    "RecallDelayed": "topic! recallHandle! operator! reason!",
+    "SkipDamaged": "consumerGroup! topic! queueId! offset! through! operator! reason!",
+    "RecheckTransaction": "transactionId! operator reason",
+    "RecheckTransactions": "state producerGroup fromOffset operator reason",
+    "RecheckedTransactions": "rechecked! nextOffset!",
     "AccountChange": (
         "accessKey! secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm "
         "topicPerms groupPerms"
@@ -169,6 +175,23 @@ BODIES = {
     "RegisteredProducer": "clientId remoteIP language version lastUpdateTimestamp",
     "AllProducers": "data",
     "CorrectionOffsets": "correctionOffsets",
+    "AuditedRequest": "atMs request peer account fields body refused",
+    "AuditPage": "entries next",
+    "DelayedEntry": (
+        "dueMs level topic queueId messageId keys tags size storedMs offsetMsgId "
+        "recallHandle problem"
+    ),
+    "DelayLevelEntry": "level delayMs waiting",
+    "DelayedPage": "messages levels waiting next",
+    "SettingEntry": "name value key default source canChange",
+    "SettingsView": "settings",
+    "CheckEntry": "askedMs clientId address answer answeredMs",
+    "RecheckEntry": "atMs operator account address reason",
+    "DecisionEntry": "kind source atMs reason offsetMsgId",
+    "TransactionHistory": (
+        "transaction bornMs bornHost decisions checks checkMax nextCheckMs "
+        "waitsForProducer producers rechecks"
+    ),
     "PlainAccount": (
         "accessKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms"
     ),
@@ -189,8 +212,8 @@ def shapes_of(module, base):
     }
 
 
-SHAPES = shapes_of(headers, Header) | shapes_of(account_requests, Header)
-BODY_SHAPES = shapes_of(bodies, Body) | shapes_of(account_requests, Body)
+SHAPES = shapes_of(headers, Header) | shapes_of(operations, Header)
+BODY_SHAPES = shapes_of(bodies, Body) | shapes_of(operations, Body)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))

@@ -23,7 +23,7 @@ _BOUNDLESS = 1 << 40
 
 
 class MemoryDisk:
-    """An :class:`txmq.runtime.Disk` without a machine.
+    """The disk port in memory, for the machines of a simulation and for tests alone.
 
     Args:
         entropy: Decides how much of a failing write is done, how long a sync takes and, unless

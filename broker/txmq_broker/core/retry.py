@@ -54,7 +54,7 @@ _WRITTEN_ANEW: Final = frozenset(
 
 
 class RetryVerdict(NamedTuple):
-    """True if a failed message comes again."""
+    """Whether a failed message comes again, and when; true if it does."""
 
     level: int
     """The delay level it waits for."""

@@ -1,4 +1,4 @@
-"""The states of a transaction, in one table.
+"""The states of a transaction at its broker, in one table.
 
 The log has the final word, not this table: a step counts once its marker is durable, and a
 transaction exists only if its half message does.

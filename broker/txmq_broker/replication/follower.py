@@ -1,7 +1,7 @@
 """A follower: it copies the log of its leader, byte for byte, into a directory of its own.
 
 The follower compares the histories first: a part of its log that the leader does not have was never
-acknowledged by both, and goes to a side folder. Then it asks for the log from its own end on, again
+acknowledged, and goes to a side folder. Then it asks for the log from its own end on, again
 and again, and syncs while the next answer is on its way.
 
 It obeys the newest epoch that it knows: an answer or a span of an older one is refused.

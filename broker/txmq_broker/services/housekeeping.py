@@ -1,5 +1,5 @@
 """The periodic chores of a broker: save tables, drop silent clients, sample counters, delete old
-files of the log.
+files of the log, and refuse sends while the disk is too full.
 
 The chores are independent: one that fails is logged and tried again, and the others run.
 """

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.consume.window import ConsumeWindow
 from txmq.client.received_message import opened
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
@@ -28,7 +29,7 @@ from txmq.errors import (
     TxmqError,
     refusal,
 )
-from txmq.message import DEAD_LETTER, Queue, QueueOffset, ReceivedMessage
+from txmq.message import DEAD_LETTER, Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.bodies import HeldQueue
 from txmq.protocol.codes import PullFlag, RequestCode
@@ -38,7 +39,7 @@ from txmq.protocol.record import unpack_all
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.runtime.backoff import Backoff
 
-__all__ = ["ConsumeWindow", "FetchLimits", "QueueFetcher", "as_sent", "limits_of"]
+__all__ = ["FetchLimits", "QueueFetcher", "as_sent", "limits_of"]
 
 log = logging.getLogger(__name__)
 
@@ -306,65 +307,3 @@ def as_sent(message: ReceivedMessage) -> ReceivedMessage:
     """A message from a retry topic, with its original topic restored."""
     topic = message.properties.get(properties.RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)
-
-
-class ConsumeWindow:
-    """Counts messages in and out."""
-
-    __slots__ = ("_in_order", "_sizes", "bytes_held", "kept", "next_offset")
-
-    def __init__(self, next_offset: int) -> None:
-        self.next_offset: int = next_offset
-        """The message to be fetched next."""
-        self.bytes_held: int = 0
-        self.kept: int | None = None
-        """The group's fixed offset; ``None`` if it follows the consumed messages."""
-        self._sizes: dict[int, int] = {}
-        self._in_order: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def __contains__(self, offset: object) -> bool:
-        return offset in self._sizes
-
-    def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
-        """Add fetched messages, in queue order and without repetition.
-
-        All lie before ``next_offset``, which never decreases.
-        """
-        sizes, held = self._sizes, 0
-        for message in messages:
-            size = len(message.body)
-            sizes[message.offset] = size
-            held += size
-        self._in_order.extend([message.offset for message in messages])
-        self.bytes_held += held
-        self.next_offset = next_offset
-
-    def end(self, offset: int) -> None:
-        """End a message: it is consumed, or will be delivered another way; harmless if repeated."""
-        self.bytes_held -= self._sizes.pop(offset, 0)
-
-    def end_all(self, messages: Iterable[ReceivedMessage]) -> None:
-        """End several messages."""
-        for message in messages:
-            self.end(message.offset)
-
-    @property
-    def safe_offset(self) -> QueueOffset:
-        """The offset before which all messages are consumed."""
-        return self.reached if self.kept is None else QueueOffset(self.kept)
-
-    @property
-    def reached(self) -> QueueOffset:
-        """The offset before which all messages have ended."""
-        in_order, sizes = self._in_order, self._sizes
-        while in_order and in_order[0] not in sizes:
-            in_order.popleft()
-        return QueueOffset(in_order[0] if in_order else self.next_offset)
-
-    @property
-    def span(self) -> int:
-        """The distance between the first unconsumed message and the last added one."""
-        return self._in_order[-1] - self.reached if self._sizes else 0

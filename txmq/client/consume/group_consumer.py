@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
-from txmq.client.consume.agreement import Agreement
 from txmq.client.consume.subscription import TopicSubscription
+from txmq.client.consume.subscription_checks import SubscriptionChecks
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings, settings_or
@@ -57,7 +57,7 @@ class GroupConsumer(Lifecycle, Generic[A]):
         self.settings: ConsumerSettings = settings_or(ConsumerSettings, settings)
         self.client: ClusterClient
         self.client, self._is_own = client_of(names, network, clock, entropy)
-        self._agreement = Agreement(self.client, group)
+        self._subscription_checks = SubscriptionChecks(self.client, group)
         self._subscriptions: dict[str, TopicSubscription] = {}
         self._version = 0
         self._assignment: A | None = None
@@ -76,7 +76,7 @@ class GroupConsumer(Lifecycle, Generic[A]):
         """Rebalance soon."""
         if self._assignment is not None:
             self._assignment.rebalance_soon()
-            work = self._agreement.look(self._subscriptions)
+            work = self._subscription_checks.look(self._subscriptions)
             self.client.tasks.start(work, f"a look at group {self.group}")
 
     def held(self) -> dict[Queue, HeldQueue]:

@@ -135,7 +135,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             check_dead_letters(topic, self.settings)
         chosen = {topic: TopicSubscription(topic, tags, sql) for topic in topics}
         if sql and self._assignment is not None:
-            await self._agreement.check(chosen.values())
+            await self._subscription_checks.check(chosen.values())
         self._chosen = chosen
         self._assigned = list(queues)
         if self._assignment is not None:
@@ -168,8 +168,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
                 await stack.enter_async_context(self.client)
             self._version = self.client.session.clock.wall_ms()
             wanted = self._subscriptions or self._chosen
-            await self._agreement.check(wanted.values())
-            await self._agreement.look(self._subscriptions)
+            await self._subscription_checks.check(wanted.values())
+            await self._subscription_checks.look(self._subscriptions)
             await self.client.join(self)
             stack.push_async_callback(self.client.leave, self)
             self._assignment = assignment = self._held()

@@ -16,12 +16,12 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import GroupHeader
 from txmq.protocol.topics import RETRY
 
-__all__ = ["Agreement"]
+__all__ = ["SubscriptionChecks"]
 
 log = logging.getLogger(__name__)
 
 
-class Agreement:
+class SubscriptionChecks:
     """The checks of one member: before it consumes, and when other members come and go."""
 
     def __init__(self, client: ClusterClient, group: str) -> None:

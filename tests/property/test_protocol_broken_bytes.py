@@ -33,7 +33,7 @@ from txmq.protocol import (
     fastjson,
     header_binary,
     headers,
-    java_properties,
+    java,
     properties,
     record,
 )
@@ -119,8 +119,8 @@ READERS = {
     "queue-map": (lambda data: read_queue_map(data, "offsetTable", QueueStats), QUEUE_MAPS),
     "queue-map-as-json": (fastjson.loads, QUEUE_MAPS),
     "settings": (
-        java_properties.loads,
-        st.dictionaries(TEXT, TEXT, max_size=3).map(java_properties.dumps),
+        java.loads,
+        st.dictionaries(TEXT, TEXT, max_size=3).map(java.dumps),
     ),
 }
 

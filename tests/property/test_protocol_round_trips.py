@@ -25,8 +25,7 @@ from tests.property.protocol_strategies import (
     struct,
 )
 from txmq.errors import ProtocolError, RemoteProtocolError
-from txmq.protocol import batch, fastjson, header_binary, properties, record
-from txmq.protocol import java as java_properties
+from txmq.protocol import batch, fastjson, header_binary, java, properties, record
 from txmq.protocol.bodies import MessageQueue, OffsetPair, queue_map, read_queue_map
 from txmq.protocol.command import BINARY, JSON, FrameReader, answer, decode, encode, frame
 from txmq.protocol.compression import compress, decompress
@@ -297,7 +296,7 @@ def test_a_compressed_body_survives(body, algorithm):
 
 @given(st.dictionaries(TEXT, TEXT, max_size=4))
 def test_settings_survive(settings):
-    assert java_properties.loads(java_properties.dumps(settings)) == settings
+    assert java.loads(java.dumps(settings)) == settings
 
 
 # The dialect

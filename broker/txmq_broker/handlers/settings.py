@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from txmq.errors import ConfigError, InternalError, NoPermission
-from txmq.protocol import java as java_properties
+from txmq.protocol import java
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.command import Command, answer
@@ -95,7 +95,7 @@ class SettingHandlers:
         """26: all settings that have a name in RocketMQ."""
         del connection
         version = msgspec.json.encode(self._version).decode()
-        body = java_properties.dumps(self._all())
+        body = java.dumps(self._all())
         return answer(request, 0, BrokerConfigAnswer(version), body=body)
 
     def show_sources(self, connection: Connection, request: Command) -> bytes:
@@ -127,7 +127,7 @@ class SettingHandlers:
         known = {name: _text(value) for name, value in self._all().items()}
         wanted = {
             name: text.strip()
-            for name, text in java_properties.loads(request.body).items()
+            for name, text in java.loads(request.body).items()
             if known.get(name) != text.strip()
         }
         refusals = [

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from txmq.errors import InternalError, NoPermission, NotFound, RemoteProtocolError
-from txmq.protocol import java as java_properties
+from txmq.protocol import java
 from txmq.protocol.bodies import (
     BrokerMembers,
     DataVersion,
@@ -399,11 +399,11 @@ class OptionTable:
         self.current = options
         self.facts: dict[str, object] = {}
         if data is not None:
-            self.current = replace(options, **_read(java_properties.loads(data)))
+            self.current = replace(options, **_read(java.loads(data)))
 
     def text(self) -> bytes:
         """Options and facts as a properties text."""
-        return java_properties.dumps({**self._named(), **self.facts})
+        return java.dumps({**self._named(), **self.facts})
 
     def update(self, text: bytes) -> None:
         """Change options: all of them, or none after an error.
@@ -413,12 +413,12 @@ class OptionTable:
             InternalError: One of them is unknown, or its value is invalid.
             RemoteProtocolError: It is not a properties text.
         """
-        wanted = java_properties.loads(text)
+        wanted = java.loads(text)
         for name in wanted:
             if name in _FORBIDDEN or name in self.facts:
                 raise NoPermission(f"Can not update config in black list: {name}")
         changed = replace(self.current, **_read(wanted))
-        self._save(java_properties.dumps(self._named(changed)))
+        self._save(java.dumps(self._named(changed)))
         self.current = changed
 
     def _named(self, options: NameOptions | None = None) -> dict[str, object]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.unit.handlers.handler_stage import batch_of, batching, in_world, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import in_lives, preparing
 from txmq.errors import ConfigError
-from txmq.protocol import java as java_properties
+from txmq.protocol import java
 from txmq.protocol.codes import RequestCode
 from txmq.settings.loading import load
 from txmq.testing import Loss
@@ -163,7 +163,7 @@ def test_long_polling_can_be_switched_off_while_the_broker_runs(conf):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
-        body = java_properties.dumps({"longPollingEnable": False})
+        body = java.dumps({"longPollingEnable": False})
         await client.ok(CHANGE, body=body)
         began = stage.world.now()
         assert pulled(await client.ask(PULL, held("T", 0))).code == AT_END
@@ -223,7 +223,7 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
     )
 
     async def main(stage):
-        shown = java_properties.loads((await (await stage.client()).ok(SHOW)).body)
+        shown = java.loads((await (await stage.client()).ok(SHOW)).body)
         again = conf(*(f"{name}={value}" for name, value in shown.items()))
         assert again.listen == f"0.0.0.0:{shown['listenPort']}"
         assert (
@@ -245,7 +245,7 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
 def test_what_cannot_change_at_run_time_is_refused_with_the_reason(conf, name, value, says):
     async def main(stage):
         client = await stage.client()
-        body = java_properties.dumps({name: value, "deleteWhen": "05"})
+        body = java.dumps({name: value, "deleteWhen": "05"})
         answer = await client.ask(CHANGE, body=body)
         assert answer.code == NO_PERMISSION
         assert says in answer.remark

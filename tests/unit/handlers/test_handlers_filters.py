@@ -17,8 +17,7 @@ from tests.unit.handlers.handler_stage import (
 )
 from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_SCAN_MAX
-from txmq.protocol import batch
-from txmq.protocol import java as java_properties
+from txmq.protocol import batch, java
 from txmq.protocol.bodies import ConsumerRegistration, QueueEntries, SubscriptionCheck
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.headers import QueueEntriesQuery
@@ -109,7 +108,7 @@ def test_a_kind_that_nobody_knows_is_refused(serve_sql):
 def test_conditions_can_be_allowed_while_the_broker_runs(serve):
     async def main(stage):
         client = await stage.client()
-        body = java_properties.dumps({"enablePropertyFilter": "true"})
+        body = java.dumps({"enablePropertyFilter": "true"})
         await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=body)
         assert await client.code_of(CHECK, body=asked("a > 5")) == 0
 

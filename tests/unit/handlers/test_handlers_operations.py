@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.handlers.handler_stage import in_world
 from tests.unit.handlers.transaction_stage import DURABLE, in_lives
-from txmq.protocol import java as java_properties
+from txmq.protocol import java
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RecallMessage
 from txmq.protocol.operations import (
@@ -131,7 +131,7 @@ def test_a_recall_by_hand_names_its_person_and_is_audited_and_a_producers_is_not
 def test_a_setting_says_its_default_and_where_its_value_comes_from():
     async def main(stage):
         client = await stage.client()
-        changes = java_properties.dumps({"fileReservedTime": "73"})
+        changes = java.dumps({"fileReservedTime": "73"})
         await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)
         answer = await client.ok(RequestCode.SHOW_SETTINGS)
         found = {entry.name: entry for entry in SettingsView.read(answer.body).settings}

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
-from txmq.protocol import java as java_properties
+from txmq.protocol import java
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
 from txmq.settings.values import Duration, Size
@@ -18,11 +18,11 @@ ERROR, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 16, 17, 26
 
 async def shown(client, **given):
     answer = await client.ok(SHOW, **given)
-    return java_properties.loads(answer.body)
+    return java.loads(answer.body)
 
 
 async def change(client, **wanted):
-    return await client.ask(CHANGE, body=java_properties.dumps(wanted))
+    return await client.ask(CHANGE, body=java.dumps(wanted))
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])

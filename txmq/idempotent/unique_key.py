@@ -18,6 +18,12 @@ from typing import (
     overload,
 )
 
+from txmq.settings.extras import named_extra
+
+with named_extra():
+    from sqlalchemy import Engine, inspect
+    from sqlalchemy.exc import SQLAlchemyError
+
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
@@ -47,14 +53,8 @@ from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
 from txmq.limits import DONE_ROWS_REMOVED
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
-from txmq.settings.extras import named_extra
-
-with named_extra():
-    from sqlalchemy import Engine, inspect
-    from sqlalchemy.exc import SQLAlchemyError
 
 __all__ = ["UniqueKeyTable", "create_done"]
 

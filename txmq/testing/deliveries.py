@@ -18,26 +18,24 @@ around it are skipped then, so pass the function as ``idempotent`` returned it.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final, Generic, TypeVar
+from traceback import format_exception_only
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
 
 from txmq.errors import ConfigError, PayloadInvalid, UsageError
 from txmq.settings.extras import named_extra
 
 with named_extra():
     from txmq.idempotent.guard import is_async
-import heapq
-import threading
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from traceback import format_exception_only
-from types import TracebackType
-from typing import Self
 
 from txmq.client.consume.handler_arguments import arguments_of
 from txmq.errors import KeyConflict, KeyInProgress, VersionGap

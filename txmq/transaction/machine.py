@@ -465,6 +465,8 @@ class ActiveTransactions(ActiveCount):
         resource: Carries out decisions, if that is a separate step.
     """
 
+    count: int  # Again, because some checkers of types infer another one here.
+
     def __init__(
         self,
         client: ClusterClient,

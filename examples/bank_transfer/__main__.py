@@ -16,8 +16,8 @@ from httpx import HTTPError
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.bank_transfer.databases import words
 from examples.bank_transfer.service import BankSettings, run
+from examples.bank_transfer.texts import words
 from examples.bank_transfer.tour.run import stay, take
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.ways import Way

@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from examples.bank_transfer.booking import wall_ms
 from examples.bank_transfer.books import BALANCE_MAX, Account
-from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts, words
+from examples.bank_transfer.databases import Opening, create_books, engine, open_accounts
 from examples.bank_transfer.money import DIGITS, Money
 from examples.bank_transfer.orders import NUMBERS, is_number
+from examples.bank_transfer.texts import words
 from txmq.errors import TxmqError
 
 __all__ = ["arguments", "main"]

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from examples.bank_transfer.books import CAPITAL, Account, Base, Entry, Kind
+from examples.bank_transfer.texts import words
 from txmq import RelaySettings, create_fence, create_outbox
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.idempotent import create_done
@@ -28,7 +29,6 @@ __all__ = [
     "driven",
     "engine",
     "open_accounts",
-    "words",
 ]
 
 DRIVERS: Final = {
@@ -180,8 +180,3 @@ def _prepare(made: Engine) -> None:
         if isinstance(error, asyncio.CancelledError):
             with suppress(sqlite3.Error):
                 connection.rollback()
-
-
-def words(error: BaseException) -> str:
-    """The first line of an error, without the statement that SQLAlchemy adds."""
-    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]

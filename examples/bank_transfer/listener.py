@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from examples.bank_transfer.booking import debit, refuse, wall_ms
 from examples.bank_transfer.books import State, Transfer
-from examples.bank_transfer.databases import async_engine, create_books, words
+from examples.bank_transfer.databases import async_engine, create_books
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import (
     TRANSFERS,
@@ -42,6 +42,7 @@ from examples.bank_transfer.orders import (
     read_order,
     see_order,
 )
+from examples.bank_transfer.texts import words
 from examples.bank_transfer.ways import Way
 from txmq import (
     HalfMessage,

@@ -67,6 +67,18 @@ class BankSettings:
     watches_steps: bool = True
     """True if the bank records the nine steps of transfers."""
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and the port of :attr:`listen`.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        host, _, port = self.listen.rpartition(":")
+        if not (host and port.isdecimal() and int(port) < 65536):
+            raise ConfigError(f"a bank cannot listen at {self.listen!r}; write HOST:PORT")
+        return host.strip("[]"), int(port)
+
     def __post_init__(self) -> None:
         """Check that the databases can prepare, if XA needs it."""
         for database in (self.database, self.other_database) if self.other_database else ():
@@ -84,11 +96,11 @@ async def run(settings: BankSettings) -> None:
         TxmqError: The database, or the cluster, cannot be used.
         OSError: The bank cannot listen at the address.
     """
+    host, port = settings.address
     await asyncio.to_thread(create_books, settings.database)
-    host, _, port = settings.listen.rpartition(":")
     ending = asyncio.Event()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host.strip("[]"), int(port)), family=family) as listening:
+    with socket.create_server((host, port), family=family) as listening:
         async with opened(settings, ending) as routes:
             app = SecurityMiddleware(
                 Starlette(routes=routes, exception_handlers={SQLAlchemyError: away})

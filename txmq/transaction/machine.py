@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ _NOT_CONFIRMED: Final = (
 
 
 @dataclass(slots=True, eq=False)
-class Transaction(Generic[S]):
+class Transaction(ABC, Generic[S]):
     """A transaction of a :class:`txmq.TransactionManager` whose local part runs."""
 
     group: str
@@ -78,8 +79,9 @@ class Transaction(Generic[S]):
     """The session of the local transaction; leave commit and rollback to the manager."""
     decided: TransactionOutcome | None = field(default=None, init=False, repr=False)
 
+    @abstractmethod
     def _half(self) -> HalfMessage | None:
-        raise NotImplementedError
+        """Its half message once that is stored."""
 
     @property
     def message(self) -> HalfMessage:

@@ -17,8 +17,9 @@ from redis.exceptions import RedisError
 from sqlalchemy import URL, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from examples.bank_transfer.databases import create_books, driven, open_accounts, words
+from examples.bank_transfer.databases import create_books, driven, open_accounts
 from examples.bank_transfer.service import redis_of
+from examples.bank_transfer.texts import words
 from examples.bank_transfer.tour.orders import accounts
 from examples.bank_transfer.tour.programs import NotStarted, Program, free_port
 from examples.bank_transfer.tour.settings import TourSettings

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from examples.bank_transfer.books import State, Transfer
-from examples.bank_transfer.databases import words
 from examples.bank_transfer.icbc import ICBC, Booked
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import Drill, Order, Reason, Refused
 from examples.bank_transfer.queries import Queries
+from examples.bank_transfer.texts import words
 from examples.bank_transfer.ways import Way
 from txmq.errors import OutcomeUnknown, TransactionConflict, TxmqError
 

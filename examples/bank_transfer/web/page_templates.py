@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from examples.bank_transfer.money import Money
+from examples.bank_transfer.texts import visible
 
 __all__ = ["away", "error_page", "fragment", "page", "static_files"]
 
@@ -36,10 +37,9 @@ def moment(at_ms: int | None) -> str:
 
 
 def _visible(value: object) -> object:
-    """Replace characters that control the browser, such as a change of the writing direction."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "".join(sign if sign.isprintable() else "\ufffd" for sign in value)
+    """Escape characters that control the browser, such as a change of the writing direction."""
+    is_foreign = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(str(value)) if is_foreign else value
 
 
 def _environment() -> Environment:

@@ -8,4 +8,4 @@ def test_other_peoples_text_is_escaped_and_visible():
 
     shown = page.render(text="<b>\x1b[31m\u202e", part="<i>\n</i>")
 
-    assert shown == "<p>&lt;b&gt;\ufffd[31m\ufffd</p><i>\n</i>"
+    assert shown == "<p>&lt;b&gt;⟨U+001B⟩[31m⟨U+202E⟩</p><i>\n</i>"

@@ -43,7 +43,9 @@ def stored():
             f"age\x01{number + 6}\x02region\x01eu\x02price\x0112.5\x02kind\x01film\x02note\x01-\x02"
         )
         tail = tail_of(topic_field("T"), text.encode())
-        store.append(queue, (0, 1, HOST, 1, HOST, 0, 0), 0, BODY, tail, string_hash("TagA"), ())
+        store.stage(
+            [(queue, (0, 1, HOST, 1, HOST, 0, 0), 0, BODY, tail, string_hash("TagA"), (), None)]
+        )
     store.publish(store.write())
     return store, queue
 

@@ -167,16 +167,16 @@ def a_rollback_is_taken_for_a_commit(patch):
 
 
 def a_commit_is_not_shown(patch):
-    patch(HalfStore, "_stage_copy", lambda *_: None)
+    patch(HalfStore, "_stage_copy", lambda *_, **_named: None)
     return SMALL
 
 
 def a_copy_is_written_twice(patch):
     stage = HalfStore._stage_copy
 
-    def twice(*given):
-        stage(*given)
-        stage(*given)
+    def twice(*given, **named):
+        stage(*given, **named)
+        stage(*given, **named)
 
     patch(HalfStore, "_stage_copy", twice)
     return SMALL

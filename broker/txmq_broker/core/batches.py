@@ -2,7 +2,7 @@
 
 The messages of a uniform batch differ only in their bodies, unique keys and keys, all of equal
 sizes. Most batches are like that: one producer sent them with the same options. Then one step for
-all messages replaces one for each, which takes an eighth of the time, and what they share is
+all messages replaces one for each, which takes a third of the time, and what they share is
 examined once for many batches. Other batches are staged as a run of messages.
 """
 

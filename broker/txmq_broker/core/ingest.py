@@ -119,7 +119,8 @@ class Ingest:
         uniques: list[str] = []
         puts: list[tuple[Topic, int]] = []
         keys: set[int] = set()
-        topic_name = group_name = origin = ""
+        topic_name = group_name = ""
+        origin: str | None = None
         topic = cleared
         judged: dict[str, str] | None = _NOT_JUDGED
         terms = HalfTerms()
@@ -138,7 +139,7 @@ class Ingest:
             if group != group_name:
                 if len(group) > GROUP_CHARS_MAX or not group.isprintable():
                     break
-                group_name, origin = group, self._clients.producer_id(group, client)
+                group_name, origin = group, None
             number, body = header.queue_id, request.body
             if (
                 not 0 <= number < len(queues)
@@ -176,6 +177,8 @@ class Ingest:
                         break
                     sys_flag |= PREPARED
                     half_queue = halves.half_queue
+                    if origin is None:
+                        origin = self._clients.producer_id(group, client)
                     owner = terms.group or group
                     new_halves.append((len(new), key, owner, origin, terms.immunity_s))
                     keys.add(key)

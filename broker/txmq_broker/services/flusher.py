@@ -333,7 +333,9 @@ class Flusher:
         else:
             self._began = 0.0
         if self._waiting and self._syncing is None and not (self._failed or self._is_stopped):
-            self._start_sync()
+            self._syncing = syncing = self._begin_sync()
+            # No task waits for it: every answer does, and a task would wake up a turn later.
+            syncing.done.add_done_callback(self._finish_sync)
         if self._drained is not None and self._is_idle():
             self._end_drain()
 
@@ -372,12 +374,6 @@ class Flusher:
             self._end_drain()
 
     # Syncs
-
-    def _start_sync(self) -> None:
-        """Make all waiting spans durable, then release them."""
-        self._syncing = syncing = self._begin_sync()
-        # No task waits for it: every answer does, and a task would wake up a turn later.
-        syncing.done.add_done_callback(self._finish_sync)
 
     def _finish_sync(self, done: asyncio.Future[None]) -> None:
         syncing = self._syncing

@@ -151,6 +151,7 @@ class HalfStore(HalfReader):
             CorruptRecord: A half message must be copied and cannot be read; nothing was staged.
         """
         log, op_queue, pack = self.log, self.op_queue, ENTRY.pack
+        is_parking = decisions[0][3] is _PARKED
         first = position = log.next_position
         op_offset, oldest = op_queue.next_offset, self.oldest_shown()
         shown: dict[ConsumeQueue, list[bytes]] = {}
@@ -173,7 +174,7 @@ class HalfStore(HalfReader):
                 hash_positions += (position,) * (len(its_hashes) // 4)
             elif kind is not _ROLLED_BACK:
                 half = self.pending.unpack(self.pending.table[key])
-                copy = self._copied(half, kind)
+                copy = self._copied(half, is_parking=is_parking)
                 if copy is not None:
                     copies.append((half, copy))
             marker = marker_of(
@@ -186,7 +187,6 @@ class HalfStore(HalfReader):
             position += marker_size
             op_offset += 1
         # Nothing fails from here on.
-        is_parking = kind is _PARKED
         if is_parking:
             self.parking.update([decision[0] for decision in decisions])
         else:
@@ -199,7 +199,7 @@ class HalfStore(HalfReader):
             key_hashes = array("I", b"".join(hashes))
             self.queues.stage_entries(shown, first, key_hashes, hash_positions)
         for half, copy in copies:
-            self._stage_copy(half, copy, kind, now_ms)
+            self._stage_copy(half, copy, now_ms, is_parking=is_parking)
         self.markers.append(Closing(decisions, positions, is_parking))
 
     def oldest_shown(self) -> int:
@@ -212,12 +212,12 @@ class HalfStore(HalfReader):
         room = segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start
         return file_start if room <= self.log.segment_size else self.log.next_position
 
-    def _copied(self, half: Half, kind: DecisionKind) -> bytes | None:
+    def _copied(self, half: Half, *, is_parking: bool) -> bytes | None:
         """The half message to write again; ``None`` if it is damaged and its transaction parked."""
         try:
             return self._read_half(half)
         except CorruptRecord as error:
-            if kind is _PARKED:
+            if is_parking:
                 return None
             raise CorruptRecord(
                 half.position,
@@ -225,13 +225,13 @@ class HalfStore(HalfReader):
                 "the transaction back and send the message again",
             ) from error
 
-    def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
+    def _stage_copy(self, half: Half, data: bytes, now_ms: int, *, is_parking: bool) -> None:
         queue, hashes = half.queue, half.key_hashes
-        if kind is _PARKED:
+        if is_parking:
             queue, hashes = self.queues.queue(PARKED_TOPIC, 0), ()
         position = self.log.next_position
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
-        if kind is _PARKED:
+        if is_parking:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))

@@ -524,7 +524,7 @@ class QueueStore:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It does the same as :meth:`stage`, in an eighth of the time. The columns are those of
+        It does the same as :meth:`stage`, in a third of the time. The columns are those of
         :meth:`EqualRecords.pack`; the hashes are those of all keys, in the order of the messages.
         """
         log, start, offset = self._log, self._log.next_position, queue.next_offset

@@ -28,6 +28,7 @@ from txmq_broker.store.queue_store import key_hash
 
 __all__ = [
     "NO_PATTERNS",
+    "NO_TERMS",
     "Arrival",
     "HalfTerms",
     "PatternShelf",
@@ -212,10 +213,14 @@ class HalfTerms(NamedTuple):
     is_delayed: bool = False
 
 
+NO_TERMS: Final = HalfTerms()
+"""Those of a message without special properties."""
+
+
 def terms_of(special: Special) -> HalfTerms:
     """Read the special properties of a message."""
     if special is None:
-        return HalfTerms()
+        return NO_TERMS
     mark, group = special.get(properties.TRANSACTION), special.get(properties.PRODUCER_GROUP, "")
     is_whole = bool(mark) and len(group) <= GROUP_CHARS_MAX and group.isprintable()
     return HalfTerms(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from txmq.errors import BrokerBusy, MessageIllegal, NoPermission
 from txmq.limits import GROUP_CHARS_MAX, PROPERTIES_OF_HALF_MAX
@@ -20,7 +20,7 @@ from txmq.protocol.headers import SendMessage
 from txmq.protocol.record import HEAD_BYTES, PREPARED, TYPE_BITS, Postmark
 from txmq.protocol.topics import DLQ, RETRY
 from txmq_broker.core.admission import Admission
-from txmq_broker.core.arrival import Arrival, HalfTerms, examine, missing_marks, terms_of
+from txmq_broker.core.arrival import NO_TERMS, Arrival, examine, missing_marks, terms_of
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.identity import Identity
@@ -41,14 +41,10 @@ _length: Final = Struct(">H").pack
 _NOT_JUDGED: Final[dict[str, str]] = {}
 
 
-class Sender(NamedTuple):
-    """Who sends a run."""
-
-    client: Any
-    """The key under which :class:`Clients` knows the sender's connection."""
-    born_host: bytes
-    """The sender's address, as records hold it."""
-
+Sender: TypeAlias = tuple[Any, bytes]
+"""Who sends a run: the key under which :class:`Clients` knows the connection, and the address as
+records hold it.
+"""
 
 Stored: TypeAlias = tuple[int, int, int, str]
 """What the answer to a send says: the position, the queue's number, the offset, the unique key."""
@@ -72,8 +68,10 @@ class Ingest:
         self._halves = coordinator.halves
         self._clients = clients
         self._admission = admission
-        self._identity = identity
         self._cluster = identity.cluster_property
+        self._store_host = identity.store_host
+        self._body_max = identity.message_size_max
+        self._new_key = identity.unique_id
 
     def stage(  # noqa: C901, PLR0912, PLR0915  the hot path: a call would cost every message
         self,
@@ -100,19 +98,12 @@ class Ingest:
         Returns:
             What was stored for each of them.
         """
-        sendable, identity, cluster = self._topics.sendable, self._identity, self._cluster
-        store_host, body_max, new_key = (
-            identity.store_host, identity.message_size_max, identity.unique_id
-        )  # fmt: skip
+        sendable, cluster, new_key = self._topics.sendable, self._cluster, self._new_key
+        store_host, body_max = self._store_host, self._body_max
         client, born_host = sender
-        halves = self._halves
-        table, opening = halves.pending.table, halves.opening
-        recent, older = halves.recent, halves.older
-        room = 0
-        if not self._admission.half_reasons:
-            room = self._coordinator.settings.pending_max - len(table) - len(opening)
         host_bits = host_bits_of(born_host, store_host)
         head_bytes = HEAD_BYTES - 2 * _IPV4_BYTES + len(born_host) + len(store_host)
+        halves, room = self._halves, -1
         position = self._store.log.next_position
         new: list[NewRecord] = []
         new_halves: list[NewHalf] = []
@@ -123,7 +114,7 @@ class Ingest:
         origin: str | None = None
         topic = cleared
         judged: dict[str, str] | None = _NOT_JUDGED
-        terms = HalfTerms()
+        terms = NO_TERMS
         for request in requests:
             header = request.ext
             if not isinstance(header, SendMessage):
@@ -134,7 +125,6 @@ class Ingest:
                     break
                 topic_name, queues, patterns = header.topic, topic.queues, topic.patterns
                 name_field, key_seed = topic.name_field, topic.key_seed
-                is_for_returns = topic_name.startswith((RETRY, DLQ))
             group = header.producer_group
             if group != group_name:
                 if len(group) > GROUP_CHARS_MAX or not group.isprintable():
@@ -161,14 +151,18 @@ class Ingest:
                 if special is not judged:  # Messages of one pattern share theirs.
                     judged, terms = special, terms_of(special)
                 if sys_flag & TYPE_BITS or terms.is_marked:
+                    if room < 0:
+                        table, opening = halves.pending.table, halves.opening
+                        recent, older = halves.recent, halves.older
+                        room = self._room_for_halves()
                     key = hash(unique) & KEY_MASK  # transaction_key inlined.
                     if (
                         sys_flag & TYPE_BITS not in (0, PREPARED)
                         or not (terms.group or cleared)
                         or terms.is_delayed
-                        or room <= 0
+                        or not room
                         or len(data) > PROPERTIES_OF_HALF_MAX
-                        or is_for_returns
+                        or topic_name.startswith((RETRY, DLQ))
                         or key in table
                         or key in opening
                         or key in keys
@@ -216,12 +210,12 @@ class Ingest:
         Raises:
             MessageIllegal: They are too long to be stored.
         """
-        text, new_key = header.properties or "", self._identity.unique_id
-        return examine(text, self._cluster, topic.key_seed, new_key, topic.patterns)
+        text = header.properties or ""
+        return examine(text, self._cluster, topic.key_seed, self._new_key, topic.patterns)
 
     def postmark_of(self, header: SendMessage, born_host: bytes, now_ms: int) -> Postmark:
         """What all records of a single send share."""
-        store_host = self._identity.store_host
+        store_host = self._store_host
         sys_flag = header.sys_flag & _CLIENTS_BITS | host_bits_of(born_host, store_host)
         attempts = header.reconsume_times or 0
         return sys_flag, header.born_timestamp, born_host, now_ms, store_host, attempts, 0
@@ -248,9 +242,22 @@ class Ingest:
         header.properties = properties.join(header.properties or "", marks)
         unique = arrival[1]
         known = self._known(transaction_key(unique), topic, unique, body)
-        if known is None:
-            self._check_room()
+        if known is None and not self._room_for_halves():
+            most = self._coordinator.settings.pending_max
+            self._coordinator.tally.refused += 1
+            raise BrokerBusy(
+                f"{most} transactions are open, which is the limit; this one was not prepared; "
+                "decide some, or raise transaction.pending_max"
+            )
         return known
+
+    def _room_for_halves(self) -> int:
+        """The number of half messages that may come now."""
+        if self._admission.half_reasons:
+            return 0
+        halves = self._halves
+        known = len(halves.pending.table) + len(halves.opening)
+        return max(0, self._coordinator.settings.pending_max - known)
 
     def _known(
         self, key: int, topic: Topic, unique: str, body: bytes
@@ -272,16 +279,6 @@ class Ingest:
             raise MessageIllegal(f"the id {unique} belongs to another transaction")
         self._coordinator.tally.repeated += 1
         return known
-
-    def _check_room(self) -> None:
-        coordinator, halves = self._coordinator, self._halves
-        most = coordinator.settings.pending_max
-        if len(halves.pending) + len(halves.opening) >= most:
-            coordinator.tally.refused += 1
-            raise BrokerBusy(
-                f"{most} transactions are open, which is the limit; this one was not prepared; "
-                "decide some, or raise transaction.pending_max"
-            )
 
 
 def host_bits_of(born_host: bytes, store_host: bytes) -> int:

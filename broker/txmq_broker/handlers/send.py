@@ -19,7 +19,7 @@ from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.core.arrival import terms_of
 from txmq_broker.core.batches import Batches
 from txmq_broker.core.client_names import producer_group_fault
-from txmq_broker.core.ingest import Ingest, Sender, Stored
+from txmq_broker.core.ingest import Ingest, Stored
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.topics import Topic, config_for_group, queues_to_write
 from txmq_broker.parts import Parts
@@ -69,7 +69,7 @@ class SendHandlers:
         now_ms = flusher.turn_ms_of_run()
         if not now_ms:
             return 0
-        sender = Sender(connection, connection.born_host)
+        sender = connection, connection.born_host
         stored = self._ingest.stage(requests, sender, now_ms, flusher.turn_end)
         self._reply(connection, requests, stored)
         return len(stored)
@@ -142,7 +142,7 @@ class SendHandlers:
                 answer = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
                 self._follow(connection, request, answer)
                 return
-        sender = Sender(connection, connection.born_host)
+        sender = connection, connection.born_host
         stored = self._ingest.stage([request], sender, now_ms, self._flusher.turn_end, topic)
         assert stored, "a request was not refused and cannot be stored"
         self._reply(connection, [request], stored)

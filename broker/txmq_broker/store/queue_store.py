@@ -506,8 +506,9 @@ class QueueStore:
             key_positions: For each of these hashes, the position of the record.
         """
         for queue, entries in entries_of.items():
-            queue.next_offset += len(entries)
-            self.messages += len(entries)
+            count = len(entries)
+            queue.next_offset += count
+            self.messages += count
             self.staged.append((queue, first, b"".join(entries), key_hashes, key_positions))
             key_hashes, key_positions = (), ()  # They are in the order of the log.
 

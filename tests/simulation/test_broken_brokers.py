@@ -112,7 +112,7 @@ def a_transaction_that_nobody_knows_is_rolled_back(patch):
     def park(self, key, half, now_ms):
         if key not in self.halves.closing:
             kind, source = DecisionKind.ROLLED_BACK, DecisionSource.BROKER
-            self.halves.decide([(key, *self.halves.pending.read(key), kind, source, "")], now_ms)
+            self.halves.decide([(key, *self.halves.pending.read(key), kind, source, b"")], now_ms)
 
     patch(Coordinator, "park", park)
 

@@ -138,7 +138,7 @@ class Coordinator:
                 break
             decided.add(key)
             source = _END_SOURCES[end.from_transaction_check]
-            decisions.append((key, entry, shared, kind, source, ""))
+            decisions.append((key, entry, shared, kind, source, b""))
         if decisions:
             self._stage(decisions, now_ms)
         return len(decisions)
@@ -237,22 +237,23 @@ class Coordinator:
     ) -> None:
         found = self.halves.pending.read(key)
         assert found is not None, "only an open transaction is decided"
-        self._stage([(key, *found, kind, source, reason)], now_ms)
+        self._stage([(key, *found, kind, source, reason.encode())], now_ms)
 
     def _stage(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
         self.halves.decide(decisions, now_ms)
-        tally, topics = self.tally, self._topics.by_name
+        topics, committed = self._topics.by_name, 0
         for _, entry, (queue, _, _), kind, _, _ in decisions:
             if kind is _COMMITTED:
-                tally.committed += 1
+                committed += 1
                 topic = topics.get(queue.topic)
                 if topic is not None:
                     topic.put_count += 1
                     topic.put_bytes += entry[2]
-            elif kind is _ROLLED_BACK:
-                tally.rolled_back += 1
-            else:
-                tally.parked += 1
+        self.tally.committed += committed
+        if decisions[0][3] is DecisionKind.PARKED:
+            self.tally.parked += len(decisions)
+        else:
+            self.tally.rolled_back += len(decisions) - committed
 
     def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1

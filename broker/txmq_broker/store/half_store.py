@@ -68,7 +68,7 @@ NewHalf: TypeAlias = tuple[int, int, str, str, int]
 key, its group, the client that sent it, and the seconds without checks that it wants.
 """
 
-NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, str]
+NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
 """A decision that has no place yet: the key of an open transaction and what
 :meth:`PendingTransactions.read` finds there, the kind and the source of the decision, and an
 operator's reason.
@@ -178,7 +178,7 @@ class HalfStore(HalfReader):
                 if copy is not None:
                     copies.append((half, copy))
             marker = marker_of(
-                kind, source, op_offset, half_position, half_offset, offset, now_ms, reason.encode()
+                kind, source, op_offset, half_position, half_offset, offset, now_ms, reason
             )
             marker_size = len(marker)
             markers.append(marker)
@@ -257,10 +257,15 @@ class HalfStore(HalfReader):
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Apply the half messages and decisions of a durable span."""
         pending, opening, closing = self.pending, self.opening, self.closing
-        for keys, positions, _ in halves:
-            # New ones are never parked.
-            for key in keys:
-                pending.table[key] = opening.pop(key)
+        if len(opening) == sum([len(keys) for keys, _, _ in halves]):
+            # Nothing was staged since. New ones are never parked.
+            pending.table.update(opening)
+            opening.clear()
+        else:
+            for keys, _, _ in halves:
+                for key in keys:
+                    pending.table[key] = opening.pop(key)
+        for _, positions, _ in halves:
             pending.opened.extend(positions)
         if markers and len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}

@@ -120,7 +120,9 @@ class Shelf:
         """Stage what becomes of an open transaction."""
         halves, key = self.store.halves, transaction_key(unique)
         source = DecisionSource.BROKER if kind is DecisionKind.PARKED else DecisionSource.PRODUCER
-        halves.decide([(key, *halves.pending.read(key), kind, source, reason)], self.next_ms())
+        halves.decide(
+            [(key, *halves.pending.read(key), kind, source, reason.encode())], self.next_ms()
+        )
 
     def next_ms(self):
         return self.store.log.last_ms + 1 if self.store.log.last_ms else START_MS

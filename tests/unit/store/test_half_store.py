@@ -912,12 +912,12 @@ def test_a_half_message_that_tells_nothing_any_more_is_parked_after_a_restart(in
     operator = DecisionSource.OPERATOR
     with pytest.raises(CorruptRecord, match="cannot be committed"):
         shelf.store.halves.decide(
-            [(key, *pending.read(key), COMMITTED, operator, "")], shelf.next_ms()
+            [(key, *pending.read(key), COMMITTED, operator, b"")], shelf.next_ms()
         )
     decide(shelf, "b", COMMITTED)
     assert shelf.bodies() == {0: b"b"}
     shelf.store.halves.decide(
-        [(key, *pending.read(key), ROLLED_BACK, operator, "")], shelf.next_ms()
+        [(key, *pending.read(key), ROLLED_BACK, operator, b"")], shelf.next_ms()
     )
     shelf.restart_cleanly()
     assert len(shelf.store.halves.pending) == 0

@@ -70,8 +70,7 @@ class Seam(NamedTuple):
 
 SEAMS: Final = (
     Seam("stage the half message", HalfStore, "prepare", (PREPARE,)),
-    Seam("stage the decision", HalfStore, "decide_usual", (COMMIT, ROLL_BACK)),
-    Seam("stage the decision", HalfStore, "decide", (COPY, PARK)),
+    Seam("stage the decision", HalfStore, "decide", (COMMIT, COPY, ROLL_BACK, PARK)),
     Seam("stage the body again", HalfStore, "_stage_copy", (COPY, PARK)),
     Seam("stage the message that waits", DelayStore, "join", (WAIT,)),
     Seam("stage the message that is due", DelayStore, "leave", (DELIVER,)),
@@ -162,11 +161,9 @@ class _Walk:
             # Of all that is written to peers, only the answers for which somebody waited.
             connection, *frames = given
             return self._phase if self._is_releasing and (connection._out or frames) else ""
-        if seam.owner is HalfStore and seam.method == "decide_usual":
-            halves, (end,), kinds, _ = given
-            self._phase = _phase_of_decision(halves, kinds[end.commit_or_rollback])
-        elif seam.owner is HalfStore and seam.method == "decide":
-            self._phase = _phase_of_decision(given[0], given[3])
+        if seam.owner is HalfStore and seam.method == "decide":
+            halves, ((_, _, _, kind, _, _),), _ = given
+            self._phase = _phase_of_decision(halves, kind)
         elif seam.owner is HalfStore and seam.method == "prepare":
             self._phase = PREPARE
         elif seam.owner is DelayStore and seam.method != "publish":

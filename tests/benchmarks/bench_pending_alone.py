@@ -81,7 +81,8 @@ class Stage:
             key = transaction_key(f"{number:032X}")
             text = f"UNIQ_KEY\x01{number:032X}\x02TRAN_MSG\x01true\x02PGROUP\x01{GROUP}\x02"
             tail = tail_of(topic_field("T"), text.encode())
-            halves.prepare(key, queue, postmark, 0, b"body", tail, 0, (1, 2), GROUP, "client", 0)
+            record = (queue, postmark, 0, b"body", tail, 0, (1, 2), halves.half_queue)
+            self.store.stage([record], [(0, key, GROUP, "client", 0)])
             if number % 5000 == 4999:
                 self._write()
         self._write()

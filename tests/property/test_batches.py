@@ -8,9 +8,8 @@ from txmq.errors import MessageIllegal
 from txmq.limits import PROPERTIES_BYTES_MAX
 from txmq.protocol import batch, properties
 from txmq.protocol.batch import BatchColumns
-from txmq_broker.core.arrival import examine, examine_all
-from txmq_broker.core.property_patterns import PatternShelf
-from txmq_broker.core.uniform_batch import BatchShapes
+from txmq_broker.core.arrival import PatternShelf, examine, examine_all
+from txmq_broker.core.batches import BatchShapes
 from txmq_broker.store.queue_store import topic_seed
 
 SEED = topic_seed("T")

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from txmq_broker.store.pending_transactions import Half, PendingTransactions
 from txmq_broker.store.queue_store import ConsumeQueue
@@ -39,7 +39,7 @@ class Transactions(RuleBasedStateMachine):
         half = Half(
             key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, hashes, immunity_s
         )
-        self.pending.open(key, self.pending.pack(*astuple(half)))
+        self.pending.open(key, self.pending.pack(*half.parts))
         self.pending.opened.append(half.position)
         self.model[key] = half
         self.happened.append((self.end, "open", half.position))
@@ -52,7 +52,7 @@ class Transactions(RuleBasedStateMachine):
     def close(self, which):
         key = self._some(which)
         self.end += 1
-        self.pending.close(key)
+        self.pending.close_all([key], [self.pending.read(key)[0][5]])
         self.pending.note_closed(self.end, self.model[key].position)
         self.happened.append((self.end, "close", self.model.pop(key).position))
         if key in self.parked:

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq_broker.core.arrival import examine
-from txmq_broker.core.property_patterns import NO_PATTERNS, PatternShelf
+from txmq_broker.core.arrival import NO_PATTERNS, PatternShelf, examine
 from txmq_broker.store.queue_store import topic_seed
 
 RULES = ("CLUSTER\x01c1\x02", topic_seed("T"), lambda: "NEW")

@@ -139,7 +139,8 @@ class Store(RuleBasedStateMachine):
         self.shelf.decide(half.unique, kind)
 
         position = halves.markers[-1].positions[-1]
-        messages = store.queues.staged[before:]
+        staged = store.queues.staged[before:]
+        messages = [entry for entry in staged if entry[0] is not halves.op_queue]
         assert len(messages) == (kind is not DecisionKind.ROLLED_BACK)
         self._stage(halves.op_queue, position, b"%d" % half.placed.offset, half, kind)
         for queue, where, *_ in messages:

@@ -29,6 +29,7 @@ from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.store.delay_lines import LEVELS_MAX
+from txmq_broker.store.delay_store import Unstored
 
 GROUP = "g"
 TOPIC, FILL = f"%RETRY%{GROUP}", "U"
@@ -99,9 +100,8 @@ class Waits(RuleBasedStateMachine):
         name, held_back = f"{self.count}", self.schedule.held_back
         data = properties.render({"UNIQ_KEY": name}).encode()
         body = name.encode() + b"." * size
-        _, position = self.schedule.put(
-            self.topic, 0, self._postmark(), 0, body, data, due_time, self.now
-        )
+        message = Unstored(self._postmark(), 0, body, data)
+        _, position = self.schedule.put(self.topic, 0, message, due_time, self.now)
         due_ms = self.delays._joined[-1].due_ms
         if self.delays._joined[-1].line >= LEVELS_MAX:
             self.on_wheel.add(name)

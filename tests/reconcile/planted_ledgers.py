@@ -185,7 +185,7 @@ class _Log(Shelf):
         topic = f"%DLQ%{GROUPS[bank]}"
         values = {"UNIQ_KEY": unique, "KEYS": key, "RETRY_TOPIC": TOPICS[bank],
                   "DLQ_REASON": "no account"}  # fmt: skip
-        self.store.append(
+        record = (
             self.store.queue(topic, 0),
             (0, START_MS, HOST, self.next_ms(), HOST, 16, 0),
             0,
@@ -193,7 +193,9 @@ class _Log(Shelf):
             tail_of(topic_field(topic), properties.render(values).encode()),
             0,
             (key_hash(topic_seed(topic), key),),
+            None,
         )
+        self.store.stage([record])
 
 
 class Ledgers:

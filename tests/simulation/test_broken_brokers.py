@@ -13,9 +13,8 @@ from tests.soak import only_in_soak
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.settings.values import Size
-from txmq_broker.core import coordinator
 from txmq_broker.core.coordinator import Coordinator, TransactionStatus
-from txmq_broker.core.transaction import Event, State
+from txmq_broker.core.transaction import State
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
@@ -86,13 +85,13 @@ def a_contradiction_is_answered_as_if_it_were_none(patch):
 
 def a_second_decision_is_honoured(patch):
     with_dict(patch, "closing", Forgiving)
-    closing = PendingTransactions.close
+    closing = PendingTransactions.close_all
 
-    def close(self, key):
-        if key in self:
-            closing(self, key)
+    def close_all(self, keys, owners):
+        known = [at for at, key in enumerate(keys) if key in self]
+        closing(self, [keys[at] for at in known], [owners[at] for at in known])
 
-    patch(PendingTransactions, "close", close)
+    patch(PendingTransactions, "close_all", close_all)
 
     def prepared(self, key, half):
         return TransactionStatus(key, State.PREPARED, half, half.group, half.offset)
@@ -102,7 +101,7 @@ def a_second_decision_is_honoured(patch):
 
 
 def closing_is_forgotten(patch):
-    patch(PendingTransactions, "close_all", lambda self, keys: None)
+    patch(PendingTransactions, "close_all", lambda self, keys, owners: None)
 
 
 def parking_is_forgotten(patch):
@@ -112,7 +111,8 @@ def parking_is_forgotten(patch):
 def a_transaction_that_nobody_knows_is_rolled_back(patch):
     def park(self, key, half, now_ms):
         if key not in self.halves.closing:
-            self.halves.decide(key, half, DecisionKind.ROLLED_BACK, DecisionSource.BROKER, now_ms)
+            kind, source = DecisionKind.ROLLED_BACK, DecisionSource.BROKER
+            self.halves.decide([(key, *self.halves.pending.read(key), kind, source, b"")], now_ms)
 
     patch(Coordinator, "park", park)
 
@@ -136,8 +136,8 @@ def parked_is_forgotten_at_a_restart(patch):
 
 
 def answers_do_not_wait_for_the_disk(patch):
-    def follow(self, connection, request, answer):
-        connection.send(answer)
+    def follow(self, connection, requests, answers):
+        connection.send(*answers)
 
     patch(Flusher, "follow", follow)
 
@@ -157,25 +157,26 @@ def the_group_is_not_looked_at(patch):
 
 def a_rollback_is_taken_for_a_commit(patch):
     stage = Coordinator._stage
+    committed = {DecisionKind.ROLLED_BACK: DecisionKind.COMMITTED}
 
-    def deaf(self, key, half, event, *rest):
-        stage(self, key, half, Event.COMMIT, *rest)
+    def deaf(self, decisions, now_ms):
+        deaf_to = [(*each[:3], committed.get(each[3], each[3]), *each[4:]) for each in decisions]
+        stage(self, deaf_to, now_ms)
 
     patch(Coordinator, "_stage", deaf)
-    patch(coordinator, "_KINDS", dict.fromkeys(coordinator._KINDS, DecisionKind.COMMITTED))
 
 
 def a_commit_is_not_shown(patch):
-    patch(HalfStore, "_stage_copy", lambda *_: None)
+    patch(HalfStore, "_stage_copy", lambda *_, **_named: None)
     return SMALL
 
 
 def a_copy_is_written_twice(patch):
     stage = HalfStore._stage_copy
 
-    def twice(*given):
-        stage(*given)
-        stage(*given)
+    def twice(*given, **named):
+        stage(*given, **named)
+        stage(*given, **named)
 
     patch(HalfStore, "_stage_copy", twice)
     return SMALL

@@ -52,10 +52,10 @@ def recalls_are_forgotten_at_a_restart(patch):
 
 
 def an_answer_does_not_wait_for_the_disk(patch):
-    def staged(self, connection, request, answer):
-        connection.send(answer)
+    def follow(self, connection, requests, answers):
+        connection.send(*answers)
 
-    patch(Flusher, "staged", staged)
+    patch(Flusher, "follow", follow)
 
 
 def a_copy_is_written_twice(patch):

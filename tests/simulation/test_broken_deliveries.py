@@ -211,10 +211,10 @@ def nobody_minds_that_the_clock_was_set_back(patch):
 
 
 def answers_do_not_wait_for_the_disk(patch):
-    def staged(self, connection, request, answer):
-        connection.send(answer)
+    def follow(self, connection, requests, answers):
+        connection.send(*answers)
 
-    patch(Flusher, "staged", staged)
+    patch(Flusher, "follow", follow)
     return SLOW_DISK
 
 

@@ -21,6 +21,7 @@ from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.services import deliverer as delivering
 from txmq_broker.services.deliverer import LOOK_S, Deliverer
 from txmq_broker.store.delay_lines import WHEEL_LINES
+from txmq_broker.store.delay_store import Unstored
 
 ASYNC = Sizes(flush="async")
 BOTH = pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])
@@ -103,14 +104,15 @@ class Stage(Press):
         data = f"UNIQ_KEY\x01{name}\x02".encode() + records.real_place("T", 0)
         postmark = (0, stored_ms, HOST, stored_ms, HOST, 0, 0)
         due_ms = self.clock.wall_ms() + 10
-        self.delays.join(line, due_ms, postmark, 0, name.encode(), data)
+        self.delays.join(line, due_ms, Unstored(postmark, 0, name.encode(), data))
 
     def _put(self, name, wish, stored_ms, body):
         data = properties.render({"UNIQ_KEY": name}).encode()
         postmark = (0, stored_ms, HOST, stored_ms, HOST, 0, 0)
         body = name.encode() + body
         now_ms = self.clock.wall_ms()
-        self.schedule.put(self.topic, 0, postmark, 0, body, data, wish, now_ms)
+        message = Unstored(postmark, 0, body, data)
+        self.schedule.put(self.topic, 0, message, wish, now_ms)
 
     def names(self):
         assert all(len(times) == 1 for times in self.came.values()), "one came twice"

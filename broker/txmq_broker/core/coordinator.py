@@ -1,4 +1,4 @@
-"""The coordinator applies half messages, ENDs and answers to checks to transactions.
+"""The coordinator decides transactions: by ENDs, by answers to checks, by operators.
 
 The table in :mod:`txmq_broker.core.transaction` defines the allowed steps; the log holds the steps
 taken. Nothing here waits: a staged step counts once the flusher has made it durable.
@@ -9,15 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from struct import Struct
 from typing import Final
 
 import msgspec
 
 from txmq.errors import (
-    BrokerBusy,
     IllegalOperation,
-    MessageIllegal,
     NotFound,
     ShouldCommit,
     ShouldRollBack,
@@ -26,14 +23,12 @@ from txmq.errors import (
 )
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import EndTransaction
-from txmq.protocol.record import Postmark
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
-from txmq_broker.core.arrival import HalfArrival
-from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.core.topics import Topics
 from txmq_broker.core.transaction import STEPS, Event, State
-from txmq_broker.store.half_store import HalfStore, RecentDecision
+from txmq_broker.store.half_store import HalfStore, NewDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 
 __all__ = ["Coordinator", "Tally", "TransactionStatus"]
@@ -45,13 +40,14 @@ _COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
 
-_length: Final = Struct(">H").pack
-
 _KINDS: Final = {
     int(SysFlag.COMMITTED): _COMMITTED,
     int(SysFlag.ROLLED_BACK): _ROLLED_BACK,
 }
 """The kinds of decision by the numbers that stand for them in an END."""
+
+_END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
+"""By whether an END answers a check."""
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
@@ -96,7 +92,7 @@ class Tally:
 
 
 class Coordinator:
-    """Prepares and decides transactions; each is decided exactly once."""
+    """Decides transactions, each exactly once."""
 
     def __init__(
         self,
@@ -109,101 +105,43 @@ class Coordinator:
         self.tally = Tally()
         self._topics = topics
 
-    # Preparing
-
-    def prepare(
-        self,
-        topic: Topic,
-        number: int,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        arrival: HalfArrival,
-        origin: str,
-    ) -> tuple[int, int, bool]:
-        """Stage a half message, or find the earlier one with the same id.
-
-        Returns:
-            Its offset in the half queue, its position in the log, and whether it is new.
-
-        Raises:
-            BrokerBusy: The limit of open transactions is reached.
-            MessageIllegal: The id belongs to another message.
-        """
-        data, unique, tags_code, hashes, group, immunity_s = arrival
-        key = hash(unique) & KEY_MASK  # transaction_key inlined.
-        halves = self.halves
-        table, opening = halves.pending.table, halves.opening
-        is_known = key in table or key in opening or key in halves.recent or key in halves.older
-        if is_known and (known := self._known(key)) is not None:
-            return self._again(known, key, topic, unique, body)
-        if len(table) + len(opening) >= self.settings.pending_max:
-            self.tally.refused += 1
-            raise BrokerBusy(
-                f"{self.settings.pending_max} transactions are open, which is the limit; this "
-                "one was not prepared; decide some, or raise transaction.pending_max"
-            )
-        offset, position = halves.prepare(
-            key,
-            topic.queues[number],
-            postmark,
-            flag,
-            body,
-            topic.name_field + _length(len(data)) + data,  # tail_of inlined.
-            tags_code,
-            hashes,
-            group,
-            origin,
-            immunity_s,
-        )
-        self.tally.prepared += 1
-        return offset, position, True
-
-    def _known(self, key: int) -> Half | RecentDecision | None:
-        halves = self.halves
-        opening = halves.opening.get(key)
-        if opening is not None:
-            return halves.pending.unpack(opening)
-        return halves.pending.find(key) or halves.find_done(key)
-
-    def _again(
-        self, known: Half | RecentDecision, key: int, topic: Topic, unique: str, body: bytes
-    ) -> tuple[int, int, bool]:
-        if isinstance(known, Half) and known.queue.topic != topic.name:
-            raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
-        if key not in self.halves.opening:
-            self._check_same(known, topic, unique, body)
-        self.tally.repeated += 1
-        return known.offset, known.position, False
-
-    def _check_same(
-        self, known: Half | RecentDecision, topic: Topic, unique: str, body: bytes
-    ) -> None:
-        found = self.halves.sent_at(known.position)
-        if found is not None and found != (unique, topic.name, body):
-            raise MessageIllegal(f"the id {unique} belongs to another transaction")
-
     # Deciding
 
-    def end_usual(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
-        """Stage the decisions of the usual ENDs at the beginning of a sequence.
+    def end(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
+        """Stage the decisions at the beginning of a sequence of ENDs.
 
-        An open transaction, parked or not, follows every END: STEPS refuses none.
+        It stops at an END that does not name an open transaction by its id, its place and its
+        group, or that needs a copy of its message. Such an END needs :meth:`find` and
+        :meth:`decide`. An open transaction, parked or not, follows every END: STEPS refuses none.
 
         Returns:
-            How many these are. The next one needs :meth:`find` and :meth:`decide`.
+            How many ENDs it took.
         """
-        count, committed = self.halves.decide_usual(ends, _KINDS, now_ms)
-        messages = 0
-        for name, number, size in committed:
-            messages += number
-            topic = self._topics.by_name.get(name)
-            if topic is not None:
-                topic.put_count += number
-                topic.put_bytes += size
-        self.tally.committed += messages
-        self.tally.rolled_back += count - messages
-        return count
+        halves = self.halves
+        read, closing, oldest = halves.pending.read, halves.closing, halves.oldest_shown()
+        decisions: list[NewDecision] = []
+        decided: set[int] = set()
+        for end in ends:
+            kind = _KINDS.get(end.commit_or_rollback)
+            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+            found = read(key)
+            if kind is None or found is None or key in closing or key in decided:
+                break
+            entry, shared = found
+            position = entry[1]
+            if (
+                entry[0] != end.tran_state_table_offset
+                or position != end.commit_log_offset
+                or shared[1] != end.producer_group
+                or (kind is _COMMITTED and position < oldest)
+            ):
+                break
+            decided.add(key)
+            source = _END_SOURCES[end.from_transaction_check]
+            decisions.append((key, entry, shared, kind, source, b""))
+        if decisions:
+            self._stage(decisions, now_ms)
+        return len(decisions)
 
     def find(self, header: EndTransaction) -> TransactionStatus:
         """The transaction that an END names.
@@ -276,8 +214,8 @@ class Coordinator:
         source: DecisionSource,
         now_ms: int,
         reason: str = "",
-    ) -> bool:
-        """Stage a decision; returns false if the same decision was made before.
+    ) -> None:
+        """Stage a decision, unless the same decision was made before.
 
         Raises:
             ShouldCommit: The transaction was committed before.
@@ -288,31 +226,34 @@ class Coordinator:
             self._conflict(found, event, source)
         if target is found.state or found.half is None:
             self.tally.repeated += 1
-            return False
-        self._stage(found.key, found.half, event, source, now_ms, reason)
+            return
+        kind = _COMMITTED if event is _COMMIT else _ROLLED_BACK
+        self._stage_one(found.key, kind, source, reason, now_ms)
         if source is _OPERATOR:
             self.tally.forced += 1
-        return True
 
-    def _stage(
-        self,
-        key: int,
-        half: Half,
-        event: Event,
-        source: DecisionSource,
-        now_ms: int,
-        reason: str = "",
+    def _stage_one(
+        self, key: int, kind: DecisionKind, source: DecisionSource, reason: str, now_ms: int
     ) -> None:
-        if event is _COMMIT:
-            self.halves.decide(key, half, _COMMITTED, source, now_ms, reason)
-            self.tally.committed += 1
-            topic = self._topics.by_name.get(half.queue.topic)
-            if topic is not None:
-                topic.put_count += 1
-                topic.put_bytes += half.size
+        found = self.halves.pending.read(key)
+        assert found is not None, "only an open transaction is decided"
+        self._stage([(key, *found, kind, source, reason.encode())], now_ms)
+
+    def _stage(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
+        self.halves.decide(decisions, now_ms)
+        topics, committed = self._topics.by_name, 0
+        for _, entry, (queue, _, _), kind, _, _ in decisions:
+            if kind is _COMMITTED:
+                committed += 1
+                topic = topics.get(queue.topic)
+                if topic is not None:
+                    topic.put_count += 1
+                    topic.put_bytes += entry[2]
+        self.tally.committed += committed
+        if decisions[0][3] is DecisionKind.PARKED:
+            self.tally.parked += len(decisions)
         else:
-            self.halves.decide(key, half, _ROLLED_BACK, source, now_ms, reason)
-            self.tally.rolled_back += 1
+            self.tally.rolled_back += len(decisions) - committed
 
     def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1
@@ -341,8 +282,7 @@ class Coordinator:
         """Stage that a transaction is parked until an operator decides it."""
         if key in self.halves.parking or key in self.halves.closing:
             return
-        self.halves.decide(key, half, DecisionKind.PARKED, DecisionSource.BROKER, now_ms)
-        self.tally.parked += 1
+        self._stage_one(key, DecisionKind.PARKED, DecisionSource.BROKER, "", now_ms)
         sent = self.halves.sent_at(half.position)
         log.error(
             "the transaction %s of %s is parked: %s brought no decision; "

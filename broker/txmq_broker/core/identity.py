@@ -74,6 +74,11 @@ class Identity:
             sha256(f"registration {log_identity}".encode()).hexdigest() if log_identity else None,
         )
 
+    @property
+    def cluster_property(self) -> str:
+        """The property of stored messages that names the cluster, encoded."""
+        return f"CLUSTER\x01{self.cluster}\x02"
+
     def unique_id(self) -> str:
         """An id for a message whose producer gave it none."""
         self._ids_given += 1

@@ -25,7 +25,7 @@ from txmq.protocol.topics import SCHEDULE_TOPIC, WAITING_TOPICS
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.delay_lines import LEVELS_MAX, WHEEL_LINES, Line
-from txmq_broker.store.delay_store import DelayStore
+from txmq_broker.store.delay_store import DelayStore, Unstored
 from txmq_broker.store.due_messages import Due, ListPlace
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
@@ -103,38 +103,16 @@ class Schedule:
 
     # Storing
 
-    def put_at_level(
-        self,
-        topic: Topic,
-        number: int,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        data: bytes,
-        level: int,
-        now_ms: int,
-    ) -> tuple[int, int]:
-        """Stage a message that waits for a delay level; see :meth:`put`."""
-        due_time = self.due_time_of_level(level, now_ms)
-        return self.put(topic, number, postmark, flag, body, data, due_time, now_ms)
-
     def put(
-        self,
-        topic: Topic,
-        number: int,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        data: bytes,
-        due_time: DueTime,
-        now_ms: int,
+        self, topic: Topic, number: int, message: Unstored, due_time: DueTime, now_ms: int
     ) -> tuple[int, int]:
         """Stage a delayed message, and return its offset in its line and its position.
 
         Raises:
             MessageIllegal: Its properties leave no room for its real topic and queue.
         """
-        data = _with_real_place(data, due_time.level, records.real_place(topic.name, number))
+        place = records.real_place(topic.name, number)
+        data = _with_real_place(message.data, due_time.level, place)
         if len(data) > PROPERTIES_BYTES_MAX:
             raise MessageIllegal(
                 f"properties have at most {PROPERTIES_BYTES_MAX} bytes, and those of a delayed "
@@ -143,8 +121,8 @@ class Schedule:
         line, due_ms = self._line_for(due_time, now_ms)
         retry = None
         if topic.name[0] == "%":
-            retry = retry_of(topic.name, postmark[5], data.decode())
-        return self._delays.join(line, due_ms, postmark, flag, body, data, retry)
+            retry = retry_of(topic.name, message.postmark[5], data.decode())
+        return self._delays.join(line, due_ms, message._replace(data=data), retry)
 
     def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
         """A line that has not yet delivered a message with a later due time.
@@ -196,7 +174,7 @@ class Schedule:
         hashes = tuple([key_hash(key_seed, key) for key in keys_in(text)])
         tail = records.tail_of(field, text.encode())
         code = java.string_hash(tag) if tag else 0
-        self._store.append(queue, postmark, waited.flag, waited.body, tail, code, hashes)
+        self._store.stage([(queue, postmark, waited.flag, waited.body, tail, code, hashes, None)])
         self._delays.leave(due, retry_of(name, waited.attempts, text))
         return len(waited.body) + len(tail)
 

@@ -23,12 +23,20 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
-from txmq_broker.core.property_patterns import PatternShelf, TopicPatterns
+from txmq_broker.core.arrival import PatternShelf, TopicPatterns
 from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
 
-__all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "config_for_group", "queue_counts"]
+__all__ = [
+    "TEMPLATE",
+    "Topic",
+    "Topics",
+    "check_name",
+    "config_for_group",
+    "queue_counts",
+    "queues_to_write",
+]
 
 TEMPLATE: Final = "TBW102"
 """The topic whose settings new topics inherit; clients use its route for unknown topics."""
@@ -324,6 +332,18 @@ def config_for_group(name: str, queues: int) -> TopicConfig:
     """The settings of a group's retry or dead-letter topic; the latter is not for consuming."""
     perm = int(Perm.WRITE) if name.startswith(DLQ) else _READ_WRITE
     return TopicConfig(name, queues, queues, perm)
+
+
+def queues_to_write(topic: Topic) -> int:
+    """The number of writable queues of a topic.
+
+    Raises:
+        NoPermission: There are none.
+    """
+    count = topic.config.write_queue_nums
+    if not count:
+        raise NoPermission(f"the topic {topic.name} has no queue to write to")
+    return count
 
 
 QUEUES_MAX: Final = 4096

@@ -27,7 +27,7 @@ from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullMessage
-from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC
+from txmq.protocol.topics import DLQ
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.text import quantity
@@ -280,10 +280,6 @@ class PullHandlers:
         if not self._holds.held:
             return
         reached = {(queue.topic, queue.number) for queue in {entry[0] for entry in span.staged}}
-        if span.halves:
-            reached.add((HALF_TOPIC, 0))
-        if span.markers:
-            reached.add((OP_TOPIC, 0))
         self._wake(sorted(reached))
 
     def copied(self) -> None:

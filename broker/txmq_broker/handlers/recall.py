@@ -61,7 +61,7 @@ class RecallHandlers:
         now_ms = self._flusher.turn_ms()
         host = self._identity.store_host
         flags = SysFlag.STORE_HOST_V6 | SysFlag.BORN_HOST_V6 if len(host) > 8 else 0
-        is_news = self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
+        self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
         if not request.is_oneway:
-            give = self._flusher.staged if is_news else self._flusher.follow
-            give(connection, request, answer(request, 0, RecallAnswer(handle.message_id)))
+            recalled = answer(request, 0, RecallAnswer(handle.message_id))
+            self._flusher.follow(connection, [request], [recalled])

@@ -23,9 +23,9 @@ from txmq_broker.core.retry import (
     judge_retry,
     retry_maximum,
 )
-from txmq_broker.core.topics import Topic, check_name
-from txmq_broker.handlers.send import queues_to_write
+from txmq_broker.core.topics import Topic, check_name, queues_to_write
 from txmq_broker.parts import Parts
+from txmq_broker.store.delay_store import Unstored
 
 __all__ = ["ReturnHandlers"]
 
@@ -55,7 +55,7 @@ class ReturnHandlers:
         self._clock = parts.clock
         self._entropy = parts.entropy
         self._topic_of_group = topic_of_group
-        self._cluster = f"CLUSTER\x01{parts.identity.cluster}\x02"
+        self._cluster = parts.identity.cluster_property
         self._store_host = parts.identity.store_host
         self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
 
@@ -88,7 +88,7 @@ class ReturnHandlers:
         self._put(topic, number, record, text, verdict, now_ms)
         self._count(record, group)
         if not request.is_oneway:
-            self._flusher.staged(connection, request, answer(request))
+            self._flusher.follow(connection, [request], [answer(request)])
         return None
 
     def _message_at(self, position: int) -> Record:
@@ -118,15 +118,15 @@ class ReturnHandlers:
         flag, body = record.flag, record.body
         if verdict.reason:
             queue, tail = topic.queues[number], tail_of(topic.name_field, data)
-            self._store.append(queue, postmark, flag, body, tail, tags_code, hashes)
+            self._store.stage([(queue, postmark, flag, body, tail, tags_code, hashes, None)])
             topic.put_count += 1
             topic.put_bytes += len(body)
         else:
             # The turn's time may be ahead of the clock if the clock was set back.
             clock_ms = self._clock.wall_ms()
-            self._schedule.put_at_level(
-                topic, number, postmark, flag, body, data, verdict.level, clock_ms
-            )
+            due_time = self._schedule.due_time_of_level(verdict.level, clock_ms)
+            message = Unstored(postmark, flag, body, data)
+            self._schedule.put(topic, number, message, due_time, clock_ms)
 
     def _count(self, record: Record, group: str) -> None:
         name = properties.find(record.properties, properties.RETRY_TOPIC)

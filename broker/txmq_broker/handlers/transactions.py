@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
 from txmq.errors import (
-    BrokerRefused,
     CorruptRecord,
     InvalidParameter,
     NotFound,
@@ -81,7 +80,7 @@ class TransactionHandlers:
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
         return {
-            RequestCode.END_TRANSACTION: RunHandler(self.end, self.end_usual),
+            RequestCode.END_TRANSACTION: RunHandler(self.end, self.end_run),
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
             RequestCode.LIST_TRANSACTIONS: self.list_open,
             RequestCode.SHOW_TRANSACTION: self.show,
@@ -92,12 +91,16 @@ class TransactionHandlers:
 
     # Producers
 
-    def end_usual(self, connection: Connection, requests: list[Command]) -> int:
-        """37: serve the usual ENDs at the beginning of a run; returns how many these are."""
+    def end_run(self, connection: Connection, requests: list[Command]) -> int:
+        """37: serve the ENDs at the beginning of a run that open transactions simply follow.
+
+        Returns:
+            How many these are; the next one needs :meth:`end`.
+        """
         if self._admission.reasons:
             return 0
         try:
-            # Before any look-up, as in end.
+            # Before any look-up: starting a turn may end another turn, whose write may fail.
             now_ms = self._flusher.decision_ms()
             ends = [
                 request.ext if isinstance(request.ext, EndTransaction)
@@ -107,10 +110,9 @@ class TransactionHandlers:
             ]  # fmt: skip
         except (ServiceUnavailable, RemoteProtocolError):
             return 0
-        count = self._coordinator.end_usual(ends, now_ms)
-        if count:
-            answered = [request for request in requests[:count] if not request.flag & ONEWAY]
-            self._flusher.staged_all(connection, answered, done_all(answered))
+        count = self._coordinator.end(ends, now_ms)
+        answered = [request for request in requests[:count] if not request.flag & ONEWAY]
+        self._flusher.follow(connection, answered, done_all(answered))
         return count
 
     def end(self, connection: Connection, request: Command) -> bytes | None:
@@ -128,30 +130,38 @@ class TransactionHandlers:
             if header.from_transaction_check and found.half is not None:
                 self._checker.note_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
-        if self.end_usual(connection, [request]):
+        if self.end_run(connection, [request]):
             return None
         source = _CHECK if header.from_transaction_check else _PRODUCER
-        # Before any look-up: starting a turn may end another turn, whose write may fail.
-        if self._admission.reasons:
-            self._admission.check_decisions()
-        now_ms = self._flusher.decision_ms()
-        try:
-            found = self._coordinator.find(header)
-            is_staged = self._coordinator.decide(found, event, source, now_ms)
-        except (ShouldCommit, ShouldRollBack) as error:
-            # A refusal also waits until the decision it reports is durable.
-            is_staged, reply = False, _refused(request, error)
-        else:
-            reply = done(request)
-        self._reply(connection, request, reply, is_staged=is_staged)
+
+        def decide(now_ms: int) -> None:
+            self._coordinator.decide(self._coordinator.find(header), event, source, now_ms)
+
+        self._decide(connection, request, decide)
         return None
 
-    def _reply(
-        self, connection: Connection, request: Command, reply: bytes, *, is_staged: bool
+    def _decide(
+        self, connection: Connection, request: Command, decide: Callable[[int], None]
     ) -> None:
+        """Decide one transaction at a time; a refusal waits until the earlier decision is durable.
+
+        Args:
+            connection: The connection of the request.
+            request: The request.
+            decide: Looks the transaction up, and stages the decision with this time stamp.
+        """
+        if self._admission.reasons:
+            self._admission.check_decisions()
+        # Before any look-up, as in end_run.
+        now_ms = self._flusher.decision_ms()
+        try:
+            decide(now_ms)
+        except (ShouldCommit, ShouldRollBack) as error:
+            reply = answer(request, error.code, remark=str(error))
+        else:
+            reply = done(request)
         if not request.flag & ONEWAY:
-            give = self._flusher.staged if is_staged else self._flusher.follow
-            give(connection, request, reply)
+            self._flusher.follow(connection, [request], [reply])
 
     # Operators
 
@@ -211,16 +221,12 @@ class TransactionHandlers:
             raise InvalidParameter("operator and reason must not contain control character 1 or 2")
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
-        self._admission.check_decisions()
-        now_ms = self._flusher.decision_ms()
-        found = self._named(header.transaction_id)
-        try:
-            is_staged = self._coordinator.decide(found, event, _OPERATOR, now_ms, reason)
-        except (ShouldCommit, ShouldRollBack) as error:
-            is_staged, reply = False, _refused(request, error)
-        else:
-            reply = done(request)
-        self._reply(connection, request, reply, is_staged=is_staged)
+
+        def decide(now_ms: int) -> None:
+            found = self._named(header.transaction_id)
+            self._coordinator.decide(found, event, _OPERATOR, now_ms, reason)
+
+        self._decide(connection, request, decide)
         return None
 
     def show(self, connection: Connection, request: Command) -> bytes:
@@ -326,7 +332,3 @@ class TransactionHandlers:
         # It may be damaged; its transaction is open all the same.
         key = self._pending.key_at(position)
         return None if key is None else self._coordinator.find_by_key(key)
-
-
-def _refused(request: Command, error: BrokerRefused) -> bytes:
-    return answer(request, error.code, remark=str(error))

@@ -417,19 +417,18 @@ class Checker:
         if span.halves:
             now = self._clock.monotonic()
             is_next = False
-            for keys, _, _, immunity_s in span.halves:
-                if immunity_s:
-                    for key in keys:
-                        is_next |= self._arm_immune(key, immunity_s, now)
-                else:
-                    is_next |= checks.arm_all(keys, now + timeout)
+            for keys, _, immune in span.halves:
+                for key, immunity_s in immune.items():
+                    is_next |= self._arm_immune(key, immunity_s, now)
+                others = [key for key in keys if key not in immune] if immune else keys
+                is_next |= checks.arm_all(others, now + timeout)
             if is_next:
                 self._wake.set()
         if checks.asked or checks.current or checks.stranded or self._immune_until:
-            for markers in span.markers:
-                if not markers.is_parking:
-                    for key, owner in zip(markers.keys, markers.owners, strict=True):
-                        self._forget(key, markers.groups[owner])
+            for decisions, _, is_parking in span.markers:
+                if not is_parking:
+                    for key, _, (_, group, _), *_ in decisions:
+                        self._forget(key, group)
 
     def _forget(self, key: int, group: str) -> None:
         checks = self.checks

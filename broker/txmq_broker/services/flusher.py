@@ -247,23 +247,6 @@ class Flusher:
             return _busy("too much waits for the followers")
         return None
 
-    def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Send this answer once the records staged now are durable."""
-        try:
-            requests, given = self._tickets[connection]
-        except KeyError:
-            requests, given = self._tickets[connection] = ([], [])
-        requests.append(request)
-        given.append(answer)
-
-    def staged_all(
-        self, connection: Connection, requests: Sequence[Command], answers: Sequence[bytes]
-    ) -> None:
-        """Send these answers once the records staged now are durable."""
-        known, given = self._tickets.setdefault(connection, ([], []))
-        known += requests
-        given += answers
-
     def decision_ms(self) -> int:
         """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
 
@@ -284,20 +267,24 @@ class Flusher:
         # This begins no turn, so the next send is still checked for admission.
         return self._plan_turn()
 
-    def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Send this answer once every record that is staged or written now is durable."""
+    def follow(
+        self, connection: Connection, requests: Sequence[Command], answers: Sequence[bytes]
+    ) -> None:
+        """Send these answers once every record that is staged or written now is durable."""
+        if not answers:
+            return
         if self._store.log.staged:
-            self.staged(connection, request, answer)
+            tickets = self._tickets
         elif self._waiting:
-            requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
-            requests.append(request)
-            given.append(answer)
-        elif self._copies is not None and (held := self._copies.held) is not None:
-            requests, given = held.setdefault(connection, ([], []))
-            requests.append(request)
-            given.append(answer)
+            tickets = self._waiting[-1].tickets
+        elif self._copies is not None and self._copies.held is not None:
+            tickets = self._copies.held
         else:
-            connection.send(answer)
+            connection.send(*answers)
+            return
+        known, given = tickets.setdefault(connection, ([], []))
+        known += requests
+        given += answers
 
     def _plan_turn(self) -> int:
         """End this turn when the loop is free; return the time stamp of its records."""
@@ -346,7 +333,9 @@ class Flusher:
         else:
             self._began = 0.0
         if self._waiting and self._syncing is None and not (self._failed or self._is_stopped):
-            self._start_sync()
+            self._syncing = syncing = self._begin_sync()
+            # No task waits for it: every answer does, and a task would wake up a turn later.
+            syncing.done.add_done_callback(self._finish_sync)
         if self._drained is not None and self._is_idle():
             self._end_drain()
 
@@ -373,7 +362,7 @@ class Flusher:
         for connection, (_, given) in tickets.items():
             connection.send(*given)
         waited = self._clock.monotonic() - self._arrivals.popleft()
-        self.send_times.note(waited, span.messages + span.half_messages)
+        self.send_times.note(waited, span.messages)
         self._on_published(span)
         if (
             self._checkpoint is None
@@ -385,12 +374,6 @@ class Flusher:
             self._end_drain()
 
     # Syncs
-
-    def _start_sync(self) -> None:
-        """Make all waiting spans durable, then release them."""
-        self._syncing = syncing = self._begin_sync()
-        # No task waits for it: every answer does, and a task would wake up a turn later.
-        syncing.done.add_done_callback(self._finish_sync)
 
     def _finish_sync(self, done: asyncio.Future[None]) -> None:
         syncing = self._syncing

@@ -32,7 +32,7 @@ from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
 from txmq_broker.store.retry_tally import Retry, RetryTally, retry_of
 
-__all__ = ["DelayStore", "Delayed"]
+__all__ = ["DelayStore", "Delayed", "Unstored"]
 
 _READ_AT_ONCE: Final = 4096
 _NEVER: Final = 1 << 62
@@ -46,6 +46,16 @@ class Delayed(NamedTuple):
     recalled: list[Due]
     retries: dict[int, Retry]
     """Those of them that wait for a retry, by place."""
+
+
+class Unstored(NamedTuple):
+    """A message before it is stored."""
+
+    postmark: Postmark
+    flag: int
+    body: bytes
+    data: bytes
+    """Its properties."""
 
 
 class DelayStore(DelayLines):
@@ -80,23 +90,18 @@ class DelayStore(DelayLines):
     # Appending
 
     def join(
-        self,
-        line: Line,
-        due_ms: int,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        data: bytes,
-        retry: Retry | None = None,
+        self, line: Line, due_ms: int, message: Unstored, retry: Retry | None = None
     ) -> tuple[int, int]:
         """Stage a delayed message; returns its place in the line's queue and its position."""
         assert due_ms >= line.leaving.due_ms, "the message is due before one that has left the line"
+        postmark, flag, body, data = message
         queue = line.queue
         seed = topic_seed(queue.topic)
         hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
         tail = records.tail_of(records.topic_field(queue.topic), data)
         stamp = (*postmark[:6], due_ms)
-        offset, position = self._queues.append(queue, stamp, flag, body, tail, due_ms, hashes)
+        new = (queue, stamp, flag, body, tail, due_ms, hashes, None)
+        ((offset, position, _, _),) = self._queues.stage([new])
         self.has_staged = True
         self._joined.append(Due(due_ms, line.number, offset))
         if retry is not None:
@@ -126,7 +131,8 @@ class DelayStore(DelayLines):
         queue = self.line(RECALLS).queue
         where = where_of(due.line, due.offset)
         tail = records.tail_of(records.topic_field(queue.topic), data)
-        self._queues.append(queue, (*postmark[:6], where), 0, b"recalled", tail, where, ())
+        stamp = (*postmark[:6], where)
+        self._queues.stage([(queue, stamp, 0, b"recalled", tail, where, (), None)])
         self._going.add(where)
         self.has_staged = True
         self._recalled.append(due)

@@ -22,6 +22,7 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import Half
 from txmq_broker.store.queue_store import (
+    HIDDEN,
     ConsumeQueue,
     Entry,
     QueueStore,
@@ -31,15 +32,11 @@ from txmq_broker.store.queue_store import (
 )
 
 __all__ = [
-    "HIDDEN",
     "HalfContent",
     "HalfReader",
     "moved",
     "seconds_in",
 ]
-
-HIDDEN: Final = 0xFFFFFFFF
-"""Inverts the checksum of an entry if readers see its record in another form."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)

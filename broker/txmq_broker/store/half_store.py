@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from struct import Struct
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,33 +21,27 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.headers import EndTransaction
-from txmq.protocol.record import Postmark, Record
+from txmq.protocol.record import Record
 from txmq.protocol.span import (
     HEAD_BYTES,
-    MARKER_BYTES,
-    MARKER_MAGIC,
-    REASON_BYTES_MAX,
     Decision,
     DecisionKind,
-    DecisionSource,
     marker_of,
 )
 from txmq.protocol.topics import PARKED_TOPIC
-from txmq_broker.store.entry_group import stage_entries
-from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
+from txmq_broker.store.half_reader import HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
-    KEY_MASK,
-    UNPACK_FOR_END,
     Changes,
     Half,
+    OpenEntry,
     PendingTransactions,
+    Shared,
     transaction_key,
 )
-from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, QueueStore
+from txmq_broker.store.queue_store import ENTRY, HIDDEN, ConsumeQueue, NewRecord, Place, QueueStore
 
-__all__ = ["Closing", "CommittedMessages", "HalfStore", "Opening", "RecentDecision"]
+__all__ = ["Closing", "HalfStore", "NewDecision", "NewHalf", "Opening", "RecentDecision"]
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +51,6 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.PARKED,
 )
 """Used for every END, because looking up an enum member is slow."""
-
-_SOURCES: Final = (int(DecisionSource.PRODUCER), int(DecisionSource.CHECK))
-"""By whether an END answers a check."""
-
-_MARKER_BEGINNING: Final = Struct(">II").pack(MARKER_BYTES, MARKER_MAGIC)
-_ENDING: Final = Struct(">qBBH")
-_PIECES: Final = Struct(f">8sqqqq{_ENDING.size}s")
-"""A marker without a reason, packed from pieces: many share its beginning and its ending."""
-
-assert _PIECES.size == MARKER_BYTES
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
@@ -81,35 +63,35 @@ class RecentDecision(NamedTuple):
     kind: DecisionKind
 
 
-Opening: TypeAlias = tuple[list[int], list[int], bytes, int]
-"""Half messages that are not durable yet: their transactions' keys, their positions, their entries
-in the half queue, and the seconds without checks that all of them want.
+NewHalf: TypeAlias = tuple[int, int, str, str, int]
+"""What a run of new records says of a half message in it: its index in the run, its transaction's
+key, its group, the client that sent it, and the seconds without checks that it wants.
+"""
+
+NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
+"""A decision that has no place yet: the key of an open transaction and what
+:meth:`PendingTransactions.read` finds there, the kind and the source of the decision, and an
+operator's reason.
 """
 
 
-class Closing(NamedTuple):
-    """Markers that are not durable yet, each with a part in every list."""
+class Opening(NamedTuple):
+    """Half messages that are not durable yet."""
 
     keys: list[int]
+    """Their transactions' keys."""
+    positions: list[int]
+    immune: dict[int, int]
+    """The seconds without checks, by key, of those that want some."""
+
+
+class Closing(NamedTuple):
+    """Decisions that are not durable yet, and the positions of their markers."""
+
+    decisions: Sequence[NewDecision]
     positions: Sequence[int]
-    half_positions: list[int]
-    decisions: list[int]
-    """The half message's offset and the kind of decision, as one number."""
-    owners: list[int]
-    groups: dict[int, str]
-    """The producer groups of these owners."""
-    entries: bytes
-    """Their entries in the op queue."""
-    is_parking: bool = False
-
-
-class CommittedMessages(NamedTuple):
-    """What the decisions make visible in one queue."""
-
-    topic: str
-    number: int
-    size: int
-    """Their bytes."""
+    is_parking: bool
+    """Whether they park their transactions, which stay open."""
 
 
 class HalfStore(HalfReader):
@@ -137,203 +119,88 @@ class HalfStore(HalfReader):
     # Appending
 
     def prepare(
-        self,
-        key: int,
-        queue: ConsumeQueue,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        tail: bytes,
-        tags_code: int,
-        key_hashes: tuple[int, ...],
-        group: str,
-        origin: str,
-        immunity_s: int,
-    ) -> tuple[int, int]:
-        """Stage a half message; returns its place in the half queue and its position.
-
-        The flags of the postmark must say that the message is prepared.
-        """
-        log, half_queue = self.log, self.half_queue
-        position, offset = log.next_position, half_queue.next_offset
-        head, size = records.head_of(
-            queue.number, flag, offset, position, postmark, body, len(tail)
-        )
-        checksum = crc32(tail, crc32(body, crc32(head)))
-        data = self.pending.pack(
-            offset, position, size, tags_code, checksum, queue, group, origin, key_hashes,
-            immunity_s,
-        )  # fmt: skip
-        log.last_ms = postmark[3]
-        # log.stage inlined.
-        log.staged += head, body, tail
-        log.next_position = position + size
-        half_queue.next_offset = offset + 1
-        self.opening[key] = data
-        entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
-        self.staged.append(([key], [position], entry, immunity_s))
-        return offset, position
-
-    def decide(
-        self,
-        key: int,
-        half: Half,
-        kind: DecisionKind,
-        source: DecisionSource,
-        now_ms: int,
-        reason: str = "",
+        self, halves: Sequence[NewHalf], new: Sequence[NewRecord], places: Sequence[Place]
     ) -> None:
-        """Stage the decision on an open transaction, with the message or copy that it needs.
-
-        Raises:
-            CorruptRecord: The half message must be copied and cannot be read.
-        """
-        log, op_queue = self.log, self.op_queue
-        assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
-        is_known = half.queue is not self.half_queue
-        is_here = kind is _COMMITTED and half.position >= self.oldest_shown() and is_known
-        copy = None if is_here or kind is _ROLLED_BACK else self._copied(half, kind)
-        position = log.next_position
-        offset = half.queue.next_offset if is_here else -1
-        marker = marker_of(
-            kind, source, op_queue.next_offset, half.position, half.offset, offset, now_ms,
-            reason.encode() if reason else b"",
-        )  # fmt: skip
-        size = len(marker)
-        # log.stage inlined.
-        log.last_ms = now_ms
-        log.staged.append(marker)
-        log.next_position = position + size
-        op_queue.next_offset += 1
-        entry = ENTRY.pack(position, size, half.offset, crc32(marker) ^ HIDDEN)
-        if is_here:
-            self.must_stay = True
-            half.queue.next_offset = offset + 1
-            shown = ENTRY.pack(position, half.size, half.tags_code, half.checksum ^ HIDDEN)
-            hashes = half.key_hashes
-            self.queues.staged.append(
-                (half.queue, position, shown, hashes, (position,) * len(hashes))
-            )
-        elif copy is not None:
-            self._stage_copy(half, copy, kind, now_ms)
-        if kind is _PARKED:
-            self.parking.add(key)
-        else:
-            self.closing[key] = kind
-        owner = self.pending.owner_at(key)
-        self.markers.append(
-            Closing(
-                [key],
-                [position],
-                [half.position],
-                [half.offset << 2 | kind],
-                [owner],
-                {owner: half.group},
-                entry,
-                kind is _PARKED,
-            )
-        )
-
-    def decide_usual(  # noqa: PLR0915  the hot path: a call would cost every END
-        self, ends: Sequence[EndTransaction], kinds: Mapping[int, DecisionKind], now_ms: int
-    ) -> tuple[int, list[CommittedMessages]]:
-        """Stage the decisions of the usual ENDs at the beginning of a sequence.
-
-        An END is usual if its transaction is open and has its id, place and group, and if no
-        message must be copied.
+        """Note the half messages among records that were just staged.
 
         Args:
-            ends: The ENDs.
-            kinds: The kinds of decision by the ENDs' numbers for them.
-            now_ms: The time of the decisions.
-
-        Returns:
-            How many ENDs were usual, and what they make visible.
+            halves: The half messages.
+            new: The records, whose flags say that these are prepared.
+            places: Where the records were staged.
         """
-        pending, closing, op_queue, log = self.pending, self.closing, self.op_queue, self.log
-        find, unpack_for = pending.table.get, UNPACK_FOR_END
-        pack_marker, pack_entry, beginning = _PIECES.pack, ENTRY.pack, _MARKER_BEGINNING
-        first, op_offset = log.next_position, op_queue.next_offset
-        position, oldest = first, self.oldest_shown()
-        last_owner = last_number = -1
-        last_is_check: bool | None = None
-        shown: defaultdict[ConsumeQueue, list[bytes]] = defaultdict(list)
-        sizes: defaultdict[ConsumeQueue, list[int]] = defaultdict(list)
-        key_hashes: list[bytes] = []
-        key_positions: list[int] = []
+        opening, pack = self.opening, self.pending.pack
         keys: list[int] = []
-        half_positions: list[int] = []
-        decisions: list[int] = []
-        owners: list[int] = []
-        groups: dict[int, str] = {}
+        positions: list[int] = []
+        immune: dict[int, int] = {}
+        for index, key, group, origin, immunity_s in halves:
+            queue, _, _, _, _, tags_code, hashes, _ = new[index]
+            place = places[index]
+            opening[key] = pack(place, tags_code, (queue, group, origin), hashes, immunity_s)
+            keys.append(key)
+            positions.append(place[1])
+            if immunity_s:
+                immune[key] = immunity_s
+        self.staged.append(Opening(keys, positions, immune))
+
+    def decide(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
+        """Stage decisions on open transactions, with the messages or copies that they need.
+
+        Either all of them park their transactions, or none does.
+
+        Raises:
+            CorruptRecord: A half message must be copied and cannot be read; nothing was staged.
+        """
+        log, op_queue, pack = self.log, self.op_queue, ENTRY.pack
+        is_parking = decisions[0][3] is _PARKED
+        first = position = log.next_position
+        op_offset, oldest = op_queue.next_offset, self.oldest_shown()
+        shown: dict[ConsumeQueue, list[bytes]] = {}
+        hashes: list[bytes] = []
+        hash_positions: list[int] = []
         markers: list[bytes] = []
         entries: list[bytes] = []
-        for end in ends:
-            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
-            packed = find(key)
-            if packed is None or key in closing:
-                break
-            (
-                half_offset, half_position, size, tags_code, checksum, owner, its_hashes
-            ) = unpack_for[len(packed)](packed)  # fmt: skip
-            if owner != last_owner:
-                queue, group, _ = pending.owners[owner]
-                last_owner, groups[owner] = owner, group
-                show, note_size = shown[queue].append, sizes[queue].append
-            number, is_check = end.commit_or_rollback, end.from_transaction_check
-            if number != last_number or is_check is not last_is_check:
-                known_kind = kinds.get(number)
-                if known_kind is None:
-                    break
-                kind, last_number, last_is_check = known_kind, number, is_check
-                ending = _ENDING.pack(now_ms, kind, _SOURCES[is_check], 0)
-            if (
-                half_offset != end.tran_state_table_offset
-                or half_position != end.commit_log_offset
-                or group != end.producer_group
-                or (kind is _COMMITTED and half_position < oldest)
-            ):
-                break
-            if kind is _COMMITTED:
-                offset = queue.next_offset
-                queue.next_offset = offset + 1
-                show(pack_entry(position, size, tags_code, checksum ^ HIDDEN))
-                note_size(size)
-                key_hashes.append(its_hashes)
-                key_positions += (position,) * (len(its_hashes) // 4)
-            else:
-                offset = -1
-            marker = pack_marker(beginning, op_offset, half_position, half_offset, offset, ending)
+        positions: list[int] = []
+        copies: list[tuple[Half, bytes]] = []
+        for key, entry, shared, kind, source, reason in decisions:
+            half_offset, half_position, size, tags_code, checksum, _, its_hashes = entry
+            queue, offset = shared[0], -1
+            if kind is _COMMITTED and half_position >= oldest and queue is not self.half_queue:
+                of_queue = shown.get(queue)
+                if of_queue is None:
+                    of_queue = shown[queue] = []
+                offset = queue.next_offset + len(of_queue)
+                of_queue.append(pack(position, size, tags_code, checksum ^ HIDDEN))
+                hashes.append(its_hashes)
+                hash_positions += (position,) * (len(its_hashes) // 4)
+            elif kind is not _ROLLED_BACK:
+                half = self.pending.unpack(self.pending.table[key])
+                copy = self._copied(half, is_parking=is_parking)
+                if copy is not None:
+                    copies.append((half, copy))
+            marker = marker_of(
+                kind, source, op_offset, half_position, half_offset, offset, now_ms, reason
+            )
+            marker_size = len(marker)
             markers.append(marker)
-            entries.append(pack_entry(position, MARKER_BYTES, half_offset, crc32(marker) ^ HIDDEN))
-            closing[key] = kind
-            keys.append(key)
-            half_positions.append(half_position)
-            decisions.append(half_offset << 2 | kind)
-            owners.append(owner)
-            position += MARKER_BYTES
+            entries.append(pack(position, marker_size, half_offset, crc32(marker) ^ HIDDEN))
+            positions.append(position)
+            position += marker_size
             op_offset += 1
-        if not keys:
-            return 0, []
-        log.last_ms = now_ms
-        log.staged += markers
-        log.next_position = position
+        # Nothing fails from here on.
+        if is_parking:
+            self.parking.update([decision[0] for decision in decisions])
+        else:
+            self.closing.update([(decision[0], decision[3]) for decision in decisions])
+        log.stage(markers, position - first, now_ms)
         op_queue.next_offset = op_offset
-        positions = range(first, position, MARKER_BYTES)
-        joined = b"".join(entries)
-        self.markers.append(
-            Closing(keys, positions, half_positions, decisions, owners, groups, joined)
-        )
-        if key_hashes:  # Every message has a unique key.
+        self.queues.staged.append((op_queue, first, b"".join(entries), (), ()))
+        if shown:
             self.must_stay = True
-            hashes = array("I", b"".join(key_hashes))
-            stage_entries(self.queues, shown, first, hashes, key_positions)
-        committed = [
-            CommittedMessages(queue.topic, len(of_queue), sum(of_queue))
-            for queue, of_queue in sizes.items()
-            if of_queue
-        ]
-        return len(keys), committed
+            key_hashes = array("I", b"".join(hashes))
+            self.queues.stage_entries(shown, first, key_hashes, hash_positions)
+        for half, copy in copies:
+            self._stage_copy(half, copy, now_ms, is_parking=is_parking)
+        self.markers.append(Closing(decisions, positions, is_parking))
 
     def oldest_shown(self) -> int:
         """The oldest position of a half message that a marker can show; others must be copied."""
@@ -345,12 +212,12 @@ class HalfStore(HalfReader):
         room = segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start
         return file_start if room <= self.log.segment_size else self.log.next_position
 
-    def _copied(self, half: Half, kind: DecisionKind) -> bytes | None:
+    def _copied(self, half: Half, *, is_parking: bool) -> bytes | None:
         """The half message to write again; ``None`` if it is damaged and its transaction parked."""
         try:
             return self._read_half(half)
         except CorruptRecord as error:
-            if kind is _PARKED:
+            if is_parking:
                 return None
             raise CorruptRecord(
                 half.position,
@@ -358,29 +225,30 @@ class HalfStore(HalfReader):
                 "the transaction back and send the message again",
             ) from error
 
-    def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
+    def _stage_copy(self, half: Half, data: bytes, now_ms: int, *, is_parking: bool) -> None:
         queue, hashes = half.queue, half.key_hashes
-        if kind is _PARKED:
+        if is_parking:
             queue, hashes = self.queues.queue(PARKED_TOPIC, 0), ()
         position = self.log.next_position
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
-        if kind is _PARKED:
+        if is_parking:
             record, _ = records.unpack(shown)
             flags = record.sys_flag & ~_TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
-        self.queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
+        self.log.stage((shown,), len(shown), now_ms)
+        entry = ENTRY.pack(position, len(shown), half.tags_code, crc32(shown))
+        positions = (position,) * len(hashes)
+        self.queues.stage_entries({queue: [entry]}, position, hashes, positions)
 
     # After the write
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Undo the staged changes, because the write failed."""
-        for keys, *_ in halves:
-            self.half_queue.next_offset -= len(keys)
+        for keys, _, _ in halves:
             for key in keys:
                 self.pending.drop(self.opening.pop(key))
-        for keys, *_, is_parking in markers:
-            self.op_queue.next_offset -= len(keys)
-            for key in keys:
+        for decisions, _, is_parking in markers:
+            for key, *_ in decisions:
                 if is_parking:
                     self.parking.discard(key)
                 else:
@@ -388,48 +256,36 @@ class HalfStore(HalfReader):
 
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """Apply the half messages and decisions of a durable span."""
-        if halves:
-            self._open_all(halves)
-        if markers:
-            self._close_all(markers)
-
-    def _open_all(self, halves: Sequence[Opening]) -> None:
-        pending, opening = self.pending, self.opening
-        if len(opening) == sum([len(keys) for keys, *_ in halves]):
+        pending, opening, closing = self.pending, self.opening, self.closing
+        if len(opening) == sum([len(keys) for keys, _, _ in halves]):
             # Nothing was staged since. New ones are never parked.
             pending.table.update(opening)
             opening.clear()
         else:
-            for keys, *_ in halves:
+            for keys, _, _ in halves:
                 for key in keys:
                     pending.table[key] = opening.pop(key)
-        for _, half_positions, entries, _ in halves:
-            self.half_queue.publish(entries)
-            pending.opened.extend(half_positions)
-
-    def _close_all(self, markers: Sequence[Closing]) -> None:
-        if len(self.recent) >= RECENT_TRANSACTIONS // 2:
+        for _, positions, _ in halves:
+            pending.opened.extend(positions)
+        if markers and len(self.recent) >= RECENT_TRANSACTIONS // 2:
             self.older, self.recent = self.recent, {}
-        pending, closing, recent = self.pending, self.closing, self.recent
-        for (
-            keys, positions, half_positions, decisions, owners, _, entries, is_parking
-        ) in markers:  # fmt: skip
-            self.op_queue.publish(entries)
+        for decisions, at, is_parking in markers:
+            keys = [decision[0] for decision in decisions]
+            entries = [decision[1] for decision in decisions]
             if is_parking:
-                for key, at, half in zip(keys, positions, half_positions, strict=True):
+                for key, position, entry in zip(keys, at, entries, strict=True):
                     self.parking.discard(key)
                     pending.park(key)
-                    pending.note_parked(at, half)
+                    pending.note_parked(position, entry[1])
                 continue
-            if len(closing) == len(keys):
-                closing.clear()
-            else:
-                for key in keys:
-                    del closing[key]
-            pending.closings.extend(positions)
-            pending.closed.extend(half_positions)
-            recent.update(zip(keys, decisions, strict=True))
-            pending.close_all(keys, owners)
+            for key in keys:
+                del closing[key]
+            pending.closings.extend(at)
+            pending.closed.extend([entry[1] for entry in entries])
+            self.recent.update(
+                [(key, entry[0] << 2 | kind) for key, entry, _, kind, _, _ in decisions]
+            )
+            pending.close_all(keys, [entry[5] for entry in entries])
 
     # Recovery
 
@@ -493,8 +349,7 @@ class HalfStore(HalfReader):
                 if key in self.pending:
                     raise CorruptRecord(position, f"two open half messages have the id {unique}")
                 half = msgspec.structs.replace(half, is_parked=is_parked or half.is_parked)
-                data = self.pending.pack(*msgspec.structs.astuple(half))
-                self.pending.open(key, data)
+                self.pending.open(key, self.pending.pack(*half.parts))
         self._open.clear()
         self._recall()
 

@@ -18,13 +18,13 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
-from txmq_broker.store.half_reader import HIDDEN
 from txmq_broker.store.index_file import Chunk, IndexFile
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.pending_transactions import PendingTransactions
 from txmq_broker.store.queue_store import (
     ENTRY,
     HASH_BYTES,
+    HIDDEN,
     POSITION_BYTES,
     Entry,
     key_hash,

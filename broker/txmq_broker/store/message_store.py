@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
@@ -19,12 +19,20 @@ from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.damage import MetDamage
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
-from txmq_broker.store.half_store import Closing, HalfStore, Opening
+from txmq_broker.store.half_store import Closing, HalfStore, NewHalf, Opening
 from txmq_broker.store.index_file import indexed_segments
 from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
 from txmq_broker.store.log.identity import log_identity
 from txmq_broker.store.log.spans import check_spans, last_head, span_at
-from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
+from txmq_broker.store.queue_store import (
+    ConsumeQueue,
+    NewRecord,
+    Place,
+    QueueStore,
+    Staged,
+    key_hash,
+    topic_seed,
+)
 from txmq_broker.store.record_restorer import RecordRestorer
 from txmq_broker.store.start import Recovery, Start
 
@@ -42,24 +50,19 @@ class Span(NamedTuple):
 
     staged: list[Staged]
     messages: int
-    """The number of records in :attr:`staged`."""
+    """The number of messages in :attr:`staged`."""
     halves: list[Opening]
     markers: list[Closing]
     delayed: Delayed | None
     end: int
     last_ms: int
 
-    @property
-    def half_messages(self) -> int:
-        """The number of half messages."""
-        return sum([len(keys) for keys, *_ in self.halves])
-
 
 class MessageStore:
     """Appends records, publishes them to queues, and reads them back.
 
-    ``append``, ``read`` and ``queue`` are the parts' own methods: every message uses them, and a
-    method here would add one more call per message.
+    ``read`` and ``queue`` are the parts' own methods: many messages use them, and a method here
+    would add one more call.
 
     Attributes:
         damage: Notes the damage that requests meet; who catches a :class:`CorruptRecord` calls it.
@@ -80,9 +83,7 @@ class MessageStore:
         self._restorer = RecordRestorer(
             self.log, self.queues, self.halves, self.delays, self.checkpoints
         )
-        self.append = self.queues.append
-        self.append_all = self.queues.append_all
-        self.append_equal = self.queues.append_equal
+        self.stage_equal = self.queues.stage_equal
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
         self.end_of = self.queues.end_of
@@ -199,6 +200,18 @@ class MessageStore:
             self._lock.release()
 
     # Appending
+
+    def stage(self, new: Sequence[NewRecord], halves: Sequence[NewHalf] = ()) -> list[Place]:
+        """Stage records in their order, all or none, and return their places.
+
+        Args:
+            new: The records.
+            halves: Those of them that are half messages.
+        """
+        places = self.queues.stage(new)
+        if halves:
+            self.halves.prepare(halves, new, places)
+        return places
 
     def write(self) -> Span:
         """Write the staged records.

@@ -11,37 +11,35 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from txmq.limits import KEYS_PER_MESSAGE_MAX
-from txmq_broker.store.queue_store import ConsumeQueue
+from txmq_broker.store.queue_store import ConsumeQueue, Place
 
 __all__ = [
     "KEY_MASK",
-    "LAYOUTS",
-    "UNPACK_FOR_END",
     "Changes",
     "Half",
+    "OpenEntry",
     "PendingTransactions",
+    "Shared",
     "transaction_key",
 ]
 
 _HASH_BYTES: Final = array("I").itemsize
 _NO_HASHES: Final = Struct("@qqIiIIIH?").size
-LAYOUTS: Final = [Struct(f"@qqIiIII{count}IH?") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
+_LAYOUTS: Final = [Struct(f"@qqIiIII{count}IH?") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
 """The layout of an entry by its number of keys, the unique key included. All fields are aligned and
 in the machine's order, because such numbers take half the time.
 """
 
-UNPACK_FOR_END: Final = {
+_READ_ENTRY: Final = {
     layout.size: Struct(f"@qqIiII4x{_HASH_BYTES * count}s3x").unpack
-    for count, layout in enumerate(LAYOUTS)
+    for count, layout in enumerate(_LAYOUTS)
 }
-"""Functions that read an entry, by its size: offset, position, size, tag's hash, checksum, owner,
-and the keys' hashes as an array has them.
-"""
+"""Functions that read an :data:`OpenEntry`, by its size."""
 
 _CHECKS: Final = Struct("@H")
 _CHECKS_AT: Final = 3
@@ -89,6 +87,25 @@ class Half(msgspec.Struct, frozen=True, gc=False):
     """The number of checks that a connected producer answered with "unknown", or not at all."""
     is_parked: bool = False
 
+    @property
+    def parts(self) -> tuple[Place, int, Shared, tuple[int, ...], int, int, bool]:
+        """What :meth:`PendingTransactions.pack` takes."""
+        place = self.offset, self.position, self.size, self.checksum
+        shared = self.queue, self.group, self.origin
+        return (
+            place, self.tags_code, shared, self.key_hashes, self.immunity_s, self.checks,
+            self.is_parked,
+        )  # fmt: skip
+
+
+Shared: TypeAlias = tuple[ConsumeQueue, str, str]
+"""What many transactions share: the queue, the producer group and the client of a half message."""
+
+OpenEntry: TypeAlias = tuple[int, int, int, int, int, int, bytes]
+"""A half message's offset, position and size, the hash of its tag, its checksum, the number of what
+it shares, and the hashes of its keys as an array has them.
+"""
+
 
 class Changes(NamedTuple):
     """The changes of a part of the log to the open transactions, by the halves' positions."""
@@ -116,9 +133,9 @@ class PendingTransactions:
         self.closings = array("q")
         self.closed = array("q")
         self._parked: dict[int, None] = {}
-        self.owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
+        self.owners: dict[int, Shared] = {}
         """The queues, producer groups and clients that many transactions share, by number."""
-        self._owner_numbers: dict[tuple[ConsumeQueue, str, str], int] = {}
+        self._owner_numbers: dict[Shared, int] = {}
         self.owner_uses: dict[int, int] = {}
         self._next_owner = 0
         self._parkings = array("q")
@@ -150,45 +167,46 @@ class PendingTransactions:
 
     def pack(
         self,
-        offset: int,
-        position: int,
-        size: int,
+        place: Place,
         tags_code: int,
-        checksum: int,
-        queue: ConsumeQueue,
-        group: str,
-        origin: str,
+        shared: Shared,
         key_hashes: tuple[int, ...],
         immunity_s: int = 0,
         checks: int = 0,
         is_parked: bool = False,
     ) -> bytes:
         """Return the packed form of a half message; the caller adds or drops it."""
-        owner = self.owner_of(queue, group, origin)
+        owner = self._owner_numbers.get(shared)
+        if owner is None:
+            owner = self._new_owner(shared)
         self.owner_uses[owner] += 1
-        return LAYOUTS[len(key_hashes)].pack(
+        offset, position, size, checksum = place
+        return _LAYOUTS[len(key_hashes)].pack(
             offset, position, size, tags_code, checksum, owner, immunity_s, *key_hashes, checks,
             is_parked,
         )  # fmt: skip
 
-    def owner_of(self, queue: ConsumeQueue, group: str, origin: str) -> int:
-        """The number of what many transactions share; the caller counts one more use of it."""
-        shared = (queue, group, origin)
-        owner = self._owner_numbers.get(shared)
-        if owner is not None:
-            return owner
+    def _new_owner(self, shared: Shared) -> int:
         owner = self._owner_numbers[shared] = self._next_owner
         self._next_owner += 1
         self.owners[owner] = shared
         self.owner_uses[owner] = 0
         return owner
 
+    def read(self, key: int) -> tuple[OpenEntry, Shared] | None:
+        """What a decision needs of an open transaction."""
+        data = self.table.get(key)
+        if data is None:
+            return None
+        entry: OpenEntry = _READ_ENTRY[len(data)](data)
+        return entry, self.owners[entry[5]]
+
     def unpack(self, data: bytes) -> Half:
         """The half message in a packed form."""
         (
             offset, position, size, tags_code, checksum, owner, immunity_s, *hashes, checks,
             is_parked,
-        ) = LAYOUTS[(len(data) - _NO_HASHES) // _HASH_BYTES].unpack(data)  # fmt: skip
+        ) = _LAYOUTS[(len(data) - _NO_HASHES) // _HASH_BYTES].unpack(data)  # fmt: skip
         return Half(
             offset, position, size, tags_code, checksum, *self.owners[owner], tuple(hashes),
             immunity_s, checks, is_parked,
@@ -246,25 +264,17 @@ class PendingTransactions:
             del self.owner_uses[owner]
             del self._owner_numbers[self.owners.pop(owner)]
 
-    def close(self, key: int) -> None:
-        """Remove a decided transaction."""
-        self.close_all((key,), (self.owner_at(key),))
-
     def close_all(self, keys: Collection[int], owners: Sequence[int]) -> None:
-        """Remove decided transactions; the owners are those of the keys."""
-        table = self.table
+        """Remove decided transactions; the owners are the numbers of what they share."""
+        table, parked = self.table, self._parked
         for key in keys:
             del table[key]
         # What they share is counted at once: a span ends many transactions of few owners.
         for owner in set(owners):
             self._release(owner, owners.count(owner))
-        if parked := self._parked:
+        if parked:
             for key in keys:
                 parked.pop(key, None)
-
-    def owner_at(self, key: int) -> int:
-        """The number of the owner of an open transaction."""
-        return _owner_in(self.table[key])
 
     def offset_of(self, key: int) -> int:
         """An open transaction's place in the half queue, without reading the rest."""

@@ -33,13 +33,15 @@ from txmq_broker.store.sealed_bytes import SealedBytes
 __all__ = [
     "ENTRY",
     "ENTRY_BYTES",
-    "Appended",
+    "HIDDEN",
     "Block",
     "Columns",
     "ConsumeQueue",
     "Entry",
     "KeyIndex",
     "KeyRun",
+    "NewRecord",
+    "Place",
     "QueueStore",
     "Staged",
     "checksums_in",
@@ -50,6 +52,9 @@ __all__ = [
 ]
 
 ENTRY: Final = Struct(">qiqI")
+HIDDEN: Final = 0xFFFFFFFF
+"""Inverts the checksum of an entry if readers see its record in another form."""
+
 _CODE: Final = Struct(">q")
 _CODE_AT: Final = 12
 
@@ -371,8 +376,16 @@ def keys_in(text: str) -> list[str]:
     return keys
 
 
-Appended: TypeAlias = tuple[int, bytes, bytes, int, tuple[int, ...]]
-"""A message of a batch, as the last arguments of :meth:`QueueStore.append`."""
+NewRecord: TypeAlias = tuple[
+    "ConsumeQueue", Postmark, int, bytes, bytes, int, tuple[int, ...], "ConsumeQueue | None"
+]  # fmt: skip
+"""A record that has no place yet: its queue, postmark, flag and body; its topic and properties as
+:func:`txmq.protocol.record.tail_of` writes them; the hashes of its tag and of its keys; and for a
+half message the half queue, which shows it instead. A plain tuple, because every message needs one.
+"""
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""Where a record was staged: its offset and position; its size and its checksum."""
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, bytes | bytearray, Sequence[int], Sequence[int]]
 """A record that is not durable yet, or several of a batch: the queue, the first one's position, and
@@ -393,8 +406,8 @@ class QueueStore:
         self.floors: Mapping[str, Mapping[int, int]] = {}
         self.keys = KeyIndex()
         self.staged: list[Staged] = []
-        self.staged_in_batches = 0
-        """The number of staged records beyond the first one of each element of :attr:`staged`."""
+        self.messages = 0
+        """The number of messages in :attr:`staged`; markers of decisions are none."""
 
     # Queues
 
@@ -443,80 +456,63 @@ class QueueStore:
 
     # Appending
 
-    def append(
-        self,
-        queue: ConsumeQueue,
-        postmark: Postmark,
-        flag: int,
-        body: bytes,
-        tail: bytes,
-        tags_code: int,
-        key_hashes: tuple[int, ...],
-    ) -> tuple[int, int]:
-        """Stage one record and return its queue offset and its log position.
-
-        ``tail`` is topic and properties as :func:`txmq.protocol.record.tail_of` writes them.
-        This runs once for every message, so the arguments are positional and there is no object
-        for the record.
-        """
+    def stage(self, new: Sequence[NewRecord]) -> list[Place]:
+        """Stage records in their order, all or none, and return their places."""
         log = self._log
-        position = log.next_position
-        offset = queue.next_offset
-        head, size = records.head_of(
-            queue.number, flag, offset, position, postmark, body, len(tail)
-        )
-        # Assigned last: a record that cannot be packed must not leave a gap.
-        queue.next_offset = offset + 1
-        log.last_ms = postmark[3]
-        # log.stage inlined.
-        log.staged += head, body, tail
-        log.next_position = position + size
-        entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
-        self.staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
-        return offset, position
-
-    def append_all(
-        self, queue: ConsumeQueue, postmark: Postmark, messages: Sequence[Appended]
-    ) -> list[int]:
-        """Stage the messages of a batch, and return their log positions.
-
-        Their queue offsets follow each other. It does the same as :meth:`append` for each of them;
-        what they share is packed once.
-        """
-        shared = records.shared_field(postmark)
-        if shared is None:
-            return [self.append(queue, postmark, *message)[1] for message in messages]
-        log, number, offset = self._log, queue.number, queue.next_offset
-        position = log.next_position
-        pack, fixed, magic = records.HEAD_WITH_SHARED.pack, records.HEAD_BYTES, records.MAGIC
+        first = position = log.next_position
+        pack, head_of = ENTRY.pack, records.head_of
+        entries_of: dict[ConsumeQueue, list[bytes]] = {}
         pieces: list[bytes] = []
-        entries: list[bytes] = []
-        positions: list[int] = []
-        keys: list[int] = []
-        places: list[int] = []
-        for flag, body, tail, tags_code, key_hashes in messages:
-            body_size = len(body)
-            size = fixed + body_size + len(tail)
-            crc = crc32(body) & 0x7FFFFFFF
-            head = pack(size, magic, crc, number, flag, offset, position, shared, body_size)
-            entry = ENTRY.pack(position, size, tags_code, crc32(tail, crc32(body, crc32(head))))
+        places: list[Place] = []
+        hashes: list[int] = []
+        hash_positions: list[int] = []
+        for queue, postmark, flag, body, tail, tags_code, key_hashes, half_queue in new:
+            shown_in = half_queue or queue
+            entries = entries_of.get(shown_in)
+            if entries is None:
+                entries = entries_of[shown_in] = []
+            offset = shown_in.next_offset + len(entries)
+            head, size = head_of(queue.number, flag, offset, position, postmark, body, len(tail))
+            checksum = crc32(tail, crc32(body, crc32(head)))
+            places.append((offset, position, size, checksum))
+            if half_queue is None:
+                entries.append(pack(position, size, tags_code, checksum))
+                if key_hashes:
+                    hashes += key_hashes
+                    hash_positions += (position,) * len(key_hashes)
+            else:
+                # Its keys are found once it is committed.
+                entries.append(pack(position, size, tags_code, checksum ^ HIDDEN))
             pieces += head, body, tail
-            entries.append(entry)
-            positions.append(position)
-            keys += key_hashes
-            places += (position,) * len(key_hashes)
-            offset += 1
             position += size
-        # Assigned last: a record that cannot be packed must not leave a gap.
-        queue.next_offset = offset
-        log.last_ms = postmark[3]
-        log.staged += pieces
-        log.next_position = position
-        self.staged.append((queue, positions[0], b"".join(entries), keys, places))
-        self.staged_in_batches += len(positions) - 1
-        return positions
+        # Nothing fails from here on: a record that cannot be packed leaves no gap.
+        log.stage(pieces, position - first, new[-1][1][3])
+        self.stage_entries(entries_of, first, hashes, hash_positions)
+        return places
 
-    def append_equal(
+    def stage_entries(
+        self,
+        entries_of: Mapping[ConsumeQueue, Sequence[bytes]],
+        first: int,
+        key_hashes: Sequence[int],
+        key_positions: Sequence[int],
+    ) -> None:
+        """Stage the entries of records in the log.
+
+        Args:
+            entries_of: The packed entries of each queue.
+            first: The position of the first record.
+            key_hashes: The hashes of the keys of all these records, in their order.
+            key_positions: For each of these hashes, the position of the record.
+        """
+        for queue, entries in entries_of.items():
+            count = len(entries)
+            queue.next_offset += count
+            self.messages += count
+            self.staged.append((queue, first, b"".join(entries), key_hashes, key_positions))
+            key_hashes, key_positions = (), ()  # They are in the order of the log.
+
+    def stage_equal(
         self,
         queue: ConsumeQueue,
         postmark: Postmark,
@@ -529,42 +525,25 @@ class QueueStore:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It does the same as :meth:`append` for each of them. The columns are those of
+        It does the same as :meth:`stage`, in a third of the time. The columns are those of
         :meth:`EqualRecords.pack`; the hashes are those of all keys, in the order of the messages.
         """
         log, start, offset = self._log, self._log.next_position, queue.next_offset
         data, entries, positions, key_positions = equal.pack(
             queue.number, flag, offset, start, postmark, columns, tags_code
         )
-        # Assigned last: a record that cannot be packed must not leave a gap.
+        # Nothing fails from here on: a record that cannot be packed leaves no gap.
+        log.stage((data,), len(data), postmark[3])
         queue.next_offset = offset + equal.count
-        log.last_ms = postmark[3]
-        log.stage((data,), len(data))
+        self.messages += equal.count
         self.staged.append((queue, start, entries, key_hashes, key_positions))
-        self.staged_in_batches += equal.count - 1
         return positions
 
-    def stage(
-        self,
-        queue: ConsumeQueue,
-        pieces: tuple[bytes, ...],
-        size: int,
-        tags_code: int,
-        checksum: int,
-        key_hashes: tuple[int, ...],
-    ) -> None:
-        """Stage bytes that name their own position, and an entry for them."""
-        position = self._log.next_position
-        self._log.stage(pieces, size)
-        queue.next_offset += 1
-        entry = ENTRY.pack(position, size, tags_code, checksum)
-        self.staged.append((queue, position, entry, key_hashes, (position,) * len(key_hashes)))
-
     def take_staged(self) -> tuple[list[Staged], int]:
-        """Return what was staged since the last call, and the number of its records."""
+        """Return what was staged since the last call, and the number of messages in it."""
         staged, self.staged = self.staged, []
-        more, self.staged_in_batches = self.staged_in_batches, 0
-        return staged, len(staged) + more
+        messages, self.messages = self.messages, 0
+        return staged, messages
 
     def take_back(self, staged: list[Staged]) -> None:
         """Free the offsets again, because the write failed."""

@@ -244,7 +244,7 @@ class Start:
         self._restorer.jump(offsets)
         why = reason or 'a crash lost what flush = "async" had not yet made durable'
         record = AcceptedLoss(self._log.last_ms, missing.end, why, offsets).pack()
-        self._log.stage((record,), len(record))
+        self._log.stage((record,), len(record), self._log.last_ms)
         start, end = self._log.end, self._log.write()
         for file in self._log.sync_point().files:
             file.sync()

@@ -35,7 +35,7 @@ class Log:
         flags = BORN_V6 if len(born) > 8 else 0
         postmark = (flags, self.last_ms, born, self.last_ms, V4, 0, 0)
         for body in bodies:
-            self.store.append(queue, postmark, 0, body, tail, code, ())
+            self.store.stage([(queue, postmark, 0, body, tail, code, (), None)])
         self.store.publish(self.store.write())
         return queue
 

@@ -5,7 +5,7 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_O
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
 from txmq.protocol.record import real_place
-from txmq_broker.core.arrival import as_half, examine, examine_all, is_marked_half, refuse_delay
+from txmq_broker.core.arrival import examine, examine_all, missing_marks, refuse_delay, terms_of
 from txmq_broker.store.queue_store import key_hash, topic_seed
 
 SEED = topic_seed("T")
@@ -18,7 +18,7 @@ def arrived(**values):
 
 def examined(text):
     data, unique, tags_code, hashes, special = examine(text, CLUSTER, SEED, lambda: "NEW")
-    assert not is_marked_half(special)
+    assert not terms_of(special).is_marked
     refuse_delay(special or {}, "this")
     return properties.parse(data.decode()), unique, tags_code, hashes
 
@@ -113,7 +113,7 @@ def test_properties_may_be_as_long_as_a_record_can_say():
 def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(value):
     *_, special = examine(properties.render({"TRAN_MSG": value}), CLUSTER, SEED, lambda: "NEW")
 
-    assert is_marked_half(special)
+    assert terms_of(special).is_marked
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
@@ -172,10 +172,12 @@ def test_a_batch_does_not_hide_an_id_that_makes_the_properties_too_long():
 
 
 def half_arrived(text="", group="P"):
-    data, unique, _, _, owner, immunity_s = as_half(
-        examine(text, CLUSTER, SEED, lambda: "NEW"), group
+    marks = missing_marks(examine(text, CLUSTER, SEED, lambda: "NEW"), group)
+    data, unique, _, _, special = examine(
+        properties.join(text, marks), CLUSTER, SEED, lambda: "NEW"
     )
-    return properties.parse(data.decode()), unique, owner, immunity_s
+    terms = terms_of(special)
+    return properties.parse(data.decode()), unique, terms.group, terms.immunity_s
 
 
 def test_a_half_message_is_stored_as_its_producer_describes_it():
@@ -185,14 +187,14 @@ def test_a_half_message_is_stored_as_its_producer_describes_it():
     }  # fmt: skip
 
     text = properties.render({**values, "WAIT": "true", "CLUSTER": "other"})
-    data, unique, tags_code, hashes, group, immunity_s = as_half(
-        examine(text, CLUSTER, SEED, lambda: "NEW"), "other"
-    )
+    arrival = examine(text, CLUSTER, SEED, lambda: "NEW")
+    data, unique, tags_code, hashes, special = arrival
 
+    assert missing_marks(arrival, "other") == ""
     assert properties.parse(data.decode()) == {**values, "CLUSTER": "c1"}
     assert (unique, tags_code) == ("u", string_hash("A"))
     assert hashes == hashes_of("u", "k", "l")
-    assert (group, immunity_s) == ("P", 30)
+    assert terms_of(special) == (True, "P", 30, False)
 
 
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])

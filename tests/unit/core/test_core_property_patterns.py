@@ -2,8 +2,7 @@
 
 import pytest
 
-from txmq_broker.core.arrival import examine
-from txmq_broker.core.property_patterns import PatternShelf
+from txmq_broker.core.arrival import PatternShelf, examine
 
 CLUSTER = "CLUSTER\x01c1\x02"
 JAVA = "KEYS\x01{}\x02UNIQ_KEY\x01{}\x02WAIT\x01true\x02TAGS\x01a\x02"

@@ -15,6 +15,7 @@ from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import DueTime, Schedule
 from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.store.delay_lines import WHEEL_LINES
+from txmq_broker.store.delay_store import Unstored
 
 NOW = START_MS + 1_000_000
 DAY_MS = 86_400_000
@@ -59,9 +60,8 @@ class Desk:
         if not data:
             data = properties.render({"UNIQ_KEY": name, "TAGS": "t", "KEYS": "k1 k2"}).encode()
         postmark = self.postmark(flags, host)
-        _, position = self.schedule.put(
-            self.topic, number, postmark, 3, name.encode(), data, due_time, self.now
-        )
+        message = Unstored(postmark, 3, name.encode(), data)
+        _, position = self.schedule.put(self.topic, number, message, due_time, self.now)
         self.shelf.flush()
         return due_time, records.unpack(self.store.log.bytes_at(position))[0]
 
@@ -269,7 +269,9 @@ def test_a_topic_that_has_fewer_queues_now_has_it_in_its_first(desk):
 
 def test_what_does_not_say_where_it_goes_is_refused(desk):
     line = desk.delays.line(0)
-    desk.delays.join(line, NOW, desk.postmark(), 0, b"x", b"UNIQ_KEY\x01x\x02REAL_TOPIC\x01T\x02")
+    desk.delays.join(
+        line, NOW, Unstored(desk.postmark(), 0, b"x", b"UNIQ_KEY\x01x\x02REAL_TOPIC\x01T\x02")
+    )
     desk.shelf.flush()
 
     with pytest.raises(CorruptRecord, match="no real topic"):

@@ -15,7 +15,7 @@ from txmq.protocol.operations import (
     RecallDelayed,
     SettingsView,
 )
-from txmq_broker.core import schedule as delayed_pages
+from txmq_broker.core import schedule
 
 INVALID, ILLEGAL = 29, 200
 
@@ -61,7 +61,7 @@ def test_waiting_messages_come_in_the_order_of_their_times(count):
 
 
 def test_only_the_wanted_level_and_time_come_however_little_a_request_looks_at(monkeypatch):
-    monkeypatch.setattr(delayed_pages, "BUDGET", 1)
+    monkeypatch.setattr(schedule, "BUDGET", 1)
 
     async def main(stage):
         client = await stage.client()

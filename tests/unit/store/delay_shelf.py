@@ -7,6 +7,7 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
 from txmq_broker.store.delay_lines import Line
+from txmq_broker.store.delay_store import Unstored
 from txmq_broker.store.due_messages import Due
 from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
 
@@ -31,7 +32,7 @@ class DelayShelf(Shelf):
         line = line if isinstance(line, Line) else self.delays.line(line)
         text = properties.render({"UNIQ_KEY": body.decode(), "KEYS": f"k{body.decode()}"})
         data = text.encode() + records.real_place(topic, number)
-        offset, _ = self.delays.join(line, due_ms, self._postmark(), 0, body, data)
+        offset, _ = self.delays.join(line, due_ms, Unstored(self._postmark(), 0, body, data))
         return Due(due_ms, line.number, offset)
 
     def add_later(self, *bodies_and_times, line=LEVEL):
@@ -49,7 +50,7 @@ class DelayShelf(Shelf):
         topic = properties.find(text, properties.REAL_TOPIC)
         queue = self.store.queue(topic, int(properties.find(text, properties.REAL_QUEUE)))
         seed = topic_seed(topic)
-        self.store.append(
+        record = (
             queue,
             (*self._postmark()[:6], waited.position),
             0,
@@ -57,7 +58,9 @@ class DelayShelf(Shelf):
             tail_of(topic_field(topic), text.encode()),
             0,
             tuple(key_hash(seed, key) for key in keys_in(text)),
+            None,
         )
+        self.store.stage([record])
         self.delays.leave(due)
         return waited.body
 

@@ -84,7 +84,7 @@ class Shelf:
         values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag}
         text = properties.render(values)
         seed = topic_seed(topic)
-        offset, position = self.store.append(
+        record = (
             self.store.queue(topic, number),
             (0, START_MS, HOST, self.next_ms() if at_ms is None else at_ms, HOST, 0, 0),
             0,
@@ -92,7 +92,9 @@ class Shelf:
             tail_of(topic_field(topic), text.encode()),
             java.string_hash(tag) if tag else 0,
             tuple(key_hash(seed, key) for key in keys_in(text)),
+            None,
         )
+        ((offset, position, _, _),) = self.store.stage([record])
         return Placed(topic, number, offset, position, body)
 
     def prepare(self, body, topic="T", number=0, *, unique, keys="", tag="", group="P"):
@@ -101,8 +103,7 @@ class Shelf:
         text = properties.render({**values, "PGROUP": group})
         seed = topic_seed(topic)
         halves, key = self.store.halves, transaction_key(unique)
-        halves.prepare(
-            key,
+        record = (
             self.store.queue(topic, number),
             (0x4, START_MS, HOST, self.next_ms(), HOST, 0, 0),
             0,
@@ -110,18 +111,18 @@ class Shelf:
             tail_of(topic_field(topic), text.encode()),
             java.string_hash(tag) if tag else 0,
             tuple(key_hash(seed, key) for key in keys_in(text)),
-            group,
-            "",
-            0,
+            halves.half_queue,
         )
+        self.store.stage([record], [(0, key, group, "", 0)])
         return halves.pending.unpack(halves.opening[key])
 
     def decide(self, unique, kind, reason=""):
         """Stage what becomes of an open transaction."""
         halves, key = self.store.halves, transaction_key(unique)
         source = DecisionSource.BROKER if kind is DecisionKind.PARKED else DecisionSource.PRODUCER
-        half = halves.pending.find(key)
-        halves.decide(key, half, kind, source, self.next_ms(), reason)
+        halves.decide(
+            [(key, *halves.pending.read(key), kind, source, reason.encode())], self.next_ms()
+        )
 
     def next_ms(self):
         return self.store.log.last_ms + 1 if self.store.log.last_ms else START_MS

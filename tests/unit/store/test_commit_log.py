@@ -24,7 +24,7 @@ def log(disk):
 
 def write(log, size):
     """Write a span of a size."""
-    log.stage((b"x" * (size - HEAD_BYTES),), size - HEAD_BYTES)
+    log.stage((b"x" * (size - HEAD_BYTES),), size - HEAD_BYTES, 0)
     return log.write()
 
 
@@ -51,7 +51,7 @@ def durable_end(disk):
 def test_a_span_has_the_same_bytes_whatever_its_pieces(disk, size):
     log = CommitLog(disk, 100_000)
     pieces = b"a" * size, bytearray(b"b" * size), b"c" * size
-    log.stage(pieces, 3 * size)
+    log.stage(pieces, 3 * size, 0)
 
     end = log.write()
 
@@ -65,9 +65,9 @@ def test_a_span_has_the_same_bytes_whatever_its_pieces(disk, size):
 
 def test_records_lie_where_they_were_told(log):
     first = log.next_position
-    log.stage((b"head", b"body"), 8)
+    log.stage((b"head", b"body"), 8, 0)
     second = log.next_position
-    log.stage((b"next",), 4)
+    log.stage((b"next",), 4, 0)
 
     end = log.write()
 

@@ -911,10 +911,14 @@ def test_a_half_message_that_tells_nothing_any_more_is_parked_after_a_restart(in
     assert "neither its topic nor its producer is known" in caplog.text
     operator = DecisionSource.OPERATOR
     with pytest.raises(CorruptRecord, match="cannot be committed"):
-        shelf.store.halves.decide(key, pending.find(key), COMMITTED, operator, shelf.next_ms())
+        shelf.store.halves.decide(
+            [(key, *pending.read(key), COMMITTED, operator, b"")], shelf.next_ms()
+        )
     decide(shelf, "b", COMMITTED)
     assert shelf.bodies() == {0: b"b"}
-    shelf.store.halves.decide(key, pending.find(key), ROLLED_BACK, operator, shelf.next_ms())
+    shelf.store.halves.decide(
+        [(key, *pending.read(key), ROLLED_BACK, operator, b"")], shelf.next_ms()
+    )
     shelf.restart_cleanly()
     assert len(shelf.store.halves.pending) == 0
 

@@ -53,10 +53,9 @@ def test_a_record_is_stored_as_it_was_given(shelf):
     host = bytes(range(16)) + b"\0\0\x2a\x9f"
     sys_flag = 0x10 | 0x20 | 0x1
 
-    shelf.store.append(
-        shelf.store.queue("T", 3), (sys_flag, -5, host, START_MS, host, 7, 0), -1, b"body",
-        b"\x01T\0\x03abc", 0, (),
-    )  # fmt: skip
+    postmark = sys_flag, -5, host, START_MS, host, 7, 0
+    queue = shelf.store.queue("T", 3)
+    shelf.store.stage([(queue, postmark, -1, b"body", b"\x01T\0\x03abc", 0, (), None)])
     shelf.flush()
 
     data = shelf.store.record_bytes(HEAD_BYTES)
@@ -80,11 +79,12 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
     alone = Shelf()
     postmark = (4 | bits, START_MS, host, START_MS + 1, HOST, 3, 9)
     for store in (shelf.store, alone.store):
-        store.append(store.queue("T", 0), postmark, 0, b"first", b"", 0, ())
+        store.stage([(store.queue("T", 0), postmark, 0, b"first", b"", 0, (), None)])
     queue = alone.store.queue("T", 0)
-    positions = [alone.store.append(queue, postmark, *message)[1] for message in BATCH]
+    alone_places = [alone.store.stage([(queue, postmark, *message, None)])[0] for message in BATCH]
 
-    assert shelf.store.append_all(shelf.store.queue("T", 0), postmark, BATCH) == positions
+    own = shelf.store.queue("T", 0)
+    assert shelf.store.stage([(own, postmark, *each, None) for each in BATCH]) == alone_places
     assert shelf.store.queue("T", 0).next_offset == queue.next_offset == 4
     assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
     for part in (2, 3, 4):
@@ -112,18 +112,18 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
         store.queue("T", 0).raise_floor(0)
         store.queue("T", 0).next_offset = start
         store.log.next_position += 2**24 - 500  # The positions cross a border of bytes.
-        store.append(store.queue("T", 0), postmark, 0, b"first", b"", 0, ())
+        store.stage([(store.queue("T", 0), postmark, 0, b"first", b"", 0, (), None)])
     queue = alone.store.queue("T", 0)
     for number in range(count):
         tail = fixed[0] + uniques[number] + fixed[1]
         own = tuple(hashes[2 * number : 2 * number + 2])
-        alone.store.append(queue, postmark, -5, bodies[number], tail, -77, own)
+        alone.store.stage([(queue, postmark, -5, bodies[number], tail, -77, own, None)])
 
     # Each message has two hashes of keys.
     fixed = [fixed[0], b"", fixed[1]]
     columns = [bodies, uniques, [b""] * count]
     equal = EqualRecords(count, records.head_size(postmark), 4, fixed, [4, 0], ENTRY)
-    given = shelf.store.append_equal(
+    given = shelf.store.stage_equal(
         shelf.store.queue("T", 0), postmark, -5, equal, columns, -77, hashes
     )
 
@@ -151,7 +151,7 @@ def test_a_batch_that_cannot_be_packed_leaves_nothing(shelf):
     postmark = (0, START_MS, HOST, START_MS, HOST, 0, 0)
 
     with pytest.raises(struct.error):
-        shelf.store.append_all(queue, postmark, [*BATCH, broken])
+        shelf.store.stage([(queue, postmark, *each, None) for each in [*BATCH, broken]])
 
     assert (queue.next_offset, shelf.store.log.staged, shelf.store.queues.staged) == (0, [], [])
 
@@ -159,7 +159,9 @@ def test_a_batch_that_cannot_be_packed_leaves_nothing(shelf):
 def test_what_cannot_be_packed_leaves_no_gap(shelf):
     queue = shelf.store.queue("T", 0)
     with pytest.raises(struct.error):
-        shelf.store.append(queue, (0, 2**63, HOST, 0, HOST, 0, 0), 0, b"", b"\x01T\0\0", 0, ())
+        shelf.store.stage(
+            [(queue, (0, 2**63, HOST, 0, HOST, 0, 0), 0, b"", b"\x01T\0\0", 0, (), None)]
+        )
 
     assert shelf.add(b"one")[0].offset == 0
     shelf.restart()
@@ -558,8 +560,19 @@ def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
     queue = shelf.store.queue("T", 0)
     for flag, born in ((0, HOST), (0x10, host), (0x30, host)):
         store_host = host if flag & 0x20 else HOST
-        shelf.store.append(
-            queue, (flag, 1, born, START_MS, store_host, 0, 0), 0, b"", b"\x01T\0\0", 0, ()
+        shelf.store.stage(
+            [
+                (
+                    queue,
+                    (flag, 1, born, START_MS, store_host, 0, 0),
+                    0,
+                    b"",
+                    b"\x01T\0\0",
+                    0,
+                    (),
+                    None,
+                )
+            ]
         )
     shelf.flush()
 

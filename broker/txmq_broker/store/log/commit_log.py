@@ -12,6 +12,7 @@ The mark's file has two slots that are written in turn, so that a torn write lea
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -275,10 +276,17 @@ class CommitLog:
         """The number of staged bytes."""
         return self.next_position - self.segments.end - HEAD_BYTES
 
-    def stage(self, pieces: tuple[bytes | bytearray, ...], size: int) -> None:
-        """Stage a record; its bytes must name :attr:`next_position` as its position."""
+    def stage(self, pieces: Sequence[bytes | bytearray], size: int, stored_ms: int) -> None:
+        """Stage records of this size together; the first names :attr:`next_position` as its own.
+
+        Args:
+            pieces: Their bytes.
+            size: How many these are.
+            stored_ms: The time stamp of the last one.
+        """
         self.staged += pieces
         self.next_position += size
+        self.last_ms = stored_ms
 
     def write(self, *, stay: bool = False) -> int:
         """Write the staged records as one span and return its end.

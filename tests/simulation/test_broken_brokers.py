@@ -12,7 +12,7 @@ from tests.simulation.runs import run_seed
 from tests.soak import only_in_soak
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
-from txmq.settings.values import Size
+from txmq.settings.units import Size
 from txmq_broker.core.coordinator import Coordinator, TransactionStatus
 from txmq_broker.core.transaction import State
 from txmq_broker.handlers.transactions import TransactionHandlers

@@ -15,7 +15,7 @@ from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.output import as_json, clear, flush, note, say, table
 from txmq.ops.known_names import nearest
 from txmq.ops.rows import ListColumn
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 from txmq.text import quantity
 
 __all__ = ["Every", "Listing", "Watch", "listed", "watched"]

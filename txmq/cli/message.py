@@ -37,7 +37,7 @@ from txmq.ops.moments import LATEST
 from txmq.ops.rows import DELAYED_COLUMNS, ListColumn, delayed_rows
 from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 from txmq.text import quantity
 
 __all__ = ["app"]
@@ -106,7 +106,7 @@ def send(
         keys=tuple(key or ()),
         properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
-        deliver_after_s=None if after is None else _seconds(after),
+        deliver_after=None if after is None else _seconds(after),
     )
     target = None if queue is None else queue_of(topic, queue)
     receipt = ask(names, lambda admin: admin.send(message, target), changes=True, topic=topic)
@@ -196,7 +196,7 @@ def pull(
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
             queues = (await admin.route(topic)).queues_to_read
-        pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags, on_damage=note)
+        pulls = partial(admin.pull, hold=hold_ms / 1000, tags=tags, on_damage=note)
         found: list[ReceivedMessage] = []
         for source in queues:
             found += await _fetch(admin, source, offset, count, pulls)

@@ -103,7 +103,7 @@ def relay(
             on_poison=on_poison,  # type: ignore[arg-type]  # which checks it itself
             dead_letter_topic=dead_letter_topic,
             group=group,
-            lease_s=lease,
+            lease=lease,
         )
         engine = engine_of(database)
         where = None if http is None else host_and_port(http)

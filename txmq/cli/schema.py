@@ -10,7 +10,7 @@ import typer
 from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import say, say_lines
 from txmq.errors import ConfigError, ResourceError
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 from txmq.text import quantity
 
 __all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]
@@ -136,7 +136,7 @@ def clean(
         engine = engine_of(database)
         try:
             guard = UniqueKeyTable(engine, table=done, schema=schema)
-            removed = guard.clean(older_s, horizon_s=least_s)
+            removed = guard.clean(older_s, horizon=least_s)
         finally:
             engine.dispose()
         say(f"{quantity(removed, 'row')} removed from {done}")

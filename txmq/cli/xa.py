@@ -17,7 +17,7 @@ from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.ops.moments import age_of
 from txmq.ops.rows import ListColumn
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 
 if TYPE_CHECKING:
     from txmq.transaction.resources import InDoubtBranch, Look, Recovered, XAResource
@@ -139,14 +139,14 @@ def recover(
 class RecoveryPlan(NamedTuple):
     """The options of the command."""
 
-    horizon_s: float
+    horizon: float
     every_s: float
     is_json: bool
 
 
 async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
     await resource.verify(only_fence=True)
-    return await resource.recover(plan.horizon_s)
+    return await resource.recover(plan.horizon)
 
 
 async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:
@@ -243,6 +243,6 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
         for name, url in databases_of(named).items():
             engines[name] = engine_of(url)
             stack.callback(engines[name].dispose)
-        resource = XAResource(engines, fence=fence, schema=schema, confirm_s=ROUND_S)
+        resource = XAResource(engines, fence=fence, schema=schema, confirm_timeout=ROUND_S)
         stack.callback(resource.close)
         yield resource

@@ -19,6 +19,7 @@ from typing import (
 )
 
 from txmq.settings.extras import named_extra
+from txmq.settings.units import DurationLike, seconds
 
 with named_extra():
     from sqlalchemy import Engine, inspect
@@ -47,7 +48,7 @@ from txmq.idempotent.guard import (
     check_text,
     fingerprint,
     judge,
-    redelivery_horizon_s,
+    redelivery_horizon,
 )
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
 from txmq.limits import DONE_ROWS_REMOVED
@@ -95,7 +96,7 @@ class UniqueKeyOptions(TypedDict, total=False):
 class CleanOptions(TypedDict, total=False):
     """The options of :meth:`UniqueKeyTable.clean`."""
 
-    horizon_s: float | None
+    horizon: DurationLike | None
     batch: int
 
 
@@ -218,19 +219,19 @@ class UniqueKeyTable(Generic[S]):
 
     @overload
     def clean(
-        self: UniqueKeyTable[AwaitedS], older_than_s: float, **options: Unpack[CleanOptions]
+        self: UniqueKeyTable[AwaitedS], older_than: DurationLike, **options: Unpack[CleanOptions]
     ) -> Coroutine[Any, Any, int]: ...
     @overload
     def clean(
         self: UniqueKeyTable[BlockingS] | UniqueKeyTable[C],
-        older_than_s: float,
+        older_than: DurationLike,
         **options: Unpack[CleanOptions],
     ) -> int: ...
     def clean(
         self,
-        older_than_s: float,
+        older_than: DurationLike,
         *,
-        horizon_s: float | None = None,
+        horizon: DurationLike | None = None,
         batch: int = DONE_ROWS_REMOVED,
     ) -> int | Coroutine[Any, Any, int]:
         """Remove the rows of old keys, in batches; call it from time to time.
@@ -239,9 +240,9 @@ class UniqueKeyTable(Generic[S]):
         is one for asyncio, await it; otherwise it blocks, as the work of its keys does.
 
         Args:
-            older_than_s: The age from which rows are removed, by the database's clock.
-            horizon_s: The time for which messages can be delivered again; see
-                :func:`redelivery_horizon_s`.
+            older_than: The age from which rows are removed, by the database's clock.
+            horizon: The time for which messages can be delivered again; see
+                :func:`redelivery_horizon`.
             batch: The number of rows that one database transaction removes.
 
         Returns:
@@ -252,14 +253,15 @@ class UniqueKeyTable(Generic[S]):
             TableMissing: There is no such table.
             DatabaseFailed: The database does not answer; call again.
         """
-        least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
-        if older_than_s < least_s:
+        least_s = redelivery_horizon() if horizon is None else seconds("horizon", horizon)
+        older_s = seconds("older_than", older_than)
+        if older_s < least_s:
             raise ConfigError(
-                f"a message can come again for {least_s:.0f} s, so rows of {older_than_s:.0f} s "
-                "are still needed: keep them longer, or set horizon_s (--horizon) to the time for "
+                f"a message can come again for {least_s:.0f} s, so rows of {older_s:.0f} s "
+                "are still needed: keep them longer, or set horizon (--horizon) to the time for "
                 "which messages really come again"
             )
-        work = self._clean(int(older_than_s * 1000), max(1, batch))
+        work = self._clean(int(older_s * 1000), max(1, batch))
         return drive(work) if self.is_blocking else work
 
     async def _clean(self, older_ms: int, batch: int) -> int:

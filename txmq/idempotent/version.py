@@ -30,6 +30,7 @@ from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
 from txmq.runtime.clock import Clock, SystemClock
+from txmq.settings.units import DurationLike, seconds
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -89,7 +90,7 @@ class VersionOptions(TypedDict, total=False):
     version: Any
     key: Any
     gaps: Gaps
-    wait_s: float
+    wait: DurationLike
     first: int
     clock: Clock
 
@@ -121,7 +122,7 @@ class VersionGuard(Generic[S]):
             :class:`VersionGap`; consumers of txmq deliver the message again later. ``wait``: wait
             for the missing versions, without a connection, then do the same. ``accept``: skip the
             missing versions for good, because the newest state contains them.
-        wait_s: The longest time of ``wait``.
+        wait: The longest time of ``gaps="wait"``.
         first: The version of a new row.
         clock: Where the time comes from.
 
@@ -184,7 +185,7 @@ class VersionGuard(Generic[S]):
         version: Any = "version",
         key: Any = None,
         gaps: Gaps = "retry",
-        wait_s: float = 5.0,
+        wait: DurationLike = 5.0,
         first: int = 1,
         clock: Clock | None = None,
     ) -> None:
@@ -199,7 +200,9 @@ class VersionGuard(Generic[S]):
         self._bump = self._versions.bump(self._adapter.kind)
         self._session_adapters = SessionAdapters(self._versions.table)
         self._wait = VersionWait(
-            wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._adapter.is_blocking
+            seconds("wait", wait) if gaps == "wait" else 0.0,
+            clock or SystemClock(),
+            self._adapter.is_blocking,
         )
 
     def attempt(

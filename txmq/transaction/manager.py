@@ -29,7 +29,6 @@ from typing import (
 
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
-from txmq.client.settings import settings_or
 from txmq.errors import (
     ConfigError,
     OutcomeUnknown,
@@ -46,6 +45,7 @@ from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.signatures import object_parameter, signature_of
 from txmq.runtime.tasks import Runner
+from txmq.settings.values import settings_or
 from txmq.transaction.listener import LocalAnswer
 from txmq.transaction.machine import Transaction, TransactionMachine
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
@@ -264,12 +264,12 @@ class TransactionManager(Lifecycle, Generic[S]):
             UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
-        limit_s = self._settings.local_timeout_s
+        limit_s = self._settings.local_timeout
         if made_from == "result" and limit_s > LATE_SECONDS_MAX:
             # The half message would be so much younger than its row that the row is removed first.
             raise ConfigError(
                 f"a message is made from a result {LATE_SECONDS_MAX} s after its transaction began "
-                f"at the latest: local_timeout_s is {limit_s}"
+                f"at the latest: local_timeout is {limit_s}"
             )
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(

@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
 from txmq.client.send.sender import Sender, check_kind
-from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, ReceivedMessage
@@ -28,6 +27,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Runner, Tasks
+from txmq.settings.values import settings_or
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
@@ -153,7 +153,7 @@ class HalfMessageProducer(Producer):
         """Let transactions and checks in progress end, while brokers send no new checks here."""
         active.is_closing = True
         try:
-            async with asyncio.timeout(self.settings.stop_s):
+            async with asyncio.timeout(self.settings.stop_timeout):
                 await self.client.leave(self)
                 await active.wait()
                 await checks.active.wait()
@@ -244,7 +244,7 @@ class HalfMessageProducer(Producer):
         if (
             message.delay_level
             or message.deliver_at_ms is not None
-            or message.deliver_after_s is not None
+            or message.deliver_after is not None
             or (named and not _DELAYS.isdisjoint(named))
         ):
             raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")

@@ -115,7 +115,7 @@ class Attempts:
     def start(self, xid: str) -> None:
         """Begin an attempt; the first one starts the time."""
         self.xid = xid
-        self.deadline = self.deadline or self.clock.monotonic() + self.settings.local_timeout_s
+        self.deadline = self.deadline or self.clock.monotonic() + self.settings.local_timeout
 
     @property
     def left_s(self) -> float:
@@ -133,7 +133,7 @@ class Attempts:
 
     def overdue(self) -> TransactionOverdue:
         """The error of a transaction that takes too long."""
-        limit_s = self.settings.local_timeout_s
+        limit_s = self.settings.local_timeout
         return TransactionOverdue(
             f"the local transaction of {self.xid} took longer than {limit_s} s"
         )

@@ -136,7 +136,7 @@ class QueueAssignment:
     async def _balance_always(self) -> None:
         while True:
             self._look_again.clear()
-            pause_s = self.settings.rebalance_s
+            pause_s = self.settings.rebalance_interval
             if await self._balance_surely():
                 self._backoff.reset()
             else:
@@ -259,9 +259,9 @@ class QueueAssignment:
         # With broadcasting, each member gives up a message by itself.
         give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
         fetcher = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
-        fetcher.batch, fetcher.hold_s = settings.pull_batch, settings.hold_s
+        fetcher.batch, fetcher.hold_s = settings.pull_batch, settings.hold_max
         fetcher.is_paused = self._paused.get(queue, self._is_paused)
-        fetcher.interval_s, fetcher.commits = settings.pull_interval_s, not settings.is_broadcast
+        fetcher.interval_s, fetcher.commits = settings.pull_interval, not settings.is_broadcast
         self.fetchers[queue] = fetcher
         self._share_limits()
         name = f"{self.group} fetches {queue.topic}/{queue.broker}/{queue.number}"
@@ -401,7 +401,7 @@ class QueueAssignment:
 
     async def _save_always(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.commit_s)
+            await asyncio.sleep(self.settings.commit_interval)
             try:
                 await self.save()
             except Exception:

@@ -69,13 +69,13 @@ class FetchLimits:
 
 def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> FetchLimits:
     """The limits of one queue, given the number of held queues of its topic and in total."""
-    count, size = settings.cached_max, settings.cached_bytes_max
+    count, size = settings.cached_max, settings.cached_size_max
     if settings.topic_cached_max is not None:
         count = max(1, settings.topic_cached_max // of_topic)
     if settings.all_cached_max is not None:
         count = max(1, min(count, settings.all_cached_max // of_all))
-    if settings.topic_cached_bytes_max is not None:
-        size = max(1, settings.topic_cached_bytes_max // of_topic)
+    if settings.topic_cached_size_max is not None:
+        size = max(1, settings.topic_cached_size_max // of_topic)
     return FetchLimits(count, size, None if settings.is_orderly else settings.span_max)
 
 

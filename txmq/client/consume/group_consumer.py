@@ -10,13 +10,14 @@ from txmq.client.consume.subscription import TopicSubscription
 from txmq.client.consume.subscription_checks import SubscriptionChecks
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.names import check_name
-from txmq.client.settings import ConsumerSettings, settings_or
+from txmq.client.settings import ConsumerSettings
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue
 from txmq.protocol.bodies import ConsumerRegistration, HeldQueue
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.settings.values import settings_or
 
 __all__ = ["GroupConsumer", "HeldQueues"]
 

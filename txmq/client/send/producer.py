@@ -23,7 +23,7 @@ from txmq.client.routes import queue_of_key
 from txmq.client.send.pending_sends import PendingSends
 from txmq.client.send.request_reply import Requester
 from txmq.client.send.sender import Sender
-from txmq.client.settings import TRACE_SETTINGS, ProducerSettings, settings_or
+from txmq.client.settings import TRACE_SETTINGS, ProducerSettings
 from txmq.client.values import SendResult
 from txmq.errors import UsageError
 from txmq.limits import GROUP_CHARS_MAX
@@ -33,6 +33,8 @@ from txmq.protocol.bodies import ProducerRegistration
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.settings.units import DurationLike, seconds
+from txmq.settings.values import settings_or
 
 __all__ = ["Producer"]
 
@@ -43,7 +45,7 @@ class Producer(Lifecycle):
     """A member of a producer group; ``async with`` opens and closes it.
 
     Closing sends the batches that still linger, and waits for the pending answers, for
-    ``timeout_s`` at most.
+    ``timeout`` at most.
 
     Args:
         group: The producer group.
@@ -165,9 +167,9 @@ class Producer(Lifecycle):
         """Send a message and return the broker's result.
 
         If the broker does not answer, or its refusal is not final, the message is sent to another
-        broker under the same id, as long as ``timeout_s`` allows. A message for a chosen queue is
-        not. While ``in_flight_bytes_max`` bytes are in flight, the call waits first. With
-        ``linger_s`` it may share a request with others of its topic. A reply made by
+        broker under the same id, as long as ``timeout`` allows. A message for a chosen queue is
+        not. While ``in_flight_max`` bytes are in flight, the call waits first. With
+        ``linger`` it may share a request with others of its topic. A reply made by
         :func:`~txmq.client.send.request_reply.reply_to` goes to the requesting client.
 
         Raises:
@@ -194,12 +196,12 @@ class Producer(Lifecycle):
         """Send a message and return at once; the future holds the result of :meth:`send`.
 
         If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer of
-        a broker is final. With ``linger_s`` it is retried as by :meth:`send`. With middleware, all
+        a broker is final. With ``linger`` it is retried as by :meth:`send`. With middleware, all
         errors are in the future.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
-            LimitExceeded: It is too large, or ``in_flight_bytes_max`` is already in flight.
+            LimitExceeded: It is too large, or ``in_flight_max`` is already in flight.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
         if self._chain is not None:
@@ -294,14 +296,14 @@ class Producer(Lifecycle):
 
     # Requests
 
-    async def request(self, message: Message, timeout_s: float) -> ReceivedMessage:
+    async def request(self, message: Message, timeout: DurationLike) -> ReceivedMessage:
         """Send a request as by :meth:`send`, and return the reply.
 
         Its consumer sends the reply: ``await producer.send(reply_to(message, body))``.
 
         Args:
             message: The request.
-            timeout_s: The time limit for the request and its reply together.
+            timeout: The time limit for the request and its reply together.
 
         Raises:
             RequestTimeout: No reply came in time; the request may have been served.
@@ -310,7 +312,9 @@ class Producer(Lifecycle):
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
         self._open()
-        return await self._requester.ask(message, timeout_s, self.send)
+        return await self._requester.ask(
+            message, seconds("timeout", timeout, least=0.001), self.send
+        )
 
     # Ordered sends
 

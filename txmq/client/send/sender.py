@@ -71,9 +71,9 @@ class Sender:
         self._ids = pending.session.ids
         self._group = group
         self._requester = requester
-        self._packing = Packing(chosen.body_bytes_max, chosen.compress_from, chosen.compression)
+        self._packing = Packing(chosen.body_size_max, chosen.compress_from, chosen.compression)
         self.accumulator: Accumulator | None = (
-            Accumulator(pending, self._packing) if chosen.linger_s > 0 else None
+            Accumulator(pending, self._packing) if chosen.linger > 0 else None
         )
         self._is_closed = False
 
@@ -83,7 +83,7 @@ class Sender:
         pending, accumulator = self.pending, self.accumulator
         try:
             pending.refuse_waiting()
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with asyncio.timeout(self.settings.timeout):
                 while len(pending) or accumulator:
                     if accumulator is not None:
                         accumulator.flush()
@@ -178,7 +178,7 @@ class Sender:
         pending, session = self.pending, self._session
         _check_queue(message, queue)
         envelope = self._sealed(message)
-        async with _limited(self.settings.timeout_s):
+        async with _limited(self.settings.timeout):
             route = await self._route(message.topic)
             queue = queue or pending.next_queue(route)
             address = route.master(queue.broker)
@@ -199,7 +199,7 @@ class Sender:
         """See :meth:`txmq.client.send.producer.Producer.send_batch`."""
         common_topic(messages)
         _check_queue(messages[0], queue)
-        most = self.settings.body_bytes_max
+        most = self.settings.body_size_max
         packing, fresh_ids = self._packing, self._ids.several(len(messages))
         parts = split(
             [
@@ -245,7 +245,7 @@ class Sender:
             BrokerRefused: The topic does not exist.
         """
         check_name("topic", topic)
-        async with _limited(self.settings.timeout_s):
+        async with _limited(self.settings.timeout):
             return (await self._route(topic)).queues_to_write()
 
     async def _route(self, topic: str) -> Route:
@@ -257,7 +257,7 @@ class Sender:
         return sealed(message, self._ids.next(), self._packing, compress=compress)
 
     def _no_room(self, size: int) -> LimitExceeded:
-        most = self.settings.in_flight_bytes_max
+        most = self.settings.in_flight_max
         return LimitExceeded("bytes in flight", most, self.pending.bytes_in_flight + size)
 
     async def _wait_for_room(self, size: int) -> None:
@@ -347,8 +347,8 @@ class Accumulator:
         settings = pending.settings
         self._pending = pending
         self._packing = packing
-        self._linger_s = settings.linger_s
-        self._bytes_max = min(settings.linger_bytes, settings.body_bytes_max)
+        self._linger_s = settings.linger
+        self._bytes_max = min(settings.linger_size, settings.body_size_max)
         # The size of many small messages in a broker's log has a separate limit.
         stored = max(1, (SPAN_BYTES_MAX - self._bytes_max) // STORED_BYTES)
         self._count_max = min(settings.linger_messages, BATCH_MESSAGES_MAX, stored)

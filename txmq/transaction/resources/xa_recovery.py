@@ -78,7 +78,7 @@ class XARecovery(Generic[S]):
         fence: The fence, which decides.
         second: Ends decided transactions.
         confirm_s: How long one database may take.
-        horizon_s: How long a transaction may be undecided.
+        horizon: How long a transaction may be undecided.
         every_s: How often it recovers.
     """
 
@@ -88,19 +88,19 @@ class XARecovery(Generic[S]):
         fence: SQLResource[Any],
         second: SecondPhase[S],
         confirm_s: float,
-        horizon_s: float,
+        horizon: float,
         every_s: float,
     ) -> None:
         self._adapters = adapters
         self._fence = fence
         self._second = second
         self._confirm_s = confirm_s
-        self._horizon_s = horizon_s
+        self._horizon_s = horizon
         self._every_s = every_s
 
-    async def look(self, horizon_s: float | None = None, *, also_others: bool = False) -> Look:
+    async def look(self, horizon: float | None = None, *, also_others: bool = False) -> Look:
         """See :meth:`XAResource.look`."""
-        limit_s = self._horizon_s if horizon_s is None else horizon_s
+        limit_s = self._horizon_s if horizon is None else horizon
         seen = Look([], {})
         known: dict[str, LocalTransactionState | None] = {}
         for name in self._adapters:
@@ -123,12 +123,12 @@ class XARecovery(Generic[S]):
                 seen.waiting.append(InDoubtBranch(name, item, known[xid], what))
         return seen
 
-    async def recover(self, horizon_s: float | None = None) -> Recovered:
+    async def recover(self, horizon: float | None = None) -> Recovered:
         """See :meth:`XAResource.recover`."""
         done = dict.fromkeys(Duty, 0)
         failed = 0
         kept = set(self._second.kept)
-        waiting, silent = await self.look(horizon_s)
+        waiting, silent = await self.look(horizon)
         for name, why in silent.items():
             log.warning("cannot look for prepared transactions in %s now: %s", name, why)
         for branch in waiting:

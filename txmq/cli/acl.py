@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.commands import Commands, Listing, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
+    Ask,
     Cluster,
-    Names,
     Yes,
-    ask,
     confirm,
+    exit_on_errors,
     fail,
 )
-from txmq.cli.lists import Listing, listed
 from txmq.cli.output import note, say
-from txmq.errors import ConfigError, Effect, TransportError, TxmqError
-from txmq.ops.rows import ACCOUNT_COLUMNS, ListColumn, account_row
+from txmq.errors import Effect, TransportError, TxmqError
+from txmq.ops.rows import ACCOUNT_COLUMNS, account_row
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="The accounts of a broker or a name server.")
+app = Commands("The accounts of a broker or a name server.")
 
 _SECRET_BYTES = 24
 
@@ -53,14 +52,7 @@ InFile = Annotated[
 
 @app.command("show")
 @listed(
-    [
-        ListColumn("account", "account"),
-        ListColumn("admin", "admin"),
-        ListColumn("topics", "topics"),
-        ListColumn("groups", "groups"),
-        ListColumn("unsigned from", "unsigned_from"),
-        ListColumn("tls subject", "tls_subject"),
-    ],
+    ["account", "admin", "topics", "groups", "unsigned from", "tls subject"],
     empty="no accounts",
 )
 def show_accounts(file: File) -> Listing:
@@ -76,7 +68,7 @@ def show_accounts(file: File) -> Listing:
 def list_accounts(
     *,
     broker: Annotated[str | None, typer.Option(help="Only of this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """List the accounts of brokers that run, without their secrets."""
 
@@ -88,7 +80,7 @@ def list_accounts(
             for account in (await admin.accounts(name)).plain_access_configs
         ]
 
-    return Listing(ask(names, read))
+    return Listing(ask(read))
 
 
 @app.command("test")
@@ -176,7 +168,7 @@ def put_account(
         bool, typer.Option("--keep-secret", help="Change an existing account, not its secret.")
     ] = False,
     file: InFile = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     cluster: Cluster = None,
 ) -> None:
     """Create an account, or change one, at all brokers of a cluster.
@@ -226,7 +218,7 @@ def put_account(
                     say(secret or "")
                 raise
 
-        ask(names, put, changes=True)
+        ask(put, changes=True)
     note(f"account {key} is {'in force' if file is None else f'in {file}'}")
     if is_new:
         say(secret or "")
@@ -237,7 +229,7 @@ def remove_account(
     key: Key,
     *,
     file: InFile = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     cluster: Cluster = None,
     yes: Yes = False,
 ) -> None:
@@ -246,7 +238,7 @@ def remove_account(
     if file is not None:
         _edit(file, lambda editor: editor.remove_account(key))
     else:
-        ask(names, lambda admin: admin.remove_account(key, cluster=cluster), changes=True)
+        ask(lambda admin: admin.remove_account(key, cluster=cluster), changes=True)
     note(f"account {key} is removed")
 
 
@@ -280,16 +272,12 @@ def _edit(file: Path, change: Callable[[AclEditor], None]) -> None:
     from txmq_broker.access.acl_editor import AclEditor
     from txmq_broker.access.acl_files import AclFiles
 
-    try:
+    with exit_on_errors():
         change(AclEditor(AclFiles(file), SystemClock()))
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
 
 
 def _rules(file: Path) -> AccessRules:
     from txmq_broker.access.acl_files import AclFiles
 
-    try:
+    with exit_on_errors():
         return AclFiles(file).rules
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)

@@ -11,15 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from txmq.cli.common import (
-    NAMES_DEFAULT,
-    WRONGLY_CALLED,
-    AsJson,
-    Names,
-    ask,
-    fail,
-    moment_of,
-)
+from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, fail, moment_of
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
@@ -58,7 +50,7 @@ def audit(
         int | None, typer.Option(min=1, help="The most entries; the newest are listed.")
     ] = None,
     broker: Annotated[str | None, typer.Option(help="Only this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     as_json: AsJson = False,
 ) -> None:
     """List what operators did: who, from where, when, what, and whether it was refused.
@@ -86,7 +78,7 @@ def audit(
         rows: Iterable[tuple[str, AuditedRequest]] = (("", one) for one in _stored(data, wanted))
         rows = rows if limit is None else deque(rows, limit)
     else:
-        rows = ask(names, lambda admin: _listed(admin, broker, wanted, limit or _LISTED_MAX))
+        rows = ask(lambda admin: _listed(admin, broker, wanted, limit or _LISTED_MAX))
     for at, entry in rows:
         if as_json:
             print_json(({"broker": at} if at else {}) | msgspec.to_builtins(_fields(entry)))

@@ -8,18 +8,19 @@ from contextlib import closing
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import typer
 
+from txmq.cli.commands import Answer
 from txmq.cli.common import AsJson, Yes, confirm
-from txmq.cli.output import as_json, note, print_rows, say, shortened, table
+from txmq.cli.output import as_json, note, say, shortened, table
 from txmq.cli.reconcile_options import (
     NOT_RUN,
     Config,
     Day,
-    ReconcileGroup,
+    ReconcileCommands,
     date_of,
     last_finished,
     report_failures,
@@ -39,8 +40,8 @@ __all__ = ["as_csv", "breaks_app", "proofs_app", "signoff"]
 
 Cell: TypeAlias = str | int | Decimal | None
 
-breaks_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
-proofs_app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+breaks_app = ReconcileCommands()
+proofs_app = ReconcileCommands()
 
 By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
 Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
@@ -56,9 +57,6 @@ Account = Annotated[
 Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
 ClassName = Annotated[
     str | None, typer.Option("--class", help="Only this class, such as double-credit.")
-]
-OlderThan = Annotated[
-    int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
 ]
 ProofName = Annotated[
     str | None, typer.Option("--proof", help="Only this proof, such as account-table.")
@@ -77,26 +75,72 @@ _EXPORTED: Final = (
     *("delivery", "decided_by", "reason", "explained_by", "explanation"),
     *("owner", "ticket", "due", "overdue", "comments"),
 )
+_DIFFERENCES: Final = (
+    *("id", "proof", "bank", "account", "since", "difference", ""),
+    *("explained by", "until", "hint"),
+)
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 """A spreadsheet takes a text that begins with one of these for a formula."""
 _ROLES: Final[dict[str | None, "Role"]] = {"preparer": "preparer", "reviewer": "reviewer"}
+
+
+class DayRun(NamedTuple):
+    """A reconciled date, and its rules."""
+
+    day: Day = None
+    config: Config = None
+
+    def read(self) -> "tuple[Rules, Results, Run]":
+        """The rules, their results, and the run in force; of the last finished date by default.
+
+        Raises:
+            ReconcileRefused: The date was not reconciled yet.
+        """
+        from txmq.reconcile.results import Results
+
+        rules = rules_of(self.config)
+        wanted, results = self.day or last_finished(rules), Results(rules.directory)
+        run = results.current(wanted)
+        if run is None:
+            raise ReconcileRefused(
+                f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}"
+            )
+        return rules, results, run
+
+
+class BreakChoice(NamedTuple):
+    """The breaks that are wanted, beside their class."""
+
+    bank: Bank = None
+    account: Account = None
+    older_than: Annotated[
+        int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
+    ] = None
+    file: IdFile = None
+
+    def filter(self, class_: str | None, status: str | None = None) -> "ItemFilter":
+        """What items of the archive must be.
+
+        Raises:
+            ConfigError: The class does not exist.
+        """
+        from txmq.reconcile.archive import ItemFilter
+
+        _check_name("class", class_, list(Class))
+        return ItemFilter(class_, status, self.bank, self.account, self.older_than)
 
 
 @breaks_app.callback()
 def breaks(
     ctx: typer.Context,
     *,
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     class_: ClassName = None,
     status: Annotated[
         str | None,
         typer.Option("--status", metavar="new|open|changed|reopened|explained", help="Only these."),
     ] = None,
-    bank: Bank = None,
-    account: Account = None,
-    older_than: OlderThan = None,
-    file: IdFile = None,
+    choice: BreakChoice,
     everything: Annotated[
         bool, typer.Option("--all", help="Also items in flight, and explained ones.")
     ] = False,
@@ -110,32 +154,27 @@ def breaks(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        wanted, named = _filter(class_, status, bank, account, older_than), _ids_of(None, file)
-        rules, results, run = _run_of(config, day)
+        wanted, named = choice.filter(class_, status), _ids_of(None, choice.file)
+        rules, results, run = day_run.read()
         items = _find(results, run, wanted, named, is_complete=everything)
         found = _with_notes(items if unmasked else list(map(mask_sides, items)), rules)
         if export is not None:
             _export(found, run, export)
             return
         words = [name for name in _TEXTS if _TEXTS[name][1] or any(one[name] for one in found)]
-        print_rows(
-            found,
+        headings = "break", "class", "status", "days", "amount", ""
+        rows = (
             (
-                *("break", "class", "status", "days", "amount", ""),
-                *(_TEXTS[name][0] for name in words),
-            ),
-            (
-                (
-                    *(item[name] for name in ("break_id", "class", "status", "age_days")),
-                    amount(item["amount"], run.result.places(item["currency"])),
-                    item["currency"],
-                    *(shortened(item[name] or "") for name in words),
-                )
-                for item in found
-            ),
-            json=json,
-            empty=f"no such breaks on {run.result.business_date}",
+                *(item[name] for name in ("break_id", "class", "status", "age_days")),
+                amount(item["amount"], run.result.places(item["currency"])),
+                item["currency"],
+                *(shortened(item[name] or "") for name in words),
+            )
+            for item in found
         )
+        empty = f"no such breaks on {run.result.business_date}"
+        columns = (*headings, *(_TEXTS[name][0] for name in words))
+        Answer(found, lambda: table(columns, rows, empty=empty)).show(json=json)
 
 
 @breaks_app.command("explain")
@@ -144,13 +183,9 @@ def explain_breaks(
     *,
     by: By,
     reason: Reason,
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     class_: ClassName = None,
-    bank: Bank = None,
-    account: Account = None,
-    older_than: OlderThan = None,
-    file: IdFile = None,
+    choice: BreakChoice,
     yes: Yes = False,
 ) -> None:
     """Explain breaks. They stop counting as such from the next run until their facts change.
@@ -161,8 +196,8 @@ def explain_breaks(
         from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanation, Explanations
 
-        wanted, named = _filter(class_, None, bank, account, older_than), _ids_of(ids, file)
-        rules, results, run = _run_of(config, day)
+        wanted, named = choice.filter(class_), _ids_of(ids, choice.file)
+        rules, results, run = day_run.read()
         items = _choose(results, run, wanted, named, yes=yes)
         rows = differences_in(rules.directory, run, is_complete=True)
         differences = msgspec.convert(rows, list[Difference])
@@ -206,13 +241,9 @@ def assign(
         typer.Option("--due", parser=date_of, metavar="DATE", help="When it should be done."),
     ] = None,
     comment: Annotated[str, typer.Option("--comment", help="A comment; all are kept.")] = "",
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     class_: ClassName = None,
-    bank: Bank = None,
-    account: Account = None,
-    older_than: OlderThan = None,
-    file: IdFile = None,
+    choice: BreakChoice,
     yes: Yes = False,
 ) -> None:
     """Give breaks an owner, a ticket or a due date, or comment on them. No result depends on it."""
@@ -222,27 +253,14 @@ def assign(
         news = owner, ticket, due.isoformat() if due else "", comment
         if not any(news) or not by.strip():
             raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
-        wanted, named = _filter(class_, None, bank, account, older_than), _ids_of(ids, file)
-        rules, results, run = _run_of(config, day)
+        wanted, named = choice.filter(class_), _ids_of(ids, choice.file)
+        rules, results, run = day_run.read()
         items = _choose(results, run, wanted, named, yes=yes)
         now_ms = SystemClock().wall_ms()
         Explanations(rules.directory).add(
             [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
         )
         say(f"noted for {quantity(len(items), 'break')}")
-
-
-def _filter(
-    class_: str | None,
-    status: str | None,
-    bank: str | None,
-    account: str | None,
-    older_than: int | None,
-) -> "ItemFilter":
-    from txmq.reconcile.archive import ItemFilter
-
-    _check_name("class", class_, list(Class))
-    return ItemFilter(class_, status, bank, account, older_than)
 
 
 def _find(
@@ -335,8 +353,7 @@ def _csv_cell(value: Cell) -> Cell:
 def proofs(
     ctx: typer.Context,
     *,
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     proof: ProofName = None,
     bank: Bank = None,
     account: Account = None,
@@ -362,7 +379,7 @@ def proofs(
 
         _check_name("proof", proof, ABOUT_PROOFS)
         wanted = proof, bank, account, _ids_of(None, file)
-        rules, results, run = _run_of(config, day)
+        rules, results, run = day_run.read()
         rows = differences_in(rules.directory, run, *wanted, is_complete=everything)
         hints = old_entries_like(results, run, rows, rules.day.history)
         for row in rows:
@@ -370,25 +387,17 @@ def proofs(
         for row in () if unmasked else rows:
             if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])
-        names = ("currency", "explained_by", "until", "hint")
-        print_rows(
-            rows,
+        shown = (
             (
-                *("id", "proof", "bank", "account", "since", "difference", ""),
-                *("explained by", "until", "hint"),
-            ),
-            (
-                (
-                    *(shortened(row[name] or "") for name in ("id", "proof", "bank", "account")),
-                    row["first_seen"],
-                    _amounts(row, run.result),
-                    *(row[name] or "" for name in names),
-                )
-                for row in rows
-            ),
-            json=json,
-            empty=f"no such differences on {run.result.business_date}",
+                *(shortened(row[name] or "") for name in ("id", "proof", "bank", "account")),
+                row["first_seen"],
+                _amounts(row, run.result),
+                *(row[name] or "" for name in ("currency", "explained_by", "until", "hint")),
+            )
+            for row in rows
         )
+        empty = f"no such differences on {run.result.business_date}"
+        Answer(rows, lambda: table(_DIFFERENCES, shown, empty=empty)).show(json=json)
 
 
 @proofs_app.command("explain")
@@ -406,8 +415,7 @@ def explain_proofs(
             help="The last business date on which it counts.",
         ),
     ] = None,
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     proof: ProofName = None,
     bank: Bank = None,
     account: Account = None,
@@ -426,7 +434,7 @@ def explain_proofs(
         wanted = proof, bank, account, _ids_of(ids, file)
         if not any(wanted):
             raise ConfigError("name differences by their ids, or choose them with --proof, …")
-        rules, _, run = _run_of(config, day)
+        rules, _, run = day_run.read()
         rows = differences_in(rules.directory, run, *wanted)
         first, now_ms = run.result.business_date, SystemClock().wall_ms()
         lines = (f"{row['id']} {row['proof']}: {_amounts(row, run.result)}" for row in rows)
@@ -451,8 +459,7 @@ def _amounts(row: Mapping[str, Any], result: Result) -> str:
 
 def signoff(
     *,
-    day: Day = None,
-    config: Config = None,
+    day_run: DayRun,
     role: Annotated[
         str | None,
         typer.Option("--as", metavar="preparer|reviewer", help="The role of the signer."),
@@ -472,7 +479,7 @@ def signoff(
 ) -> None:
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
-        rules, results, run = _run_of(config, day)
+        rules, results, run = day_run.read()
         if not show:
             if role not in _ROLES:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
@@ -511,20 +518,6 @@ def _show_signatures(run: Run, results: "Results", *, json: bool) -> None:
         rows.append([one.role, one.by, at, which, one.note, one.despite])
     if rows:
         table(("as", "by", "at", "result", "note", "despite"), rows)
-
-
-def _run_of(config: Path | None, day: date | None) -> tuple[Rules, "Results", Run]:
-    """The rules, their results, and the run in force of a day; of the last finished one by
-    default.
-    """
-    from txmq.reconcile.results import Results
-
-    rules = rules_of(config)
-    wanted, results = day or last_finished(rules), Results(rules.directory)
-    run = results.current(wanted)
-    if run is None:
-        raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
-    return rules, results, run
 
 
 def _ids_of(named: Collection[str] | None, file: typer.FileText | None) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from txmq.cli.common import (
     host_and_port,
     stop_at_signals,
 )
-from txmq.cli.output import flush, say
+from txmq.cli.output import say_now
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop
@@ -76,7 +76,7 @@ def console(
             from txmq.console.server import serve
             from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
-        where = None if http is None else host_and_port(http)
+        where = host_and_port(http)
         is_local = SystemNetwork().is_loopback(host)
         needs_login = not is_local or _has_certificate()
         with socket.create_server((host, port), backlog=BACKLOG, family=_family(host)) as listening:
@@ -95,8 +95,7 @@ def console(
             def ready(metrics: str) -> None:
                 shown = " ".join(sorted(settings.origins, reverse=True))
                 more = f" metrics {metrics}" if metrics else ""
-                say(f"ready console {shown} names {names}{more}")
-                flush()
+                say_now(f"ready console {shown} names {names}{more}")
 
             async def run() -> None:
                 stopped = asyncio.Event()

@@ -1,6 +1,5 @@
 """``txmq message``: messages sent, recalled, fetched and found."""
 
-import getpass
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,27 +8,21 @@ from typing import Annotated, Final
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
-    Names,
-    ask,
+    Ask,
+    AtBroker,
+    GroupArgument,
+    TopicArgument,
+    duration_of,
     fail,
     moment_of,
+    operator_name,
     queue_of,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import (
-    as_json,
-    listing,
-    message_fields,
-    message_listing,
-    note,
-    print_result,
-    say,
-)
+from txmq.cli.output import listing, message_fields, message_listing, note, say
 from txmq.client import Admin, HandledMessage, PulledBatch
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.ops.message_scan import ScanWish, scan_messages
@@ -37,7 +30,6 @@ from txmq.ops.moments import LATEST
 from txmq.ops.rows import DELAYED_COLUMNS, ListColumn, delayed_rows
 from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
-from txmq.settings.values import parse_duration
 from txmq.text import quantity
 
 __all__ = ["app"]
@@ -45,9 +37,15 @@ __all__ = ["app"]
 BODY_BYTES_SHOWN: Final = 500
 """The bytes of a body that a table shows: a long cell is folded, which takes long."""
 
-app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up messages.")
+app = Commands("Send, recall, fetch and look up messages.")
 
-Topic = Annotated[str, typer.Argument(help="The topic.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")]
+OfTopic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", help="The topic, for an id that the producer gave; else it is a place."
+    ),
+]
 Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
 OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
 
@@ -63,8 +61,7 @@ def _shown(body: bytes) -> str:
 _COLUMNS: Final = (
     ListColumn("broker", "queue", lambda queue: queue.broker),
     ListColumn("queue", "queue", lambda queue: queue.number, lambda queue: queue.number),
-    ListColumn("offset", "offset"),
-    ListColumn("id", "id"),
+    *("offset", "id"),
     ListColumn("tag", "tags"),
     ListColumn("keys", "keys", " ".join),
     ListColumn("body", "body", _shown),
@@ -77,7 +74,7 @@ def _all_fields(messages: Sequence[ReceivedMessage]) -> list[dict[str, object]]:
 
 @app.command()
 def send(
-    topic: Topic,
+    topic: TopicArgument,
     body: Annotated[str, typer.Argument(help="The body; - reads it from standard input.")],
     *,
     tag: Annotated[str, typer.Option(help="Its tag.")] = "",
@@ -93,9 +90,8 @@ def send(
         str | None, typer.Option(help="Deliver it after this time, such as 90s.")
     ] = None,
     queue: OneQueue = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Send a message."""
     if delay_level and after is not None:
         fail("--delay-level and --after exclude each other; leave out one", WRONGLY_CALLED)
@@ -106,27 +102,29 @@ def send(
         keys=tuple(key or ()),
         properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
-        deliver_after_s=None if after is None else _seconds(after),
+        deliver_after_s=None if after is None else duration_of(after, "--after"),
     )
     target = None if queue is None else queue_of(topic, queue)
-    receipt = ask(names, lambda admin: admin.send(message, target), changes=True, topic=topic)
-    if json:
-        as_json(receipt)
-        return
+    receipt = ask(lambda admin: admin.send(message, target), changes=True, topic=topic)
     named = f"id {receipt.id}, place {receipt.offset_id}"
     if delay_level or receipt.recall_handle is not None:
         # The offset is that of the queue in which it waits; its topic has no such message.
-        say(f"waits at {receipt.queue.broker} for its time; {named}")
+        text = f"waits at {receipt.queue.broker} for its time; {named}"
     else:
         where = f"{receipt.queue.broker}:{receipt.queue.number}"
-        say(f"stored in {where} at offset {receipt.offset}; {named}")
-    if receipt.recall_handle is not None:
-        say(f"to recall it: txmq message recall {topic} {receipt.recall_handle}")
+        text = f"stored in {where} at offset {receipt.offset}; {named}"
+
+    def show() -> None:
+        say(text)
+        if receipt.recall_handle is not None:
+            say(f"to recall it: txmq message recall {topic} {receipt.recall_handle}")
+
+    return Answer(receipt, show)
 
 
 @app.command()
 def recall(
-    topic: Topic,
+    topic: TopicArgument,
     handle: Annotated[
         str,
         typer.Argument(help="The handle that its sender received, or that `delayed` lists."),
@@ -135,19 +133,18 @@ def recall(
     reason: Annotated[
         str, typer.Option(help="Why; a txmq broker then records who recalled it in its audit.")
     ] = "",
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Recall a delayed message, so that it is never delivered."""
 
     async def make(admin: Admin) -> str:
         if not reason.strip():
             return await admin.recall(topic, handle)
-        operator = getpass.getuser()
+        operator = operator_name("")
         return await admin.recall_delayed(topic, handle, operator=operator, reason=reason)
 
-    recalled = ask(names, make, changes=True, topic=topic)
-    print_result({"id": recalled}, f"recalled {recalled}", json=json)
+    recalled = ask(make, changes=True, topic=topic)
+    return Answer({"id": recalled}, f"recalled {recalled}")
 
 
 @app.command()
@@ -162,23 +159,20 @@ def delayed(
         str, typer.Option("--from", help="Due then or later: 2030-05-01T12:00 (UTC), or earliest.")
     ] = "earliest",
     most: Annotated[int, typer.Option(min=1, help="The most messages, those due first.")] = 1_000,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    broker: AtBroker = None,
+    ask: Ask,
 ) -> Listing:
     """List messages that wait for their time, those due first."""
     from_ms = max(0, moment_of(from_, "--from"))
     return Listing(
-        ask(
-            names,
-            lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most),
-        )
+        ask(lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most))
     )
 
 
 @app.command()
 @listed(_COLUMNS, empty="no messages")
 def pull(
-    topic: Topic,
+    topic: TopicArgument,
     *,
     queue: OneQueue = None,
     offset: Annotated[
@@ -187,7 +181,7 @@ def pull(
     count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
     tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
     hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Fetch messages without consuming them: no group's offset moves."""
 
@@ -202,13 +196,13 @@ def pull(
             found += await _fetch(admin, source, offset, count, pulls)
         return found
 
-    return Listing(ask(names, fetch, topic=topic), as_json=_all_fields)
+    return Listing(ask(fetch, topic=topic), as_json=_all_fields)
 
 
 @app.command("list")
 @listed(_COLUMNS, empty="no messages")
 def list_(
-    topic: Topic,
+    topic: TopicArgument,
     *,
     since: Annotated[
         str, typer.Option(help="Stored then or later: 2h (ago), 2024-05-01T12:00.")
@@ -219,7 +213,7 @@ def list_(
     ] = "",
     queue: OneQueue = None,
     count: Annotated[int, typer.Option(min=1, help="The most messages.")] = 32,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """List messages of a topic, the newest first, without consuming them.
 
@@ -245,47 +239,32 @@ def list_(
             note(text)
         return [scanned.message for scanned in found]
 
-    return Listing(ask(names, scan, topic=topic), as_json=_all_fields)
+    return Listing(ask(scan, topic=topic), as_json=_all_fields)
 
 
 @app.command()
 def view(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    message_id: MessageId,
     *,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
-    ] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    topic: OfTopic = None,
+    ask: Ask,
+) -> Answer:
     """Show one message."""
-    found = ask(
-        names,
-        lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
-        topic=topic,
-    )
-    if json:
-        as_json(message_fields(found))
-    else:
-        listing(message_listing(found))
+    found = ask(lambda admin: _find(admin, message_id, topic), topic=topic)
+    return Answer(message_fields(found), lambda: listing(message_listing(found)))
 
 
 @app.command("consume-directly")
 def consume_directly(
-    group: Annotated[str, typer.Argument(help="The consumer group.")],
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    group: GroupArgument,
+    message_id: MessageId,
     *,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
-    ] = None,
+    topic: OfTopic = None,
     client: Annotated[
         str | None, typer.Option(help="The id of the consumer; by default one of the group.")
     ] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Let a connected consumer handle one stored message now, and show its answer.
 
     The group's offsets stay, and a failure does not make the message come again. The consumer may
@@ -293,46 +272,46 @@ def consume_directly(
     """
 
     async def handle(admin: Admin) -> HandledMessage:
-        found = await (admin.find(topic, message_id) if topic else admin.view(message_id))
+        found = await _find(admin, message_id, topic)
         return await admin.consume_directly(group, found, client)
 
-    done = ask(names, handle, changes=True, topic=topic)
+    done = ask(handle, changes=True, topic=topic)
     result = "consumed it" if done.is_consumed else f"did not consume it: {done.result}"
     why = f", {done.remark}" if done.remark else ""
-    print_result(done, f"{done.client} {result}{why} ({done.spent_ms} ms)", json=json)
-    if not done.is_consumed:
-        raise typer.Exit(FAILED)
+    code = 0 if done.is_consumed else FAILED
+    return Answer(done, f"{done.client} {result}{why} ({done.spent_ms} ms)", code)
+
+
+async def _find(admin: Admin, message_id: str, topic: str | None) -> ReceivedMessage:
+    return await (admin.find(topic, message_id) if topic else admin.view(message_id))
 
 
 @app.command()
 @listed(_COLUMNS, empty="no messages")
 def query(
-    topic: Topic,
+    topic: TopicArgument,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
     count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Find messages by key."""
-    found = ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic)
+    found = ask(lambda admin: admin.query(topic, key, count=count), topic=topic)
     return Listing(found, as_json=_all_fields)
 
 
 @app.command()
-@listed(
-    [ListColumn(heading, heading) for heading in HEADINGS],
-    empty="no traces",
-)
+@listed([ListColumn(heading, heading) for heading in HEADINGS], empty="no traces")
 def trace(
-    topic: Topic,
+    topic: TopicArgument,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
     trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Show who sent and handled a message, if clients leave traces."""
     records = ask(
-        names, lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
+        lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
     )
     rows = [
         dict(zip(HEADINGS, trace_row(record), strict=True)) | {"fields": trace_fields(record)}
@@ -361,10 +340,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise typer.BadParameter(f"{text!r} is not a property; write name=value")
     return name, value
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error

@@ -16,7 +16,7 @@ from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
     Config,
     Day,
-    ReconcileGroup,
+    ReconcileCommands,
     date_of,
     last_finished,
     report_failures,
@@ -34,42 +34,73 @@ __all__ = ["app", "requested_days", "warn_of_later_days"]
 _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 
-app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+app = ReconcileCommands()
 app.add_typer(breaks_app, name="breaks")
 app.add_typer(proofs_app, name="proofs")
 app.command()(signoff)
 
 
-Jars = Annotated[
-    list[Path] | None,
-    typer.Option("--jar", help="The library of a JDBC driver; may be repeated."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
-    ),
-]
-Remote = Annotated[
-    str | None,
-    typer.Option(
-        "--remote",
-        envvar="SPARK_REMOTE",
-        help="A Spark Connect server that runs already, such as sc://host:15002.",
-    ),
-]
-Memory = Annotated[
-    str,
-    typer.Option("--memory", help="Java's heap on this machine, or the memory of each executor."),
-]
-Cores = Annotated[
-    int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
-]
+
+
+class SparkOptions(NamedTuple):
+    """How to start Spark."""
+
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
+        ),
+    ] = None
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            envvar="SPARK_REMOTE",
+            help="A Spark Connect server that runs already, such as sc://host:15002.",
+        ),
+    ] = None
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", help="Java's heap on this machine, or the memory of each executor."
+        ),
+    ] = "4g"
+    cores: Annotated[
+        int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
+    ] = None
+    jar: Annotated[
+        list[Path] | None,
+        typer.Option("--jar", help="The library of a JDBC driver; may be repeated."),
+    ] = None
+    spark: Annotated[
+        list[str] | None,
+        typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
+    ] = None
+
+    def session(self, rules: Rules, day: date, *, ui: bool = False) -> AbstractContextManager[Any]:
+        """What starts Spark; its log is beside the results if these are on this machine.
+
+        Raises:
+            ConfigError: An option is invalid.
+        """
+        from txmq.reconcile.spark import open_spark
+        from txmq.reconcile.storage import open_folder
+
+        home = open_folder(rules.directory).local
+        return open_spark(
+            self.master,
+            remote=self.remote,
+            memory=self.memory,
+            cores=self.cores,
+            jars=self.jar or [],
+            settings=dict(map(_setting, self.spark or [])),
+            log=home and home / "logs" / f"spark-{day}.log",
+            ui=ui,
+        )
+
+
+_TO_EXTRACT: Final = SparkOptions(memory="1g")
 
 
 @app.callback()
@@ -100,12 +131,7 @@ def reconcile(
             help="The running business date, up to now. It cannot be signed.",
         ),
     ] = False,
-    master: Master = None,
-    remote: Remote = None,
-    memory: Memory = "4g",
-    cores: Cores = None,
-    jar: Jars = None,
-    spark: Settings = None,
+    spark: SparkOptions,
     ui: Annotated[
         bool | None,
         typer.Option(
@@ -129,9 +155,8 @@ def reconcile(
         rules, days = requested_days(config, day, first, last, so_far=so_far)
         if extract is not None and (reuse or len(days) > 1):
             raise ConfigError("--extract names the one extract of one date")
-        wants_ui = sys.stderr.isatty() and not (quiet or remote) if ui is None else ui
-        options = SparkOptions(master, remote, memory, cores, jar, spark)
-        session = _session(rules, days[0], options, ui=wants_ui)
+        wants_ui = sys.stderr.isatty() and not (quiet or spark.remote) if ui is None else ui
+        session = spark.session(rules, days[0], ui=wants_ui)
         code = _run_all(rules, days, session, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(code)
 
@@ -141,12 +166,7 @@ def extract_(
     *,
     day: Day = None,
     config: Config = None,
-    master: Master = None,
-    remote: Remote = None,
-    memory: Memory = "1g",
-    cores: Cores = None,
-    jar: Jars = None,
-    spark: Settings = None,
+    spark: SparkOptions = _TO_EXTRACT,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
@@ -157,8 +177,7 @@ def extract_(
         from txmq.reconcile.storage import open_folder
 
         rules, (wanted,) = requested_days(config, day)
-        options = SparkOptions(master, remote, memory, cores, jar, spark)
-        session = _session(rules, wanted, options)
+        session = spark.session(rules, wanted)
         with ExitStack() as stack:
             progress = stack.enter_context(show_progress(quiet=quiet))
             with progress.stage("start Spark"):
@@ -204,37 +223,6 @@ def requested_days(
         return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
     running = last_finished(rules) + timedelta(days=1)
     return rules, [running if so_far else day or last_finished(rules)]
-
-
-class SparkOptions(NamedTuple):
-    """How to start Spark; see the options of the command."""
-
-    master: str | None
-    remote: str | None
-    memory: str
-    cores: int | None
-    jars: list[Path] | None
-    settings: list[str] | None
-
-
-def _session(
-    rules: Rules, day: date, options: SparkOptions, *, ui: bool = False
-) -> AbstractContextManager[Any]:
-    """What starts Spark by these options; its log is beside the results if these are here."""
-    from txmq.reconcile.spark import open_spark
-    from txmq.reconcile.storage import open_folder
-
-    home = open_folder(rules.directory).local
-    return open_spark(
-        options.master,
-        remote=options.remote,
-        memory=options.memory,
-        cores=options.cores,
-        jars=options.jars or [],
-        settings=dict(map(_setting, options.settings or [])),
-        log=home and home / "logs" / f"spark-{day}.log",
-        ui=ui,
-    )
 
 
 def _run_all(

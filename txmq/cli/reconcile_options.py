@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from txmq.cli.commands import Commands
 from txmq.cli.common import fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
@@ -24,7 +25,7 @@ __all__ = [
     "NOT_RUN",
     "Config",
     "Day",
-    "ReconcileGroup",
+    "ReconcileCommands",
     "date_of",
     "last_finished",
     "report_failures",
@@ -37,7 +38,7 @@ INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 
 
-class ReconcileGroup(TyperGroup):
+class _ReconcileGroup(TyperGroup):
     """Commands that exit with 2 only if breaks exceed the limits, and with 3 if wrongly called."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
@@ -49,6 +50,13 @@ class ReconcileGroup(TyperGroup):
         """See typer; options of the commands in it are read here."""
         with _change_exit_code():
             return super().invoke(ctx)
+
+
+class ReconcileCommands(Commands):
+    """A command of reconciliation with commands below it."""
+
+    def __init__(self) -> None:
+        super().__init__(cls=_ReconcileGroup, invoke_without_command=True)
 
 
 @contextmanager

@@ -99,7 +99,9 @@ class _Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import a command of :data:`SUMMARIES` with its subcommands."""
-    alone = typer.Typer()
+    from txmq.cli.commands import Commands  # The help loads no client.
+
+    alone = Commands()
     if name == "completion":
         alone.command()(completion)
     elif hasattr(module := import_module(f"txmq.cli.{name}"), "app"):

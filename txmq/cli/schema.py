@@ -3,21 +3,29 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from txmq.cli.common import WRONGLY_CALLED, fail
+from txmq.cli.commands import Commands
+from txmq.cli.common import duration_of, exit_on_errors, fail
 from txmq.cli.output import say, say_lines
-from txmq.errors import ConfigError, ResourceError
-from txmq.settings.values import parse_duration
 from txmq.text import quantity
 
-__all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
-app = typer.Typer(
-    no_args_is_help=True, help="Create and clean the tables that txmq needs in a database."
-)
+__all__ = [
+    "Database",
+    "FenceName",
+    "OutboxName",
+    "SchemaName",
+    "app",
+    "database_errors",
+    "open_database",
+]
+
+app = Commands("Create and clean the tables that txmq needs in a database.")
 
 _EXTRA: Final = {"sqlalchemy", "psycopg", "prometheus_client"}
 
@@ -63,8 +71,7 @@ def create(
     schema: SchemaName = None,
 ) -> None:
     """Create the tables that are missing, and check that all can be used."""
-    with database_errors():
-        from txmq.databases.engines import engine_of
+    with open_database(database) as engine:
         from txmq.idempotent.unique_key import create_done
         from txmq.outbox.table import create_outbox
         from txmq.transaction.resources.schema import create_fence
@@ -74,15 +81,11 @@ def create(
             TableKind.DONE: (create_done, done),
             TableKind.OUTBOX: (create_outbox, outbox),
         }
-        engine = engine_of(database)
         shown = engine.url.render_as_string(hide_password=True)
-        try:
-            for create_table, name in [creators[kind] for kind in tables or [TableKind.FENCE]]:
-                is_new = create_table(engine, name, schema)
-                named = f"{schema}.{name}" if schema else name
-                say(f"{named} {'is created' if is_new else 'exists'} in {shown}, and can be used")
-        finally:
-            engine.dispose()
+        for create_table, name in [creators[kind] for kind in tables or [TableKind.FENCE]]:
+            is_new = create_table(engine, name, schema)
+            named = f"{schema}.{name}" if schema else name
+            say(f"{named} {'is created' if is_new else 'exists'} in {shown}, and can be used")
 
 
 @app.command()
@@ -128,25 +131,31 @@ def clean(
     schema: SchemaName = None,
 ) -> None:
     """Remove old rows of finished work; run it from a timer, once a day."""
-    with database_errors():
-        from txmq.databases.engines import engine_of
+    older_s = duration_of(older_than, "--older-than")
+    least_s = None if horizon is None else duration_of(horizon, "--horizon")
+    with open_database(database) as engine:
         from txmq.idempotent import UniqueKeyTable
 
-        older_s, least_s = _seconds(older_than), None if horizon is None else _seconds(horizon)
-        engine = engine_of(database)
-        try:
-            guard = UniqueKeyTable(engine, table=done, schema=schema)
-            removed = guard.clean(older_s, horizon_s=least_s)
-        finally:
-            engine.dispose()
+        guard = UniqueKeyTable(engine, table=done, schema=schema)
+        removed = guard.clean(older_s, horizon_s=least_s)
         say(f"{quantity(removed, 'row')} removed from {done}")
 
 
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not {error}") from None
+@contextmanager
+def open_database(url: str) -> "Iterator[Engine]":
+    """Connect to a database inside this context; its errors end the program.
+
+    Raises:
+        typer.Exit: The database cannot do it.
+    """
+    with database_errors():
+        from txmq.databases.engines import engine_of
+
+        engine = engine_of(url)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
 
 
 @contextmanager
@@ -157,11 +166,8 @@ def database_errors() -> Iterator[None]:
         typer.Exit: The database cannot do it.
     """
     try:
-        yield
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
-    except ResourceError as error:
-        fail(str(error))
+        with exit_on_errors():
+            yield
     except ModuleNotFoundError as error:
         # A broker runs without these packages.
         if error.name not in _EXTRA:

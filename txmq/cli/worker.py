@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, fail, has_terminal, host_and_port
+from txmq.cli.common import exit_on_errors, fail, has_terminal, host_and_port
 from txmq.cli.output import note
 from txmq.cli.serve import LogForm, LogLevel
-from txmq.errors import ConfigError
 from txmq.limits import WORKER_PROCESSES_MAX
 
 __all__ = ["worker"]
@@ -102,8 +101,8 @@ def worker(
     if sys.platform == "win32":
         fail("a worker needs signals of Linux or macOS; on Windows run the client by itself")
     logs.configure(log_format, log_level)
-    where = None if http is None else host_and_port(http)
-    try:
+    where = host_and_port(http)
+    with exit_on_errors(http=http):
         from txmq.worker.command import WorkerCommand
         from txmq.worker.plan import WorkerPlan
 
@@ -120,10 +119,6 @@ def worker(
         folders = [folder.resolve() for folder in reload_dir or [app_dir]] if reload else []
         command = WorkerCommand(plan, where, restarts, folders, ends_with_terminal=has_terminal())
         code, reason = command.run()
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
-    except OSError as error:
-        fail(f"cannot serve metrics at {http}: {error}")
     if reason:
         note(f"txmq: {reason}")
     if code:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, stop_at_signals, unless_stopped
-from txmq.cli.lists import Listing, listed
+from txmq.cli.commands import Commands, Listing, listed
+from txmq.cli.common import FAILED, AsJson, duration_of, stop_at_signals, unless_stopped
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.ops.moments import age_of
 from txmq.ops.rows import ListColumn
-from txmq.settings.values import parse_duration
 
 if TYPE_CHECKING:
     from txmq.transaction.resources import InDoubtBranch, Look, Recovered, XAResource
 
 __all__ = ["app", "databases_of", "is_named", "xa_resource_of"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="List and end prepared transactions over several databases."
-)
+app = Commands("List and end prepared transactions over several databases.")
 
 Databases = Annotated[
     list[str],
@@ -37,9 +34,31 @@ Databases = Annotated[
         help="Each database by the name that services give it; the first has the fence.",
     ),
 ]
-Horizon = Annotated[
-    str, typer.Option(help="A recovery rolls back transactions that are undecided for longer.")
-]
+
+
+class Branches(NamedTuple):
+    """The databases, and how long a transaction may stay undecided."""
+
+    database: Databases
+    fence: FenceName = "txmq_fence"
+    schema: SchemaName = None
+    horizon: Annotated[
+        str, typer.Option(help="A recovery rolls back transactions that are undecided for longer.")
+    ] = "5m"
+
+    @property
+    def horizon_s(self) -> float:
+        """The option in seconds.
+
+        Raises:
+            typer.Exit: It is not a duration.
+        """
+        return duration_of(self.horizon, "--horizon")
+
+    def resource(self) -> AbstractContextManager[XAResource[Any]]:
+        """The databases; their errors end the program."""
+        return xa_resource_of(self.database, self.fence, self.schema)
+
 
 ROUND_S: Final = 30.0
 """How long one database may take in a round of ``--watch``."""
@@ -48,32 +67,29 @@ ROUND_S: Final = 30.0
 @app.command("list")
 @listed(
     [
-        ListColumn("database", "database"),
+        "database",
         ListColumn("id", "name"),
         ListColumn("age", "age_ms", age_of),
-        ListColumn("fence", "fence"),
-        ListColumn("recovery", "recovery"),
-        ListColumn("owner", "owner"),
+        "fence",
+        "recovery",
+        "owner",
     ],
     empty="nothing is prepared",
 )
 def list_(
     *,
-    database: Databases,
-    fence: FenceName = "txmq_fence",
-    schema: SchemaName = None,
-    horizon: Horizon = "5m",
+    branches: Branches,
     is_complete: Annotated[
         bool, typer.Option("--all", help="Also those of other programs, which stay untouched.")
     ] = False,
 ) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
-    limit_s = _seconds("--horizon", horizon)
-    with database_errors(), xa_resource_of(database, fence, schema) as resource:
+    horizon_s = branches.horizon_s
+    with branches.resource() as resource:
 
         async def look() -> Look:
             await resource.verify(only_fence=True)
-            return await resource.look(limit_s, also_others=is_complete)
+            return await resource.look(horizon_s, also_others=is_complete)
 
         found = asyncio.run(look())
     reasons = [f"{name} did not answer: {why}" for name, why in found.silent.items()]
@@ -111,10 +127,7 @@ _DECISIONS: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}
 @app.command()
 def recover(
     *,
-    database: Databases,
-    fence: FenceName = "txmq_fence",
-    schema: SchemaName = None,
-    horizon: Horizon = "5m",
+    branches: Branches,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat it until it is stopped.")] = False,
     every: Annotated[str, typer.Option(help="How often, with --watch.")] = "30s",
     json: AsJson = False,
@@ -124,9 +137,9 @@ def recover(
     The exit code is 0 only if none is left that should have ended. With --watch databases may stop
     and come back.
     """
-    plan = RecoveryPlan(_seconds("--horizon", horizon), _seconds("--every", every), json)
+    plan = RecoveryPlan(branches.horizon_s, duration_of(every, "--every"), json)
     logs.configure("text", "error")
-    with database_errors(), xa_resource_of(database, fence, schema) as resource:
+    with branches.resource() as resource:
         if watch:
             asyncio.run(_watch(resource, plan))
             return
@@ -191,13 +204,6 @@ def _trouble(done: Recovered) -> str:
     return "; ".join(parts)
 
 
-def _seconds(option: str, text: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ValueError as error:
-        fail(f"{option} is {error}, not {text!r}", WRONGLY_CALLED)
-
-
 def databases_of(named: list[str]) -> dict[str, str]:
     """URLs by name.
 
@@ -233,13 +239,13 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
     """The databases, the first with its fence.
 
     Raises:
-        ConfigError: A database cannot prepare transactions, or a name is invalid.
+        typer.Exit: A database cannot prepare transactions, or a name is invalid.
     """
-    from txmq.databases.engines import engine_of
-    from txmq.transaction.resources import XAResource
+    with database_errors(), ExitStack() as stack:
+        from txmq.databases.engines import engine_of
+        from txmq.transaction.resources import XAResource
 
-    engines = {}
-    with ExitStack() as stack:
+        engines = {}
         for name, url in databases_of(named).items():
             engines[name] = engine_of(url)
             stack.callback(engines[name].dispose)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -11,9 +11,6 @@ from txmq.cli.commands import Commands
 from txmq.cli.common import duration_of, exit_on_errors, fail
 from txmq.cli.output import say, say_lines
 from txmq.text import quantity
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 __all__ = [
     "Database",
@@ -142,7 +139,7 @@ def clean(
 
 
 @contextmanager
-def open_database(url: str) -> "Iterator[Engine]":
+def open_database(url: str) -> Iterator[Any]:
     """Connect to a database inside this context; its errors end the program.
 
     Raises:

@@ -20,6 +20,8 @@ from txmq.cli.common import (
     confirm,
     exit_on_errors,
     fail,
+    flag,
+    option,
 )
 from txmq.cli.output import note, say
 from txmq.errors import Effect, TransportError, TxmqError
@@ -67,7 +69,7 @@ def show_accounts(file: File) -> Listing:
 @listed(ACCOUNT_COLUMNS, empty="no accounts")
 def list_accounts(
     *,
-    broker: Annotated[str | None, typer.Option(help="Only of this broker.")] = None,
+    broker: str | None = option("Only of this broker."),
     ask: Ask,
 ) -> Listing:
     """List the accounts of brokers that run, without their secrets."""
@@ -87,19 +89,11 @@ def list_accounts(
 def check_account(
     file: File,
     *,
-    account: Annotated[str, typer.Option(metavar="KEY", help="The access key of the account.")],
-    publish: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="May it send to this topic?")
-    ] = None,
-    subscribe: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="May it read this topic?")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="May it consume as this group?")
-    ] = None,
-    administer: Annotated[
-        bool, typer.Option("--administer", help="May it do what operators do?")
-    ] = False,
+    account: str = option("The access key of the account.", default=..., metavar="KEY"),
+    publish: str | None = option("May it send to this topic?", metavar="TOPIC"),
+    subscribe: str | None = option("May it read this topic?", metavar="TOPIC"),
+    group: str | None = option("May it consume as this group?", metavar="GROUP"),
+    administer: bool = flag("May it do what operators do?", "--administer"),
 ) -> None:
     """Answer whether an account may do something; the exit code is 1 if not.
 
@@ -133,40 +127,23 @@ def check_account(
 def put_account(
     key: Key,
     *,
-    admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PERM",
-            help="PUB, SUB, PUB|SUB or DENY for a topic; may be repeated, and replaces all.",
-        ),
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PERM",
-            help="SUB or DENY for a consumer group; may be repeated, and replaces all.",
-        ),
-    ] = None,
-    other_topics: Annotated[
-        str | None, typer.Option(metavar="PERM", help="The permission for all other topics.")
-    ] = None,
-    other_groups: Annotated[
-        str | None, typer.Option(metavar="PERM", help="The permission for all other groups.")
-    ] = None,
-    unsigned_from: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRS", help="From these addresses it needs no signature."),
-    ] = None,
-    secret_from: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Read the secret key from a file, or from '-', standard input."
-        ),
-    ] = None,
-    keep_secret: Annotated[
-        bool, typer.Option("--keep-secret", help="Change an existing account, not its secret.")
-    ] = False,
+    admin: bool = flag("It may do everything.", "--admin"),
+    topic: list[str] | None = option(
+        "PUB, SUB, PUB|SUB or DENY for a topic; may be repeated, and replaces all.",
+        metavar="NAME=PERM",
+    ),
+    group: list[str] | None = option(
+        "SUB or DENY for a consumer group; may be repeated, and replaces all.", metavar="NAME=PERM"
+    ),
+    other_topics: str | None = option("The permission for all other topics.", metavar="PERM"),
+    other_groups: str | None = option("The permission for all other groups.", metavar="PERM"),
+    unsigned_from: str | None = option(
+        "From these addresses it needs no signature.", metavar="ADDRS"
+    ),
+    secret_from: str | None = option(
+        "Read the secret key from a file, or from '-', standard input.", metavar="FILE"
+    ),
+    keep_secret: bool = flag("Change an existing account, not its secret.", "--keep-secret"),
     file: InFile = None,
     ask: Ask,
     cluster: Cluster = None,

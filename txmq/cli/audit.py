@@ -6,12 +6,11 @@ Modules with commands evaluate their annotations at once, because typer reads th
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-import typer
 
-from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, fail, moment_of
+from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, fail, flag, moment_of, option
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
@@ -29,27 +28,18 @@ _LISTED_MAX: Final = 1_000
 
 def audit(
     *,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="A broker's directory; it may be running. By default, brokers are asked.",
-        ),
-    ] = None,
-    since: Annotated[
-        str, typer.Option(help="Then or later: 2024-05-01T12:00, 2h (ago), earliest.")
-    ] = "earliest",
-    until: Annotated[str, typer.Option(help="Before this moment; latest for all.")] = "latest",
-    by: Annotated[
-        str, typer.Option(help="Only entries with this text in account, operator or address.")
-    ] = "",
-    action: Annotated[str, typer.Option(help="Only requests with this text in the name.")] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Only refused requests.")] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="The most entries; the newest are listed.")
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only this broker.")] = None,
+    data: Path | None = option(
+        "A broker's directory; it may be running. By default, brokers are asked.",
+        "--data",
+        metavar="DIR",
+    ),
+    since: str = option("Then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"),
+    until: str = option("Before this moment; latest for all.", default="latest"),
+    by: str = option("Only entries with this text in account, operator or address.", default=""),
+    action: str = option("Only requests with this text in the name.", default=""),
+    refused: bool = flag("Only refused requests.", "--refused"),
+    limit: int | None = option("The most entries; the newest are listed.", min=1),
+    broker: str | None = option("Only this broker."),
     ask: Ask,
     as_json: AsJson = False,
 ) -> None:

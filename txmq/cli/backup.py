@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from txmq.cli.commands import Answer, Commands
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, flag, option
 from txmq.cli.log_lines import locked, print_finding, progress_bar, summary_text
 from txmq.cli.output import as_json, say
 from txmq.errors import StoreError
@@ -41,19 +41,15 @@ _ALWAYS_THERE: Final = frozenset({"lost+found"})
 @app.command()
 def create(
     *,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The broker's directory; it may be running."),
-    ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder of the backup.")],
-    link: Annotated[
-        bool,
-        typer.Option(
-            "--link",
-            help="Link complete files of the log instead of copying them. It takes no room, and "
-            "protects from deletion only: a damage of the disk is in both.",
-        ),
-    ] = False,
+    data: Path = option(
+        "The broker's directory; it may be running.", "--data", default=..., metavar="DIR"
+    ),
+    to: Path = option("The folder of the backup.", "--to", default=..., metavar="FOLDER"),
+    link: bool = flag(
+        "Link complete files of the log instead of copying them. It takes no room, and "
+        "protects from deletion only: a damage of the disk is in both.",
+        "--link",
+    ),
 ) -> Answer:
     """Create a backup of a broker's directory, or bring the one in the folder up to date.
 
@@ -118,16 +114,12 @@ def verify(*, folder: Folder, json: AsJson = False) -> None:
 def restore(
     *,
     folder: Folder,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The directory to fill; empty or missing."),
-    ],
-    damaged: Annotated[
-        bool,
-        typer.Option(
-            "--damaged", help="Restore what is left of a damaged backup, to repair it there."
-        ),
-    ] = False,
+    data: Path = option(
+        "The directory to fill; empty or missing.", "--data", default=..., metavar="DIR"
+    ),
+    damaged: bool = flag(
+        "Restore what is left of a damaged backup, to repair it there.", "--damaged"
+    ),
     json: AsJson = False,
 ) -> None:
     """Verify a backup, and write it into an empty directory, which txmq serve then starts with.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.commands import Answer, Commands, Listing, Watching, listed
-from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, Cluster, fail
+from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, Cluster, argument, fail, flag
 from txmq.cli.output import as_json, note, table
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
@@ -27,9 +27,7 @@ AtBroker = Annotated[str | None, typer.Option("--broker", help="Only this broker
 def status(
     *,
     at: AtBroker = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All figures, under the names that the broker uses.")
-    ] = False,
+    everything: bool = flag("All figures, under the names that the broker uses.", "--all"),
     watching: Watching,
     ask: Ask,
     json: AsJson = False,
@@ -92,11 +90,9 @@ def _print_figures(rows: list[dict[str, Any]], *, everything: bool) -> None:
     empty="no settings",
 )
 def get(
-    setting: Annotated[
-        list[str] | None, typer.Argument(help="The settings, under RocketMQ's names.")
-    ] = None,
+    setting: list[str] | None = argument("The settings, under RocketMQ's names.", default=None),
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All settings.")] = False,
+    everything: bool = flag("All settings.", "--all"),
     at: AtBroker = None,
     ask: Ask,
 ) -> Listing:

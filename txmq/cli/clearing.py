@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from txmq.cli.commands import Answer
-from txmq.cli.common import AsJson, Yes, confirm
+from txmq.cli.common import AsJson, Yes, confirm, flag, option
 from txmq.cli.output import as_json, note, say, shortened, table
 from txmq.cli.reconcile_options import (
     NOT_RUN,
@@ -113,9 +113,7 @@ class BreakChoice(NamedTuple):
 
     bank: Bank = None
     account: Account = None
-    older_than: Annotated[
-        int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
-    ] = None
+    older_than: int | None = option("Only older; business days.", "--older-than", metavar="DAYS")
     file: IdFile = None
 
     def filter(self, class_: str | None, status: str | None = None) -> "ItemFilter":
@@ -136,18 +134,13 @@ def breaks(
     *,
     day_run: DayRun,
     class_: ClassName = None,
-    status: Annotated[
-        str | None,
-        typer.Option("--status", metavar="new|open|changed|reopened|explained", help="Only these."),
-    ] = None,
+    status: str | None = option(
+        "Only these.", "--status", metavar="new|open|changed|reopened|explained"
+    ),
     choice: BreakChoice,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also items in flight, and explained ones.")
-    ] = False,
+    everything: bool = flag("Also items in flight, and explained ones.", "--all"),
     unmasked: Unmasked = False,
-    export: Annotated[
-        Path | None, typer.Option("--export", help="Write them to this .csv file.")
-    ] = None,
+    export: Path | None = option("Write them to this .csv file.", "--export"),
     json: AsJson = False,
 ) -> None:
     """List the breaks of a business date, oldest first; explain, withdraw or assign them."""
@@ -217,7 +210,7 @@ def withdraw(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The whole id.")],
     *,
     by: By,
-    reason: Annotated[str, typer.Option("--reason", help="Why the explanation is wrong.")],
+    reason: str = option("Why the explanation is wrong.", "--reason", default=...),
     config: Config = None,
 ) -> None:
     """Withdraw an explanation."""
@@ -234,13 +227,10 @@ def assign(
     ids: Ids = None,
     *,
     by: By,
-    owner: Annotated[str, typer.Option("--owner", help="Who works on it.")] = "",
-    ticket: Annotated[str, typer.Option("--ticket", help="The link to a ticket.")] = "",
-    due: Annotated[
-        date | None,
-        typer.Option("--due", parser=date_of, metavar="DATE", help="When it should be done."),
-    ] = None,
-    comment: Annotated[str, typer.Option("--comment", help="A comment; all are kept.")] = "",
+    owner: str = option("Who works on it.", "--owner", default=""),
+    ticket: str = option("The link to a ticket.", "--ticket", default=""),
+    due: date | None = option("When it should be done.", "--due", parser=date_of, metavar="DATE"),
+    comment: str = option("A comment; all are kept.", "--comment", default=""),
     day_run: DayRun,
     class_: ClassName = None,
     choice: BreakChoice,
@@ -358,7 +348,7 @@ def proofs(
     bank: Bank = None,
     account: Account = None,
     file: IdFile = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also explained ones.")] = False,
+    everything: bool = flag("Also explained ones.", "--all"),
     unmasked: Unmasked = False,
     json: AsJson = False,
 ) -> None:
@@ -406,15 +396,9 @@ def explain_proofs(
     *,
     by: By,
     reason: Reason,
-    until: Annotated[
-        date | None,
-        typer.Option(
-            "--until",
-            parser=date_of,
-            metavar="DATE",
-            help="The last business date on which it counts.",
-        ),
-    ] = None,
+    until: date | None = option(
+        "The last business date on which it counts.", "--until", parser=date_of, metavar="DATE"
+    ),
     day_run: DayRun,
     proof: ProofName = None,
     bank: Bank = None,
@@ -460,21 +444,16 @@ def _amounts(row: Mapping[str, Any], result: Result) -> str:
 def signoff(
     *,
     day_run: DayRun,
-    role: Annotated[
-        str | None,
-        typer.Option("--as", metavar="preparer|reviewer", help="The role of the signer."),
-    ] = None,
-    by: Annotated[str, typer.Option("--by", help="The name of the signer.")] = "",
-    text: Annotated[str, typer.Option("--note", help="A note to keep with the signature.")] = "",
-    despite: Annotated[
-        str,
-        typer.Option(
-            "--despite",
-            metavar="REASON",
-            help="Why you sign although there are breaks or failed proofs; needed if there are.",
-        ),
-    ] = "",
-    show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
+    role: str | None = option("The role of the signer.", "--as", metavar="preparer|reviewer"),
+    by: str = option("The name of the signer.", "--by", default=""),
+    text: str = option("A note to keep with the signature.", "--note", default=""),
+    despite: str = option(
+        "Why you sign although there are breaks or failed proofs; needed if there are.",
+        "--despite",
+        default="",
+        metavar="REASON",
+    ),
+    show: bool = flag("Show who has signed.", "--show"),
     json: AsJson = False,
 ) -> None:
     """Sign a day's result: one person prepares it, another one reviews it."""

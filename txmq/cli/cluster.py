@@ -14,10 +14,13 @@ from txmq.cli.common import (
     Ask,
     Operator,
     Yes,
+    argument,
     confirm,
     exit_on_errors,
     fail,
+    flag,
     operator_name,
+    option,
 )
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin
@@ -168,28 +171,23 @@ class NewLeader(NamedTuple):
 
 @app.command()
 def promote(
-    member: Annotated[
-        str,
-        typer.Argument(
-            help="With --coordinator: the member, as m3, or by the whole name that it logs at its "
-            "start, as m3.0a1b2c3d."
-        ),
-    ] = "",
+    member: str = argument(
+        "With --coordinator: the member, as m3, or by the whole name that it logs at its "
+        "start, as m3.0a1b2c3d.",
+        default="",
+    ),
     *,
     reason: Reason,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Without a coordinator: the directory of the follower."),
-    ] = None,
-    coordinator: Annotated[
-        str, typer.Option(metavar="ADDRS", help="The etcd of the set: etcd://h1:2379,h2:2379.")
-    ] = "",
+    data: Path | None = option(
+        "Without a coordinator: the directory of the follower.", metavar="DIR"
+    ),
+    coordinator: str = option(
+        "The etcd of the set: etcd://h1:2379,h2:2379.", default="", metavar="ADDRS"
+    ),
     broker: SetName = "broker-a",
-    cluster: Annotated[str, typer.Option(help="The cluster of the set.")] = "DefaultCluster",
+    cluster: str = option("The cluster of the set.", default="DefaultCluster"),
     operator: Operator = "",
-    allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Lose what this member has not copied.")
-    ] = False,
+    allow_data_loss: bool = flag("Lose what this member has not copied.", "--allow-data-loss"),
 ) -> Answer:
     """Have another member of a broker set lead.
 
@@ -352,13 +350,10 @@ def remove(
     reason: Reason,
     broker: SetName = "broker-a",
     operator: Operator = "",
-    allow_refused_sends: Annotated[
-        bool,
-        typer.Option(
-            "--allow-refused-sends",
-            help="Remove it even if fewer than replication.min_in_sync copies are in sync then.",
-        ),
-    ] = False,
+    allow_refused_sends: bool = flag(
+        "Remove it even if fewer than replication.min_in_sync copies are in sync then.",
+        "--allow-refused-sends",
+    ),
     ask: Ask,
 ) -> Answer:
     """Remove a follower from a broker set with a coordinator.

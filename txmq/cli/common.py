@@ -41,15 +41,18 @@ __all__ = [
     "Operator",
     "TopicArgument",
     "Yes",
+    "argument",
     "ask_each",
     "confirm",
     "duration_of",
     "exit_on_errors",
     "fail",
+    "flag",
     "has_terminal",
     "host_and_port",
     "moment_of",
     "operator_name",
+    "option",
     "queue_of",
     "stop_at_signals",
     "unless_stopped",
@@ -82,6 +85,22 @@ Operator = Annotated[
 TopicArgument = Annotated[str, typer.Argument(help="The topic.")]
 GroupArgument = Annotated[str, typer.Argument(help="The consumer group.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+
+
+def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """An option, as the default of a parameter; ``...`` as its own default makes it required."""
+    return typer.Option(default, *names, help=text, **more)
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option without a value, as the default of a parameter."""
+    return typer.Option(False, *names, help=text)
+
+
+def argument(text: str, *, default: Any = None, **more: Any) -> Any:
+    """An argument that may be left out, as the default of a parameter."""
+    return typer.Argument(default, help=text, **more)
+
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -3,9 +3,6 @@
 import asyncio
 import getpass
 import socket
-from typing import Annotated
-
-import typer
 
 from txmq.cli import logs
 from txmq.cli.common import (
@@ -15,7 +12,9 @@ from txmq.cli.common import (
     MonitoringAddress,
     Names,
     fail,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
 )
 from txmq.cli.output import say_now
@@ -34,33 +33,20 @@ BACKLOG = 100
 
 def console(
     *,
-    listen: Annotated[
-        str, typer.Option(help="The address for browsers, host:port.")
-    ] = "127.0.0.1:8080",
-    origin: Annotated[
-        str | None,
-        typer.Option(help="The address that browsers show, if a proxy is in between."),
-    ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Show everything, and change nothing.")
-    ] = False,
+    listen: str = option("The address for browsers, host:port.", default="127.0.0.1:8080"),
+    origin: str | None = option("The address that browsers show, if a proxy is in between."),
+    read_only: bool = flag("Show everything, and change nothing.", "--read-only"),
     http: MonitoringAddress = None,
-    database: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="TXMQ_CONSOLE_DATABASES",
-            metavar="NAME=URL",
-            help="Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
-            "table other than txmq_outbox.",
-        ),
-    ] = None,
-    reports: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIRECTORY",
-            help="Show the results of reconciliations in this directory to administrators.",
-        ),
-    ] = None,
+    database: list[str] | None = option(
+        "Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
+        "table other than txmq_outbox.",
+        envvar="TXMQ_CONSOLE_DATABASES",
+        metavar="NAME=URL",
+    ),
+    reports: str | None = option(
+        "Show the results of reconciliations in this directory to administrators.",
+        metavar="DIRECTORY",
+    ),
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:

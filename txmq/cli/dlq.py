@@ -17,10 +17,13 @@ from txmq.cli.common import (
     Ask,
     GroupArgument,
     Yes,
+    argument,
     confirm,
     fail,
+    flag,
     moment_of,
     operator_name,
+    option,
 )
 from txmq.cli.output import listing, message_fields, progress_bar, say, table
 from txmq.client import Admin
@@ -96,7 +99,7 @@ def _age(at_ms: int | None) -> str:
 )
 def list_(
     *,
-    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
+    group: str | None = option("Only this group."),
     ask: Ask,
 ) -> Listing:
     """List the groups that have dead letters."""
@@ -132,11 +135,11 @@ def list_(
 )
 def show(
     group: GroupArgument,
-    message_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One dead letter, by id or place.")
-    ] = None,
+    message_id: str | None = argument(
+        "One dead letter, by id or place.", default=None, metavar="ID"
+    ),
     *,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show, the oldest first.")] = 50,
+    limit: int = option("The most to show, the oldest first.", default=50, min=1),
     dead: Dead,
     ask: Ask,
 ) -> Listing:
@@ -164,7 +167,7 @@ def show(
 def export(
     group: GroupArgument,
     *,
-    to: Annotated[Path, typer.Option(help="The file, which must not exist yet.")],
+    to: Path = option("The file, which must not exist yet.", default=...),
     dead: Dead,
     ask: Ask,
 ) -> Answer:
@@ -194,20 +197,14 @@ def export(
 @app.command()
 def resend(
     group: GroupArgument,
-    message_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="The dead letters, by id or place.")
-    ] = None,
+    message_ids: list[str] | None = argument(
+        "The dead letters, by id or place.", default=None, metavar="ID"
+    ),
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All that exist now and were not resent before.")
-    ] = False,
-    reason: Annotated[str, typer.Option(help="Why; kept with each message.")],
-    operator: Annotated[
-        str, typer.Option(show_default="who runs this", help="Who; kept with the reason.")
-    ] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Also those that were resent before.")
-    ] = False,
+    everything: bool = flag("All that exist now and were not resent before.", "--all"),
+    reason: str = option("Why; kept with each message.", default=...),
+    operator: str = option("Who; kept with the reason.", default="", show_default="who runs this"),
+    force: bool = flag("Also those that were resent before.", "--force"),
     dead: Dead,
     yes: Yes = False,
     ask: Ask,

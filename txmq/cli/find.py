@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from txmq.cli.commands import Answer
-from txmq.cli.common import NAMES_DEFAULT, Ask, Cluster, stop_at_signals
+from txmq.cli.common import NAMES_DEFAULT, Ask, Cluster, option, stop_at_signals
 from txmq.cli.output import note, progress_bar, table
 from txmq.client import Admin
 from txmq.ops.search import HITS_MAX, ClusterHits, search_cluster, search_further
@@ -21,9 +21,9 @@ __all__ = ["find"]
 def find(
     text: Annotated[str, typer.Argument(help="A part of a name, or a whole id or key.")],
     *,
-    after: Annotated[
-        str, typer.Option(metavar="TOPIC", help="Search only messages, in the topics after this.")
-    ] = "",
+    after: str = option(
+        "Search only messages, in the topics after this.", default="", metavar="TOPIC"
+    ),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Answer:

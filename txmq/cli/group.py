@@ -16,11 +16,14 @@ from txmq.cli.common import (
     Operator,
     TopicArgument,
     Yes,
+    argument,
     ask_each,
     confirm,
     fail,
+    flag,
     moment_of,
     operator_name,
+    option,
 )
 from txmq.cli.output import as_json, progress_bar, say, table
 from txmq.client import Admin, ConsumerReport
@@ -46,13 +49,10 @@ Name = Annotated[str, typer.Argument(help="The group.")]
 def create(
     name: Name,
     *,
-    retries: Annotated[
-        int | None,
-        typer.Option(min=0, help="Retries of a message before it is a dead letter; 16 if new."),
-    ] = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enabled/--no-enabled", help="Whether it may consume.")
-    ] = None,
+    retries: int | None = option(
+        "Retries of a message before it is a dead letter; 16 if new.", min=0
+    ),
+    enabled: bool | None = option("Whether it may consume.", "--enabled/--no-enabled"),
     broker: AtBroker = None,
     cluster: Cluster = None,
     ask: Ask,
@@ -81,7 +81,7 @@ def create(
 )
 def list_(
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
+    everything: bool = flag("Also groups of the system.", "--all"),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Listing:
@@ -100,9 +100,7 @@ def list_(
 def delete(
     name: Name,
     *,
-    keep_offsets: Annotated[
-        bool, typer.Option("--keep-offsets", help="Keep its offsets, for a group of this name.")
-    ] = False,
+    keep_offsets: bool = flag("Keep its offsets, for a group of this name.", "--keep-offsets"),
     yes: Yes = False,
     cluster: Cluster = None,
     ask: Ask,
@@ -132,7 +130,7 @@ def delete(
 def progress(
     name: Name,
     *,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    topic: str | None = option("Only this topic."),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Listing:
@@ -170,13 +168,10 @@ def reset(
     name: Name,
     topic: TopicArgument,
     *,
-    to: Annotated[
-        str,
-        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
-    ],
-    only_back: Annotated[
-        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
-    ] = False,
+    to: str = option(
+        "earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970.", default=...
+    ),
+    only_back: bool = flag("Skip no message that is not consumed yet.", "--only-back"),
     yes: Yes = False,
     ask: Ask,
     json: AsJson = False,
@@ -189,25 +184,16 @@ def reset(
 @app.command()
 def skip(
     name: Name,
-    topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
+    topic: str | None = argument("The topic.", default=None),
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="In all topics in which the group has an offset.")
-    ] = False,
-    offset: Annotated[
-        int | None, typer.Option(min=0, help="Only this message of a queue, which is damaged.")
-    ] = None,
-    through: Annotated[
-        int | None,
-        typer.Option(min=0, help="Also what is damaged from --offset up to this message."),
-    ] = None,
-    queue: Annotated[int | None, typer.Option(min=0, help="The queue of the message.")] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="The broker of the queue, if several have the topic.")
-    ] = None,
-    reason: Annotated[
-        str, typer.Option(help="Why a damaged message is skipped; the broker's audit keeps it.")
-    ] = "",
+    everything: bool = flag("In all topics in which the group has an offset.", "--all"),
+    offset: int | None = option("Only this message of a queue, which is damaged.", min=0),
+    through: int | None = option("Also what is damaged from --offset up to this message.", min=0),
+    queue: int | None = option("The queue of the message.", min=0),
+    broker: str | None = option("The broker of the queue, if several have the topic."),
+    reason: str = option(
+        "Why a damaged message is skipped; the broker's audit keeps it.", default=""
+    ),
     operator: Operator = "",
     yes: Yes = False,
     ask: Ask,
@@ -526,15 +512,12 @@ def _print_consumers(consumers: list[dict[str, Any]]) -> None:
 )
 def monitor(
     *,
-    lag_max: Annotated[
-        int | None,
-        typer.Option(
-            "--lag-max",
-            min=0,
-            help="Show only groups with more messages behind or waiting, and exit with 1.",
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
+    lag_max: int | None = option(
+        "Show only groups with more messages behind or waiting, and exit with 1.",
+        "--lag-max",
+        min=0,
+    ),
+    everything: bool = flag("Also groups of the system.", "--all"),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Listing:

@@ -22,8 +22,10 @@ from txmq.cli.common import (
     Yes,
     confirm,
     fail,
+    flag,
     has_terminal,
     moment_of,
+    option,
 )
 from txmq.cli.log_lines import (
     BodyForm,
@@ -63,36 +65,22 @@ Data = Annotated[
 class Wanted(NamedTuple):
     """The records that are wanted."""
 
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None
-    queue: Annotated[int | None, typer.Option("--queue", min=0, help="Only this queue of it.")] = (
-        None
+    topic: str | None = option("Only this topic.")
+    queue: int | None = option("Only this queue of it.", "--queue", min=0)
+    since: str = option(
+        "Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"
     )
-    since: Annotated[
-        str, typer.Option(help="Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.")
-    ] = "earliest"
-    until: Annotated[
-        str, typer.Option(help="Stored then or earlier, likewise; latest is the end.")
-    ] = "latest"
-    key: Annotated[str | None, typer.Option(help="Only messages with this key or id.")] = None
-    transaction: Annotated[
-        str | None,
-        typer.Option(
-            "--transaction", metavar="XID", help="Only this transaction, and its decision."
-        ),
-    ] = None
-    start: Annotated[
-        int, typer.Option("--from", min=0, help="Begin at this position of the log.")
-    ] = 0
-    end: Annotated[int | None, typer.Option("--to", min=0, help="Stop before this position.")] = (
-        None
+    until: str = option("Stored then or earlier, likewise; latest is the end.", default="latest")
+    key: str | None = option("Only messages with this key or id.")
+    transaction: str | None = option(
+        "Only this transaction, and its decision.", "--transaction", metavar="XID"
     )
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kind", help="message, half, decision, delayed, recall, loss; may be repeated."
-        ),
-    ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")] = None
+    start: int = option("Begin at this position of the log.", "--from", default=0, min=0)
+    end: int | None = option("Stop before this position.", "--to", min=0)
+    kind: list[str] | None = option(
+        "message, half, decision, delayed, recall, loss; may be repeated.", "--kind"
+    )
+    limit: int | None = option("Stop after so many records.", min=1)
 
     def selection(self) -> "Selection":
         """What to read.
@@ -130,9 +118,7 @@ _ROUNDS_MAX: Final = 20
 def verify(
     *,
     data: Data,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Then offer the repairs that let the broker start.")
-    ] = False,
+    repair: bool = flag("Then offer the repairs that let the broker start.", "--repair"),
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:
@@ -165,7 +151,7 @@ def dump(
     *,
     data: Data,
     wanted: Wanted,
-    body: Annotated[bool, typer.Option("--body", help="Show the bodies, too.")] = False,
+    body: bool = flag("Show the bodies, too.", "--body"),
     json: AsJson = False,
 ) -> None:
     """Show the records of the log, oldest first, one on a line.
@@ -191,22 +177,14 @@ def dump(
 def export(
     *,
     data: Data,
-    to_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", metavar="FILE", help="Write lines of JSON here; it must not exist yet."
-        ),
-    ] = None,
-    bodies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write each body to a file of its own: TOPIC/QUEUE-OFFSET."
-        ),
-    ] = None,
+    to_file: Path | None = option(
+        "Write lines of JSON here; it must not exist yet.", "--file", metavar="FILE"
+    ),
+    bodies: Path | None = option(
+        "Write each body to a file of its own: TOPIC/QUEUE-OFFSET.", metavar="DIR"
+    ),
     wanted: Wanted,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write compressed bodies as they are stored.")
-    ] = False,
+    raw: bool = flag("Write compressed bodies as they are stored.", "--raw"),
 ) -> Answer:
     """Write messages to a file, one line of JSON each, or their bodies to files of their own.
 

@@ -20,6 +20,7 @@ from txmq.cli.common import (
     fail,
     moment_of,
     operator_name,
+    option,
     queue_of,
 )
 from txmq.cli.output import listing, message_fields, message_listing, note, say
@@ -77,18 +78,15 @@ def send(
     topic: TopicArgument,
     body: Annotated[str, typer.Argument(help="The body; - reads it from standard input.")],
     *,
-    tag: Annotated[str, typer.Option(help="Its tag.")] = "",
-    key: Annotated[list[str] | None, typer.Option(help="A key; may be repeated.")] = None,
-    property_: Annotated[
-        list[str] | None,
-        typer.Option("--property", help="A property, as name=value; may be repeated."),
-    ] = None,
-    delay_level: Annotated[
-        int, typer.Option(min=0, help="Deliver it after the broker's delay for this level.")
-    ] = 0,
-    after: Annotated[
-        str | None, typer.Option(help="Deliver it after this time, such as 90s.")
-    ] = None,
+    tag: str = option("Its tag.", default=""),
+    key: list[str] | None = option("A key; may be repeated."),
+    property_: list[str] | None = option(
+        "A property, as name=value; may be repeated.", "--property"
+    ),
+    delay_level: int = option(
+        "Deliver it after the broker's delay for this level.", default=0, min=0
+    ),
+    after: str | None = option("Deliver it after this time, such as 90s."),
     queue: OneQueue = None,
     ask: Ask,
 ) -> Answer:
@@ -130,9 +128,9 @@ def recall(
         typer.Argument(help="The handle that its sender received, or that `delayed` lists."),
     ],
     *,
-    reason: Annotated[
-        str, typer.Option(help="Why; a txmq broker then records who recalled it in its audit.")
-    ] = "",
+    reason: str = option(
+        "Why; a txmq broker then records who recalled it in its audit.", default=""
+    ),
     ask: Ask,
 ) -> Answer:
     """Recall a delayed message, so that it is never delivered."""
@@ -151,14 +149,13 @@ def recall(
 @listed(DELAYED_COLUMNS, empty="no message waits for its time")
 def delayed(
     *,
-    level: Annotated[
-        int | None,
-        typer.Option(min=0, help="Only this delay level; 0 for messages with a time of their own."),
-    ] = None,
-    from_: Annotated[
-        str, typer.Option("--from", help="Due then or later: 2030-05-01T12:00 (UTC), or earliest.")
-    ] = "earliest",
-    most: Annotated[int, typer.Option(min=1, help="The most messages, those due first.")] = 1_000,
+    level: int | None = option(
+        "Only this delay level; 0 for messages with a time of their own.", min=0
+    ),
+    from_: str = option(
+        "Due then or later: 2030-05-01T12:00 (UTC), or earliest.", "--from", default="earliest"
+    ),
+    most: int = option("The most messages, those due first.", default=1_000, min=1),
     broker: AtBroker = None,
     ask: Ask,
 ) -> Listing:
@@ -175,12 +172,10 @@ def pull(
     topic: TopicArgument,
     *,
     queue: OneQueue = None,
-    offset: Annotated[
-        int | None, typer.Option(min=0, help="The offset to begin at; by default the oldest.")
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
-    tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
-    hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
+    offset: int | None = option("The offset to begin at; by default the oldest.", min=0),
+    count: int = option("The most messages of each queue.", default=32, min=1),
+    tags: str = option("Tags wanted, separated by '||'.", default="*"),
+    hold_ms: int = option("How long to wait if there are none.", default=0),
     ask: Ask,
 ) -> Listing:
     """Fetch messages without consuming them: no group's offset moves."""
@@ -204,15 +199,13 @@ def pull(
 def list_(
     topic: TopicArgument,
     *,
-    since: Annotated[
-        str, typer.Option(help="Stored then or later: 2h (ago), 2024-05-01T12:00.")
-    ] = "earliest",
-    until: Annotated[str, typer.Option(help="Stored then or earlier.")] = "latest",
-    contains: Annotated[
-        str, typer.Option(help="Only with this text in a key, the tag, the id or the body.")
-    ] = "",
+    since: str = option("Stored then or later: 2h (ago), 2024-05-01T12:00.", default="earliest"),
+    until: str = option("Stored then or earlier.", default="latest"),
+    contains: str = option(
+        "Only with this text in a key, the tag, the id or the body.", default=""
+    ),
     queue: OneQueue = None,
-    count: Annotated[int, typer.Option(min=1, help="The most messages.")] = 32,
+    count: int = option("The most messages.", default=32, min=1),
     ask: Ask,
 ) -> Listing:
     """List messages of a topic, the newest first, without consuming them.
@@ -260,9 +253,7 @@ def consume_directly(
     message_id: MessageId,
     *,
     topic: OfTopic = None,
-    client: Annotated[
-        str | None, typer.Option(help="The id of the consumer; by default one of the group.")
-    ] = None,
+    client: str | None = option("The id of the consumer; by default one of the group."),
     ask: Ask,
 ) -> Answer:
     """Let a connected consumer handle one stored message now, and show its answer.
@@ -292,7 +283,7 @@ def query(
     topic: TopicArgument,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
-    count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
+    count: int = option("The most messages of each broker.", default=64, min=1),
     ask: Ask,
 ) -> Listing:
     """Find messages by key."""
@@ -306,7 +297,7 @@ def trace(
     topic: TopicArgument,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
-    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
+    trace_topic: str = option("Where traces are kept.", default=TRACES),
     ask: Ask,
 ) -> Listing:
     """Show who sent and handled a message, if clients leave traces."""

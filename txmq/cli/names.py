@@ -3,13 +3,18 @@
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-import typer
+from typing import NamedTuple
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_port, stop_at_signals
+from txmq.cli.common import (
+    WRONGLY_CALLED,
+    MonitoringAddress,
+    fail,
+    host_and_port,
+    option,
+    stop_at_signals,
+)
 from txmq.cli.output import note_lines, say_now
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.errors import TxmqError
@@ -28,50 +33,38 @@ __all__ = ["names"]
 class NameServerOptions(NamedTuple):
     """Where a name server listens, what it keeps, and whom it serves."""
 
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where brokers and clients reach it.")
-    ] = "127.0.0.1:9876"
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Where it keeps the settings of operators; without it, in memory."
-        ),
-    ] = None
-    acl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory."
-        ),
-    ] = None
-    trust: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose clients may ask for routes "
-            "without an account.",
-        ),
-    ] = ""
-    trust_brokers: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose brokers may register without an "
-            "account.",
-        ),
-    ] = ""
-    tls_mode: Annotated[
-        str, typer.Option(metavar="disabled|permissive|enforcing", help="Whether it speaks TLS.")
-    ] = "disabled"
-    tls_certificate: Annotated[
-        str, typer.Option(metavar="FILE", help="Its certificate with the chain, in PEM form.")
-    ] = ""
-    tls_key: Annotated[
-        str, typer.Option(metavar="FILE", help="The key of the certificate, for its owner alone.")
-    ] = ""
-    tls_client_ca: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Authorities: every peer with TLS needs a certificate."),
-    ] = ""
+    listen: str = option(
+        "Where brokers and clients reach it.", default="127.0.0.1:9876", metavar="HOST:PORT"
+    )
+    data: str | None = option(
+        "Where it keeps the settings of operators; without it, in memory.", metavar="DIR"
+    )
+    acl: str | None = option(
+        "A file of accounts, as RocketMQ's plain_acl.yml, or a directory.", metavar="FILE"
+    )
+    trust: str = option(
+        "Addresses and networks (separated by ',') whose clients may ask for routes "
+        "without an account.",
+        default="",
+        metavar="ADDRS",
+    )
+    trust_brokers: str = option(
+        "Addresses and networks (separated by ',') whose brokers may register without an account.",
+        default="",
+        metavar="ADDRS",
+    )
+    tls_mode: str = option(
+        "Whether it speaks TLS.", default="disabled", metavar="disabled|permissive|enforcing"
+    )
+    tls_certificate: str = option(
+        "Its certificate with the chain, in PEM form.", default="", metavar="FILE"
+    )
+    tls_key: str = option(
+        "The key of the certificate, for its owner alone.", default="", metavar="FILE"
+    )
+    tls_client_ca: str = option(
+        "Authorities: every peer with TLS needs a certificate.", default="", metavar="FILE"
+    )
     http: MonitoringAddress = None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from txmq.cli.commands import Answer, Commands, Listing, listed
-from txmq.cli.common import WRONGLY_CALLED, Yes, confirm, fail
+from txmq.cli.common import WRONGLY_CALLED, Yes, confirm, fail, flag, option
 from txmq.cli.output import body_fields, listing
 from txmq.cli.schema import Database, OutboxName, SchemaName, open_database
 from txmq.ops.moments import age_of
@@ -83,12 +83,10 @@ def status(
 def list_(
     *,
     table: OutboxTable,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only rows that no broker takes.")
-    ] = False,
-    lane: Annotated[str | None, typer.Option(help="Only rows of this lane.")] = None,
-    after: Annotated[int, typer.Option(min=0, help="Only rows with larger ids.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="The most rows.")] = 100,
+    failed: bool = flag("Only rows that no broker takes.", "--failed"),
+    lane: str | None = option("Only rows of this lane."),
+    after: int = option("Only rows with larger ids.", default=0, min=0),
+    limit: int = option("The most rows.", default=100, min=1),
 ) -> Listing:
     """List the rows of an outbox, the oldest first."""
     with table.operator() as operator:
@@ -137,7 +135,7 @@ def retry(
 def skip(
     row: RowId,
     *,
-    reason: Annotated[str, typer.Option(help="Why; the row keeps it.")],
+    reason: str = option("Why; the row keeps it.", default=...),
     table: OutboxTable,
     yes: Yes = False,
 ) -> Answer:

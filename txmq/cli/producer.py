@@ -1,11 +1,7 @@
 """``txmq producer``: the producers that are connected."""
 
-from typing import Annotated
-
-import typer
-
 from txmq.cli.commands import Commands, Listing, listed
-from txmq.cli.common import Ask, Cluster
+from txmq.cli.common import Ask, Cluster, option
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import RequestNotSupported
 from txmq.ops.known_names import check_producer_group
@@ -20,7 +16,7 @@ app = Commands("Show the producers that are connected.")
 @listed(CLIENT_COLUMNS, empty="no producer is connected")
 def list_(
     *,
-    group: Annotated[str, typer.Option(help="Only this producer group.")] = "",
+    group: str = option("Only this producer group.", default=""),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Listing:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from txmq.cli.clearing import breaks_app, proofs_app, signoff
-from txmq.cli.common import AsJson
+from txmq.cli.common import AsJson, flag, option
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
     Config,
@@ -46,37 +46,25 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 class SparkOptions(NamedTuple):
     """How to start Spark."""
 
-    master: Annotated[
-        str | None,
-        typer.Option(
-            "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
-        ),
-    ] = None
-    remote: Annotated[
-        str | None,
-        typer.Option(
-            "--remote",
-            envvar="SPARK_REMOTE",
-            help="A Spark Connect server that runs already, such as sc://host:15002.",
-        ),
-    ] = None
+    master: str | None = option(
+        "Spark's cluster, such as spark://host:7077; this machine if left out.", "--master"
+    )
+    remote: str | None = option(
+        "A Spark Connect server that runs already, such as sc://host:15002.",
+        "--remote",
+        envvar="SPARK_REMOTE",
+    )
     memory: Annotated[
         str,
         typer.Option(
             "--memory", help="Java's heap on this machine, or the memory of each executor."
         ),
     ] = "4g"
-    cores: Annotated[
-        int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
-    ] = None
-    jar: Annotated[
-        list[Path] | None,
-        typer.Option("--jar", help="The library of a JDBC driver; may be repeated."),
-    ] = None
-    spark: Annotated[
-        list[str] | None,
-        typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
-    ] = None
+    cores: int | None = option("The number of cores; all if left out.", "--cores", min=1)
+    jar: list[Path] | None = option("The library of a JDBC driver; may be repeated.", "--jar")
+    spark: list[str] | None = option(
+        "A setting of Spark's; may be repeated.", "--spark", metavar="KEY=VALUE"
+    )
 
     def session(self, rules: Rules, day: date, *, ui: bool = False) -> AbstractContextManager[Any]:
         """What starts Spark; its log is beside the results if these are on this machine.
@@ -109,37 +97,23 @@ def reconcile(
     *,
     day: Day = None,
     config: Config = None,
-    first: Annotated[
-        date | None,
-        typer.Option("--from", parser=date_of, metavar="DATE", help="The first of several dates."),
-    ] = None,
-    last: Annotated[
-        date | None,
-        typer.Option("--to", parser=date_of, metavar="DATE", help="The last of several dates."),
-    ] = None,
-    extract: Annotated[
-        str | None,
-        typer.Option("--extract", metavar="ID", help="Read no ledger, and use this extract."),
-    ] = None,
-    reuse: Annotated[
-        bool, typer.Option("--reuse-extract", help="Read no ledger, and use the latest extract.")
-    ] = False,
-    so_far: Annotated[
-        bool,
-        typer.Option(
-            "--so-far",
-            help="The running business date, up to now. It cannot be signed.",
-        ),
-    ] = False,
+    first: date | None = option(
+        "The first of several dates.", "--from", parser=date_of, metavar="DATE"
+    ),
+    last: date | None = option(
+        "The last of several dates.", "--to", parser=date_of, metavar="DATE"
+    ),
+    extract: str | None = option(
+        "Read no ledger, and use this extract.", "--extract", metavar="ID"
+    ),
+    reuse: bool = flag("Read no ledger, and use the latest extract.", "--reuse-extract"),
+    so_far: bool = flag("The running business date, up to now. It cannot be signed.", "--so-far"),
     spark: SparkOptions,
-    ui: Annotated[
-        bool | None,
-        typer.Option(
-            "--ui/--no-ui",
-            help="Serve Spark's web pages during the run; only on a terminal if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    ui: bool | None = option(
+        "Serve Spark's web pages during the run; only on a terminal if left out.",
+        "--ui/--no-ui",
+        show_default=False,
+    ),
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:

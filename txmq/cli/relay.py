@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from txmq.cli import logs
 from txmq.cli.common import (
     NAMES_DEFAULT,
     Names,
     exit_on_errors,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
 )
 from txmq.cli.output import say, say_now
@@ -40,41 +40,34 @@ def relay(
     database: Database,
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
-    group: Annotated[
-        str, typer.Option("--group", help="The producer group that sends the messages.")
-    ] = "txmq_relay",
-    on_poison: Annotated[
-        str,
-        typer.Option(
-            metavar="block|skip|dead_letter",
-            help="What to do with a row whose message no broker accepts: its lane waits, or the "
-            "row is put aside with the reason, or its message goes to another topic.",
-        ),
-    ] = "block",
-    dead_letter_topic: Annotated[
-        str, typer.Option("--dead-letter-topic", help="The topic for --on-poison dead_letter.")
-    ] = "",
-    lease: Annotated[
-        float,
-        typer.Option(
-            "--lease",
-            min=0.1,
-            max=LEASE_MAX_S,
-            help="Lease in seconds. When it expires, another relay takes over the rows of a relay "
-            "that died.",
-        ),
-    ] = 10.0,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            "--http",
-            "--metrics",
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
-        ),
-    ] = None,
+    group: str = option(
+        "The producer group that sends the messages.", "--group", default="txmq_relay"
+    ),
+    on_poison: str = option(
+        "What to do with a row whose message no broker accepts: its lane waits, or the "
+        "row is put aside with the reason, or its message goes to another topic.",
+        default="block",
+        metavar="block|skip|dead_letter",
+    ),
+    dead_letter_topic: str = option(
+        "The topic for --on-poison dead_letter.", "--dead-letter-topic", default=""
+    ),
+    lease: float = option(
+        "Lease in seconds. When it expires, another relay takes over the rows of a relay "
+        "that died.",
+        "--lease",
+        default=10.0,
+        min=0.1,
+        max=LEASE_MAX_S,
+    ),
+    http: str | None = option(
+        "Where to serve /metrics, /health/live and /health/ready over HTTP.",
+        "--http",
+        "--metrics",
+        metavar="HOST:PORT",
+    ),
     names: Names = NAMES_DEFAULT,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log more than warnings.")] = False,
+    verbose: bool = flag("Log more than warnings.", "--verbose"),
 ) -> None:
     """Publish the committed messages of an outbox; several relays share the work.
 

@@ -22,7 +22,9 @@ from txmq.cli.common import (
     NAMES_DEFAULT,
     Names,
     exit_on_errors,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
     unless_stopped,
 )
@@ -74,37 +76,29 @@ STOP_S: Final = 5.0
 class ResolvePlan(NamedTuple):
     """How to answer, and what to show."""
 
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when the group has no open transactions.")
-    ] = False
-    workers: Annotated[
-        int, typer.Option(min=1, help="Checks answered at once; they share database transactions.")
-    ] = CHECKS_PER_PRODUCER_MAX
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log the checks without a decision, and why.")
-    ] = False
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
-        ),
-    ] = None
+    until_empty: bool = flag("End when the group has no open transactions.", "--until-empty")
+    workers: int = option(
+        "Checks answered at once; they share database transactions.",
+        default=CHECKS_PER_PRODUCER_MAX,
+        min=1,
+    )
+    quiet: bool = flag("Print only the summary.", "--quiet")
+    verbose: bool = flag("Log the checks without a decision, and why.", "--verbose")
+    http: str | None = option(
+        "Where to serve /metrics, /health/live and /health/ready over HTTP.", metavar="HOST:PORT"
+    )
     names: Names = NAMES_DEFAULT
 
 
 def resolve(
     group: Annotated[str, typer.Argument(help="The producer group of the services.")],
     *,
-    database: Annotated[
-        list[str],
-        typer.Option(
-            envvar="TXMQ_DATABASE",
-            help="The database, such as postgresql://user@host/bank. For transactions over several "
-            "databases: each as NAME=URL, the one with the fence first.",
-        ),
-    ],
+    database: list[str] = option(
+        "The database, such as postgresql://user@host/bank. For transactions over several "
+        "databases: each as NAME=URL, the one with the fence first.",
+        default=...,
+        envvar="TXMQ_DATABASE",
+    ),
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
     plan: ResolvePlan,

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
 from txmq.cli.commands import Commands
-from txmq.cli.common import duration_of, exit_on_errors, fail
+from txmq.cli.common import duration_of, exit_on_errors, fail, option
 from txmq.cli.output import say, say_lines
 from txmq.text import quantity
 
@@ -89,9 +89,7 @@ def create(
 def sql(
     tables: Choice = None,
     *,
-    dialect: Annotated[
-        str, typer.Option(metavar="postgresql|mysql|sqlite", help="The kind of database.")
-    ],
+    dialect: str = option("The kind of database.", default=..., metavar="postgresql|mysql|sqlite"),
     fence: FenceName = "txmq_fence",
     done: DoneName = "txmq_done",
     outbox: OutboxName = "txmq_outbox",
@@ -117,13 +115,10 @@ def sql(
 def clean(
     *,
     database: Database,
-    older_than: Annotated[
-        str, typer.Option(help="Remove rows that are older than this, such as 7d or 120h.")
-    ],
-    horizon: Annotated[
-        str | None,
-        typer.Option(help="How long a message can be delivered again; 101h by default."),
-    ] = None,
+    older_than: str = option(
+        "Remove rows that are older than this, such as 7d or 120h.", default=...
+    ),
+    horizon: str | None = option("How long a message can be delivered again; 101h by default."),
     done: DoneName = "txmq_done",
     schema: SchemaName = None,
 ) -> None:
@@ -134,7 +129,9 @@ def clean(
         from txmq.idempotent import UniqueKeyTable
 
         guard = UniqueKeyTable(engine, table=done, schema=schema)
-        removed = guard.clean(older_s, horizon_s=least_s)
+        removed = cast(
+            "int", guard.clean(older_s, horizon_s=least_s)
+        )  # Not awaited: the engine blocks.
         say(f"{quantity(removed, 'row')} removed from {done}")
 
 

@@ -21,7 +21,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, exit_on_errors, fail
+from txmq.cli.common import WRONGLY_CALLED, exit_on_errors, fail, option
 from txmq.cli.output import note, note_lines, say_now
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
@@ -100,117 +100,67 @@ _TLS_MEANS: Final = {
 class BrokerOptions(NamedTuple):
     """The options that set something about the broker."""
 
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", show_default="txmq-data", help="The directory of all its data."
-        ),
-    ] = None
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", show_default="127.0.0.1:10911", help="Where clients connect."
-        ),
-    ] = None
-    names_listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            show_default="127.0.0.1:9876",
-            help="Where its own name server listens.",
-        ),
-    ] = None
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--names",
-            "-n",
-            metavar="ADDRS",
-            help="Other name servers (separated by ';') instead of its own; also TXMQ_NAMES.",
-        ),
-    ] = None
-    flush: Annotated[
-        str | None,
-        typer.Option(
-            metavar="sync|async",
-            show_default="sync",
-            help="When a send is answered: once its message survives a power cut (sync), or once "
-            "it is written, so that a power cut may take the last messages (async).",
-        ),
-    ] = None
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            "-c",
-            envvar=CONFIG_VARIABLE,
-            metavar="FILE",
-            help="A file of settings: TOML, or RocketMQ's broker.conf.",
-        ),
-    ] = None
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting, by its name here or in RocketMQ; may be repeated.",
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="BROKER", show_default="broker-a", help="This broker's name."),
-    ] = None
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default="DefaultCluster", help="The cluster it belongs to."
-        ),
-    ] = None
-    acl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory of them: every "
-            "request then needs a signature and a permission.",
-        ),
-    ] = None
-    trust: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="Without accounts: addresses and networks (separated by ',') whose clients may "
-            "send and consume. Others beyond loopback are refused.",
-        ),
-    ] = None
-    trust_brokers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose brokers may register with its "
-            "name server without an account.",
-        ),
-    ] = None
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="The etcd that decides which member of the broker set leads: "
-            "etcd://h1:2379,h2:2379.",
-        ),
-    ] = None
-    member: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="This member of the broker set."),
-    ] = None
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            show_default="nowhere",
-            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
-            "without accounts.",
-        ),
-    ] = None
+    data: str | None = option(
+        "The directory of all its data.", metavar="DIR", show_default="txmq-data"
+    )
+    listen: str | None = option(
+        "Where clients connect.", metavar="HOST:PORT", show_default="127.0.0.1:10911"
+    )
+    names_listen: str | None = option(
+        "Where its own name server listens.", metavar="HOST:PORT", show_default="127.0.0.1:9876"
+    )
+    names: str | None = option(
+        "Other name servers (separated by ';') instead of its own; also TXMQ_NAMES.",
+        "--names",
+        "-n",
+        metavar="ADDRS",
+    )
+    flush: str | None = option(
+        "When a send is answered: once its message survives a power cut (sync), or once "
+        "it is written, so that a power cut may take the last messages (async).",
+        metavar="sync|async",
+        show_default="sync",
+    )
+    config: str | None = option(
+        "A file of settings: TOML, or RocketMQ's broker.conf.",
+        "--config",
+        "-c",
+        envvar=CONFIG_VARIABLE,
+        metavar="FILE",
+    )
+    set_: list[str] | None = option(
+        "A setting, by its name here or in RocketMQ; may be repeated.", "--set", metavar="KEY=VALUE"
+    )
+    name: str | None = option("This broker's name.", metavar="BROKER", show_default="broker-a")
+    cluster: str | None = option(
+        "The cluster it belongs to.", metavar="NAME", show_default="DefaultCluster"
+    )
+    acl: str | None = option(
+        "A file of accounts, as RocketMQ's plain_acl.yml, or a directory of them: every "
+        "request then needs a signature and a permission.",
+        metavar="FILE",
+    )
+    trust: str | None = option(
+        "Without accounts: addresses and networks (separated by ',') whose clients may "
+        "send and consume. Others beyond loopback are refused.",
+        metavar="ADDRS",
+    )
+    trust_brokers: str | None = option(
+        "Addresses and networks (separated by ',') whose brokers may register with its "
+        "name server without an account.",
+        metavar="ADDRS",
+    )
+    coordinator: str | None = option(
+        "The etcd that decides which member of the broker set leads: etcd://h1:2379,h2:2379.",
+        metavar="ADDRS",
+    )
+    member: str | None = option("This member of the broker set.", metavar="NAME")
+    http: str | None = option(
+        "Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
+        "without accounts.",
+        metavar="HOST:PORT",
+        show_default="nowhere",
+    )
 
     def load(self) -> "BrokerSettings":
         """The settings from the file, the environment, ``--set`` and the other options.
@@ -243,33 +193,24 @@ class BrokerOptions(NamedTuple):
 class ServePlan(NamedTuple):
     """The options that are not settings of the broker."""
 
-    brokers: Annotated[
-        int | None,
-        typer.Option(
-            envvar=BROKERS_VARIABLE,
-            metavar="N",
-            help="Run so many brokers of one cluster, each in a process and a directory of its "
-            "own: one for each core. Their ports are 10 apart.",
-        ),
-    ] = None
-    drain_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-            show_default=f"{DRAIN_S:.0f}",
-            help="With --brokers: how long a broker may take to drain, before it is killed.",
-        ),
-    ] = None
-    accept_loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REASON",
-            help="Start although a part of the log is missing, and record the reason in the log. "
-            "Offsets are never used twice.",
-        ),
-    ] = None
+    brokers: int | None = option(
+        "Run so many brokers of one cluster, each in a process and a directory of its "
+        "own: one for each core. Their ports are 10 apart.",
+        envvar=BROKERS_VARIABLE,
+        metavar="N",
+    )
+    drain_timeout: float | None = option(
+        "With --brokers: how long a broker may take to drain, before it is killed.",
+        min=0,
+        max=86_400,
+        metavar="SECONDS",
+        show_default=f"{DRAIN_S:.0f}",
+    )
+    accept_loss: str | None = option(
+        "Start although a part of the log is missing, and record the reason in the log. "
+        "Offsets are never used twice.",
+        metavar="REASON",
+    )
     log_format: LogForm = "text"
     log_level: LogLevel = "info"
 
@@ -410,9 +351,9 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
     if error.errno != errno.EADDRINUSE:
         return None
     port = re.search(r"\('[^']*', (\d+)", str(error))
-    for option, address in addresses.items():
+    for name, address in addresses.items():
         if port is None or split_address(address)[1] == int(port[1]):
-            return f"{address} is taken; choose another {option}"
+            return f"{address} is taken; choose another {name}"
     return None
 
 

@@ -1,12 +1,10 @@
 """``txmq stats``: the rates of topics and groups."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from txmq.cli.commands import Listing, listed
-from txmq.cli.common import Ask, ask_each
+from txmq.cli.common import Ask, ask_each, flag, option
 from txmq.client import Admin
 from txmq.errors import TxmqError
 from txmq.ops.groups import WAITING_COLUMN
@@ -34,12 +32,8 @@ def _rate(value: float) -> str:
 )
 def stats(
     *,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")
-    ] = None,
-    active: Annotated[
-        bool, typer.Option("--active", help="Only topics with messages in the last 24 hours.")
-    ] = False,
+    topic: list[str] | None = option("Only this topic; may be repeated.", "--topic"),
+    active: bool = flag("Only topics with messages in the last 24 hours.", "--active"),
     ask: Ask,
 ) -> Listing:
     """Show the rates of topics and groups over the last minute; with --watch, like top.

@@ -16,6 +16,8 @@ from txmq.cli.common import (
     ask_each,
     confirm,
     fail,
+    flag,
+    option,
 )
 from txmq.cli.output import say
 from txmq.client import Admin, Route
@@ -40,15 +42,11 @@ _PERMS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
 def create(
     name: Name,
     *,
-    queues: Annotated[
-        int, typer.Option(min=1, help="Queues at each broker.")
-    ] = QUEUES_OF_NEW_TOPICS,
+    queues: int = option("Queues at each broker.", default=QUEUES_OF_NEW_TOPICS, min=1),
     broker: AtBroker = None,
     cluster: Cluster = None,
-    perm: Annotated[str, typer.Option(help="Its permission: rw, r or w.")] = "rw",
-    order: Annotated[
-        bool, typer.Option("--order", help="Keep its queues while a broker is away.")
-    ] = False,
+    perm: str = option("Its permission: rw, r or w.", default="rw"),
+    order: bool = flag("Keep its queues while a broker is away.", "--order"),
     ask: Ask,
 ) -> Answer:
     """Create a topic, and return when clients can find it; `txmq topic update` changes one."""
@@ -69,15 +67,10 @@ def create(
 def update(
     name: Name,
     *,
-    queues: Annotated[int | None, typer.Option(min=1, help="Queues at each broker.")] = None,
-    order: Annotated[
-        bool | None,
-        typer.Option("--order/--no-order", help="Keep its queues while a broker is away."),
-    ] = None,
+    queues: int | None = option("Queues at each broker.", min=1),
+    order: bool | None = option("Keep its queues while a broker is away.", "--order/--no-order"),
     broker: AtBroker = None,
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Remove queues, in two steps: run it twice.")
-    ] = False,
+    shrink: bool = flag("Remove queues, in two steps: run it twice.", "--shrink"),
     ask: Ask,
 ) -> Answer:
     """Change the queues of a topic, or their order; `txmq topic permit` changes its permission.
@@ -134,9 +127,7 @@ def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm
 )
 def list_(
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also topics of the system, retries and dead letters.")
-    ] = False,
+    everything: bool = flag("Also topics of the system, retries and dead letters.", "--all"),
     ask: Ask,
 ) -> Listing:
     """List topics with their queues, permission and messages, summed over all brokers."""

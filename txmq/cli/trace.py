@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from txmq.cli.commands import Commands
-from txmq.cli.common import AsJson, Ask, moment_of
+from txmq.cli.common import AsJson, Ask, moment_of, option
 from txmq.cli.output import as_json, flush, note, say
 from txmq.client import Admin
 from txmq.client.observe.trace_records import TraceRecord, decode
@@ -30,14 +28,14 @@ app = Commands("Follow the traces that clients leave.")
 @app.command()
 def tail(
     *,
-    topic: Annotated[str, typer.Option(help="Only messages of this topic.")] = "",
-    group: Annotated[str, typer.Option(help="Only what this group did.")] = "",
-    key: Annotated[str, typer.Option(help="Only messages with this key or id.")] = "",
-    since: Annotated[
-        str, typer.Option(help="Begin then: latest, 2h (ago), 2024-05-01T12:00, earliest.")
-    ] = "latest",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
-    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
+    topic: str = option("Only messages of this topic.", default=""),
+    group: str = option("Only what this group did.", default=""),
+    key: str = option("Only messages with this key or id.", default=""),
+    since: str = option(
+        "Begin then: latest, 2h (ago), 2024-05-01T12:00, earliest.", default="latest"
+    ),
+    count: int | None = option("End after so many records.", min=1),
+    trace_topic: str = option("Where traces are kept.", default=TRACES),
     ask: Ask,
     json: AsJson = False,
 ) -> None:

@@ -15,9 +15,12 @@ from txmq.cli.common import (
     Cluster,
     Operator,
     Yes,
+    argument,
     confirm,
     fail,
+    flag,
     operator_name,
+    option,
 )
 from txmq.cli.output import as_json, listing, message_fields, note, progress_bar, say, table
 from txmq.client import Admin, TransactionReport
@@ -80,7 +83,7 @@ def list_(
     *,
     state: State = "",
     group: OfGroup = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
+    limit: int = option("The most of each broker.", default=100, min=1),
     broker: AtBroker = None,
     cluster: Cluster = None,
     ask: Ask,
@@ -158,19 +161,16 @@ def decide(
 
 @app.command()
 def recheck(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="ID", help="The id of the transaction, or of its half message."),
-    ] = None,
+    name: str | None = argument(
+        "The id of the transaction, or of its half message.", default=None, metavar="ID"
+    ),
     *,
-    reason: Annotated[str, typer.Option(help="Why; the transaction's history shows it.")] = "",
-    operator: Annotated[
-        str, typer.Option(show_default="who runs this", help="Who asks; kept with the reason.")
-    ] = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="All open transactions, or all of --group.")
-    ] = False,
-    group: Annotated[str, typer.Option(help="With --all: of this producer group.")] = "",
+    reason: str = option("Why; the transaction's history shows it.", default=""),
+    operator: str = option(
+        "Who asks; kept with the reason.", default="", show_default="who runs this"
+    ),
+    everything: bool = flag("All open transactions, or all of --group.", "--all"),
+    group: str = option("With --all: of this producer group.", default=""),
     state: State = "",
     where: Where,
     ask: Ask,
@@ -214,10 +214,8 @@ def history(
         ),
     ],
     *,
-    topic: Annotated[
-        str, typer.Option(help="Its topic; finds a transaction that was decided long ago.")
-    ] = "",
-    broker: Annotated[str | None, typer.Option(help="The broker, if several know it.")] = None,
+    topic: str = option("Its topic; finds a transaction that was decided long ago.", default=""),
+    broker: str | None = option("The broker, if several know it."),
     cluster: Cluster = None,
     ask: Ask,
 ) -> Answer:
@@ -257,7 +255,7 @@ def _step_line(step: TransactionStep) -> str:
 def decided(
     *,
     group: OfGroup = "",
-    count: Annotated[int, typer.Option(min=1, help="The most transactions.")] = 32,
+    count: int = option("The most transactions.", default=32, min=1),
     ask: Ask,
 ) -> Answer:
     """List transactions that were decided, the newest first: by whom, and why.
@@ -290,7 +288,7 @@ def decided(
 def watch(
     *,
     group: OfGroup = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most that are followed.")] = 10_000,
+    limit: int = option("The most that are followed.", default=10_000, min=1),
     every: Every = "1s",
     cluster: Cluster = None,
     ask: Ask,

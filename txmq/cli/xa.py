@@ -11,7 +11,15 @@ import typer
 
 from txmq.cli import logs
 from txmq.cli.commands import Commands, Listing, listed
-from txmq.cli.common import FAILED, AsJson, duration_of, stop_at_signals, unless_stopped
+from txmq.cli.common import (
+    FAILED,
+    AsJson,
+    duration_of,
+    flag,
+    option,
+    stop_at_signals,
+    unless_stopped,
+)
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
@@ -42,9 +50,9 @@ class Branches(NamedTuple):
     database: Databases
     fence: FenceName = "txmq_fence"
     schema: SchemaName = None
-    horizon: Annotated[
-        str, typer.Option(help="A recovery rolls back transactions that are undecided for longer.")
-    ] = "5m"
+    horizon: str = option(
+        "A recovery rolls back transactions that are undecided for longer.", default="5m"
+    )
 
     @property
     def horizon_s(self) -> float:
@@ -79,9 +87,7 @@ ROUND_S: Final = 30.0
 def list_(
     *,
     branches: Branches,
-    is_complete: Annotated[
-        bool, typer.Option("--all", help="Also those of other programs, which stay untouched.")
-    ] = False,
+    is_complete: bool = flag("Also those of other programs, which stay untouched.", "--all"),
 ) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
     horizon_s = branches.horizon_s
@@ -128,8 +134,8 @@ _DECISIONS: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}
 def recover(
     *,
     branches: Branches,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat it until it is stopped.")] = False,
-    every: Annotated[str, typer.Option(help="How often, with --watch.")] = "30s",
+    watch: bool = flag("Repeat it until it is stopped.", "--watch"),
+    every: str = option("How often, with --watch.", default="30s"),
     json: AsJson = False,
 ) -> None:
     """End prepared transactions as the fence has decided; `txmq xa list` shows them before.

@@ -151,8 +151,8 @@ def put_account(
     """Create an account, or change one, at all brokers of a cluster.
 
     Prints a new random secret key, unless a file has one or the account keeps its own. The secret
-    travels to the brokers as it is: run this on loopback, or over TLS. What is not given keeps its
-    value, except --admin.
+    travels to the brokers as it is: run this on loopback, or over TLS. Omitted options keep their
+    values, except --admin.
     """
     if keep_secret and secret_from is not None:
         fail("--keep-secret and --secret-from exclude each other; leave out one", WRONGLY_CALLED)
@@ -190,7 +190,7 @@ def put_account(
             except TxmqError as error:
                 is_lost = isinstance(error, TransportError) and error.effect is Effect.MAYBE
                 if is_new and (is_lost or hasattr(error, "__notes__")):
-                    # A broker may have it by now, and no request reads it back.
+                    # A broker may already have it, and no request reads it back.
                     note("the new secret, which --secret-from takes when you repeat the command:")
                     say(secret or "")
                 raise
@@ -226,7 +226,7 @@ def print_secret() -> None:
 
 
 def _secret(source: str | None) -> str:
-    """A secret that no list of processes and no history of a shell shows."""
+    """The secret; not an argument, which process lists and shell histories would show."""
     if source is None:
         return secrets.token_urlsafe(_SECRET_BYTES)
     try:

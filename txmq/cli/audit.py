@@ -62,7 +62,7 @@ def audit(
         if broker is not None:
             fail("--data is the directory of one broker; leave out --broker", WRONGLY_CALLED)
         if not data.is_dir():
-            fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
+            fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
         if hint := hint_of_brokers(data):
             fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
         rows: Iterable[tuple[str, AuditedRequest]] = (("", one) for one in _stored(data, wanted))

@@ -1,7 +1,7 @@
 """``txmq backup``: a backup of a broker's directory created, verified and restored.
 
-These commands read directories themselves and need no broker. A broker that uses the directory goes
-on meanwhile. They load its store late, as ``txmq serve`` does.
+These commands read the directory themselves, and its broker may keep running. They load the
+broker's store late, as ``txmq serve`` does.
 """
 
 import platform
@@ -100,9 +100,9 @@ def _create(
 def verify(*, folder: Folder, json: AsJson = False) -> None:
     """Read a whole backup, and name all damage and loss; change nothing.
 
-    Compares every file with its checksum, and checks the contents as txmq log verify does. Exits
-    with 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder has no
-    backup.
+    Compares every file with its checksum, and checks the contents as txmq log verify does. The
+    exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder
+    has no backup.
     """
     with _open_folder(folder) as disk:
         verification = _verify(disk, json=json)

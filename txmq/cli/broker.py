@@ -57,7 +57,6 @@ async def _figures(admin: Admin, at: str | None) -> list[dict[str, Any]]:
         except TxmqError as error:
             if at is not None:
                 raise
-            # The other brokers are shown all the same.
             row["problem"] = str(error).strip()
         rows.append(row)
     return rows

@@ -56,7 +56,7 @@ BrokerName = Annotated[str, typer.Argument(help="The broker.")]
 
 ANSWER_S: Final = 10.0
 HAND_OVER_S: Final = 20.0
-"""The longest that a leader drains before it hands over, and some more."""
+"""Longer than a leader drains before it hands over."""
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -113,7 +113,7 @@ def _print_copies(brokers: list[dict[str, Any]]) -> None:
             table(headings, rows)
     for broker in brokers:
         if "problem" in broker:
-            say(f"{broker['broker']} does not tell: {broker['problem']}")
+            say(f"{broker['broker']} gave no answer: {broker['problem']}")
         elif not broker["followers"]:
             say(f"{broker['broker']} has no followers: its log has one copy")
 
@@ -161,7 +161,7 @@ def _verified_rows(broker: dict[str, Any]) -> list[list[object]]:
 
 
 class NewLeader(NamedTuple):
-    """The end of a hand-over."""
+    """The result of a hand-over."""
 
     leader: Leader
     epoch: int
@@ -189,17 +189,17 @@ def promote(
     operator: Operator = "",
     allow_data_loss: bool = flag("Lose what this member has not copied.", "--allow-data-loss"),
 ) -> Answer:
-    """Have another member of a broker set lead.
+    """Make another member of a broker set its leader.
 
     With a coordinator the leader hands over to the member, which has to be in sync: the leader
     answers what it has accepted, and nothing is lost.
 
-    If the set has no leader, members elect one themselves, as long as one is left that is in sync.
-    If all of those are gone, name the member that is to lead, and add --allow-data-loss; what was
-    acknowledged and what it did not copy is lost.
+    If the set has no leader, its members elect one, as long as one of them is in sync. If none is,
+    name the member that should lead and add --allow-data-loss: acknowledged messages that it has
+    not copied are lost.
 
-    Without a coordinator stop the leader for good first: of two leaders, each has messages that the
-    other one lacks. Then promote the stopped follower's directory, and start it with
+    Without a coordinator, stop the old leader for good first: two leaders would each accept
+    messages that the other lacks. Then promote the stopped follower's directory, and start it with
     brokerRole=ASYNC_MASTER or SYNC_MASTER.
     """
     if not reason.strip():
@@ -358,8 +358,9 @@ def remove(
 ) -> Answer:
     """Remove a follower from a broker set with a coordinator.
 
-    It leaves the in-sync set, and the leader sends it nothing more, whatever directory it has. The
-    member keeps its directory, goes on asking, and cannot lead. `txmq cluster rejoin` lets it back.
+    The member leaves the in-sync set, and the leader sends it nothing more, whichever directory it
+    starts with. It keeps its directory and keeps asking, but cannot lead. `txmq cluster rejoin`
+    lets it back.
     """
     who = _operator_of(reason, operator)
 

@@ -69,7 +69,7 @@ class Dead(NamedTuple):
         """Those of a group."""
         begin_ms, end_ms = moment_of(self.since, "--since"), moment_of(self.until, "--until")
         begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
-        # Brokers' clocks may be ahead: no end is later than any of them.
+        # A broker's clock may be ahead, so the end stays open.
         end_ms = TIME_MAX if end_ms == LATEST else end_ms
         return LetterFilter(group, begin_ms, end_ms, self.topic)
 

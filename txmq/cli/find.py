@@ -1,4 +1,4 @@
-"""``txmq find``: everything in a cluster that has a name, an id or a key like a text."""
+"""``txmq find``: everything in a cluster whose name, id or key matches a text."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def find(
 ) -> Answer:
     """Find topics, groups, producers, brokers, accounts, transactions and messages.
 
-    Up to 20 of each kind are shown. Messages are searched topic by topic, so in a cluster with very
-    many topics it takes a while. Ctrl-C stops that and shows what was found; the last line says how
-    to search on.
+    Up to 20 of each kind are shown. Messages are searched topic by topic, which takes a
+    while if there are thousands. Ctrl-C stops the search and shows what was found; the last line
+    says how to search on.
     """
     found: ClusterHits = ask(lambda admin: _search_all(admin, text, after, cluster))
 

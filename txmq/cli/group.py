@@ -57,7 +57,7 @@ def create(
     cluster: Cluster = None,
     ask: Ask,
 ) -> Answer:
-    """Create or change a consumer group; settings that are not named stay."""
+    """Create or change a consumer group; omitted settings keep their values."""
     ask(
         lambda admin: admin.create_group(
             name, retries=retries, enabled=enabled, broker=broker, cluster=cluster
@@ -421,7 +421,6 @@ def status(
             try:
                 return _consumer_fields(await admin.consumer_report(name, client, cluster=cluster))
             except TxmqError as error:
-                # The other consumers are shown all the same.
                 return {"client": client, "problem": str(error).strip()}
 
         return await ask_each([client.id for client in online.clients], report, "consumers")
@@ -554,7 +553,7 @@ async def _group_row(admin: Admin, name: str, cluster: str | None) -> dict[str, 
         except ConsumerOffline:
             consumers = 0
     except TxmqError as error:
-        return {"group": name, "problem": str(error).strip()}  # The others are shown all the same.
+        return {"group": name, "problem": str(error).strip()}  # The other groups are still shown.
     return {
         "group": name,
         "lag": found.lag,

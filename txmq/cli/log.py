@@ -80,7 +80,7 @@ class Wanted(NamedTuple):
     kind: list[str] | None = option(
         "message, half, decision, delayed, recall, loss; may be repeated.", "--kind"
     )
-    limit: int | None = option("Stop after so many records.", min=1)
+    limit: int | None = option("Stop after this many records.", min=1)
 
     def selection(self) -> "Selection":
         """What to read.
@@ -124,8 +124,8 @@ def verify(
 ) -> None:
     """Read everything in the directory and name all damage and loss; change nothing.
 
-    Exits with 0 where everything is whole, 1 where something is damaged or lost, and 2 where the
-    directory cannot be read. With --repair it shows what each repair loses and asks.
+    The exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the
+    directory cannot be read. With --repair it shows what each repair loses, and asks.
     """
     if yes and not repair:
         fail("--yes answers the questions of --repair; add --repair", WRONGLY_CALLED)
@@ -156,7 +156,7 @@ def dump(
 ) -> None:
     """Show the records of the log, oldest first, one on a line.
 
-    Goes on behind damage and says on standard error what it passed over; then it exits with 1.
+    It skips damaged parts and names them on standard error; the exit code is then 1.
     """
     run = _LogPass(wanted)
     form: BodyForm = "plain" if body else "none"

@@ -1,7 +1,7 @@
 """The output of commands: tables for people, one line of JSON for programs.
 
-No other module of the commands writes to the standard streams. So every name, key and reason from
-the wire passes through :func:`txmq.text.printable`.
+No other command module writes to the standard streams, so every name, key and reason from the wire
+passes through :func:`txmq.text.printable`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _records(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 @contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Show how far long work is, if it has a label and standard error is a terminal.
+    """Show the progress of long work, if it has a label and standard error is a terminal.
 
     Yields a function to call after each step, or with the number of steps.
     """

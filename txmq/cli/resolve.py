@@ -65,11 +65,11 @@ LOOK_S: Final = 0.25
 SAY_S: Final = 5.0
 """How often it prints its progress."""
 HEARTBEAT_S: Final = 5.0
-"""How soon it meets a broker that comes back: nothing else is sent to such a broker."""
+"""How soon a broker that comes back learns of this member: nothing else reaches it."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 HANDLER_S: Final = 120.0
-"""Longer than a whole batch of checks takes if each of them waits for a lock."""
+"""Longer than a batch of checks takes if each of them waits for a lock."""
 STOP_S: Final = 5.0
 
 

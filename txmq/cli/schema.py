@@ -129,9 +129,8 @@ def clean(
         from txmq.idempotent import UniqueKeyTable
 
         guard = UniqueKeyTable(engine, table=done, schema=schema)
-        removed = cast(
-            "int", guard.clean(older_s, horizon_s=least_s)
-        )  # Not awaited: the engine blocks.
+        # Only a guard with an asyncio engine returns a coroutine.
+        removed = cast("int", guard.clean(older_s, horizon_s=least_s))
         say(f"{quantity(removed, 'row')} removed from {done}")
 
 

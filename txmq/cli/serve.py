@@ -194,8 +194,8 @@ class ServePlan(NamedTuple):
     """The options that are not settings of the broker."""
 
     brokers: int | None = option(
-        "Run so many brokers of one cluster, each in a process and a directory of its "
-        "own: one for each core. Their ports are 10 apart.",
+        "Run this many brokers of one cluster, each in its own process and "
+        "directory: one for each core. Their ports are 10 apart.",
         envvar=BROKERS_VARIABLE,
         metavar="N",
     )

@@ -48,7 +48,7 @@ def stats(
             except TxmqError as error:
                 if topic:
                     raise
-                return name, error  # The other topics are shown all the same.
+                return name, error  # The other topics are still shown.
 
         topics = topic or await application_topics(admin)
         return await ask_each(topics, traffic, "topics")

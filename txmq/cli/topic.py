@@ -24,8 +24,7 @@ from txmq.client import Admin, Route
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.ops.known_names import check_topic
 from txmq.ops.rows import CLIENT_COLUMNS, ListColumn, consumer_rows
-from txmq.ops.topic_change import TopicChange
-from txmq.ops.topics import check_new_topic, description_of, fields_of, topic_rows
+from txmq.ops.topics import TopicChange, check_new_topic, description_of, fields_of, topic_rows
 from txmq.protocol.codes import Perm
 from txmq.text import quantity
 

@@ -34,7 +34,7 @@ def tail(
     since: str = option(
         "Begin then: latest, 2h (ago), 2024-05-01T12:00, earliest.", default="latest"
     ),
-    count: int | None = option("End after so many records.", min=1),
+    count: int | None = option("End after this many records.", min=1),
     trace_topic: str = option("Where traces are kept.", default=TRACES),
     ask: Ask,
     json: AsJson = False,

@@ -25,12 +25,17 @@ from txmq.cli.common import (
 from txmq.cli.output import as_json, listing, message_fields, note, progress_bar, say, table
 from txmq.client import Admin, TransactionReport
 from txmq.client.values import OpenTransaction
-from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of, time_text
 from txmq.ops.rows import ListColumn
 from txmq.ops.traces import traces_of
-from txmq.ops.transactions import TransactionStep, steps_of
+from txmq.ops.transactions import (
+    DecidedTransaction,
+    TransactionStep,
+    find_decided,
+    find_report,
+    steps_of,
+)
 from txmq.runtime.clock import SystemClock
 from txmq.text import printable, quantity
 
@@ -177,7 +182,7 @@ def recheck(
 ) -> Answer:
     """Have the broker ask the producers of a transaction again, even if it is parked.
 
-    With --all it does so for every open transaction: after producers were away for long, say.
+    With --all it asks about every open transaction, for example after a long outage of producers.
     """
     if (name is None) is not everything or ((group or state) and not everything):
         fail("name one transaction, or write --all with or without --group", WRONGLY_CALLED)
@@ -297,7 +302,7 @@ def watch(
     """Print each change of an open transaction, one on a line, until Ctrl-C.
 
     A transaction is opened, parked, checked again, or closed: its producer, a check or an operator
-    has decided it. One that opens and closes between two looks is not seen.
+    has decided it. One that opens and closes between two polls does not appear.
     """
     before: Seen | None = None
 
@@ -325,7 +330,7 @@ def watch(
 
 
 def changes_between(before: Seen | None, current: Seen) -> list[tuple[str, OpenTransaction]]:
-    """What happened to open transactions between two looks; the first look has no changes."""
+    """The changes of open transactions between two polls; the first poll has none."""
     if before is None:
         return []
     changes = [("opened", one) for key, one in current.items() if key not in before]

@@ -140,8 +140,8 @@ def recover(
 ) -> None:
     """End prepared transactions as the fence has decided; `txmq xa list` shows them before.
 
-    The exit code is 0 only if none is left that should have ended. With --watch databases may stop
-    and come back.
+    The exit code is 0 only if every transaction that should end has ended. With --watch, databases
+    may go down and come back.
     """
     plan = RecoveryPlan(branches.horizon_s, duration_of(every, "--every"), json)
     logs.configure("text", "error")

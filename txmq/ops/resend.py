@@ -111,7 +111,7 @@ class ResendRun:
         Args:
             wanted: The dead letters.
             admin: The connection to the cluster.
-            most: Stop when so many were resent.
+            most: Stop after resending this many.
 
         Raises:
             GroupNotFound: The group has no dead letters, and does not exist.

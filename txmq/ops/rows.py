@@ -204,7 +204,7 @@ async def delayed_rows(
 
 
 def person_of(entry: AuditedRequest) -> str:
-    """Who sent a request, as far as the broker knows: the account, or the name in the request."""
+    """Who sent a request: its account, or else the operator that it names."""
     return entry.account or entry.fields.get("operator", "")
 
 

@@ -560,6 +560,6 @@ def test_brokers_without_followers_or_copies_say_so(asking, cluster):
     # Apache RocketMQ knows no such request.
     del cluster.replies[7707]
     text = told(asking("cluster", "status"))
-    assert "broker-a does not tell: " in text
+    assert "broker-a gave no answer: " in text
     first, _ = as_json(asking("cluster", "status", "--json"))
     assert set(first) == {"cluster", "broker", "address", "problem"}

@@ -12,10 +12,9 @@ from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import RemoteProtocolError, TopicNotFound, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.message import Queue, ReceivedMessage
-from txmq.ops.handling_attempts import HandlingAttempt, attempts_in
 from txmq.ops.message_scan import MessageScan, ScanWish, scan_messages
 from txmq.ops.moments import moment_ms
-from txmq.ops.traces import HEADINGS, find_traces, trace_row
+from txmq.ops.traces import HEADINGS, HandlingAttempt, attempts_in, find_traces, trace_row
 from txmq.protocol import properties
 from txmq.protocol.record import split_offset_id
 from txmq.text import quantity

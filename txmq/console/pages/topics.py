@@ -13,8 +13,7 @@ from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent
 from txmq.errors import IllegalOperation, TxmqError, UsageError
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.message import Message
-from txmq.ops.topic_change import TopicChange
-from txmq.ops.topics import check_new_topic, description_of, own_topics, permission_of
+from txmq.ops.topics import TopicChange, check_new_topic, description_of, own_topics, permission_of
 from txmq.protocol.codes import Perm
 from txmq.text import quantity
 

@@ -25,11 +25,19 @@ from txmq.errors import (
 )
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
-from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.moments import age_of
 from txmq.ops.queries import for_each
 from txmq.ops.traces import traces_of
-from txmq.ops.transactions import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.ops.transactions import (
+    IMPLIED,
+    NEXT,
+    OPEN,
+    UNKNOWN,
+    DecidedTransaction,
+    find_decided,
+    find_report,
+    steps_of,
+)
 from txmq.protocol.operations import RECHECK_REASON_BYTES_MAX
 from txmq.protocol.span import REASON_BYTES_MAX
 from txmq.text import quantity

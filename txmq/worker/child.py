@@ -39,9 +39,8 @@ from txmq.worker.figures import (
     ProcessReport,
     RelayFigures,
 )
-from txmq.worker.parts import OpenParts, WorkerPart, relay_of
+from txmq.worker.parts import OpenParts, WorkerPart, import_modules, load_parts, relay_of
 from txmq.worker.plan import WorkerPlan
-from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 

@@ -19,7 +19,6 @@ from txmq.ops.moments import EARLIEST, LATEST
 from txmq.ops.rows import act_text
 from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
-from txmq.text import printable
 
 __all__ = ["audit"]
 
@@ -29,9 +28,7 @@ _LISTED_MAX: Final = 1_000
 def audit(
     *,
     data: Path | None = option(
-        "A broker's directory; it may be running. By default, brokers are asked.",
-        "--data",
-        metavar="DIR",
+        "A broker's directory; it may be running. By default, brokers are asked.", metavar="DIR"
     ),
     since: str = option("Then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"),
     until: str = option("Before this moment; latest for all.", default="latest"),
@@ -73,7 +70,7 @@ def audit(
         if as_json:
             print_json(({"broker": at} if at else {}) | msgspec.to_builtins(_fields(entry)))
         else:
-            say(printable(f"{f'{at} ' if at else ''}{act_text(entry)}"))
+            say(f"{f'{at} ' if at else ''}{act_text(entry)}")
 
 
 def _stored(data: Path, wanted: dict[str, Any]) -> Iterator[AuditedRequest]:

@@ -41,10 +41,8 @@ _ALWAYS_THERE: Final = frozenset({"lost+found"})
 @app.command()
 def create(
     *,
-    data: Path = option(
-        "The broker's directory; it may be running.", "--data", default=..., metavar="DIR"
-    ),
-    to: Path = option("The folder of the backup.", "--to", default=..., metavar="FOLDER"),
+    data: Path = option("The broker's directory; it may be running.", default=..., metavar="DIR"),
+    to: Path = option("The folder of the backup.", default=..., metavar="FOLDER"),
     link: bool = flag(
         "Link complete files of the log instead of copying them. It takes no room, and "
         "protects from deletion only: a damage of the disk is in both.",
@@ -114,9 +112,7 @@ def verify(*, folder: Folder, json: AsJson = False) -> None:
 def restore(
     *,
     folder: Folder,
-    data: Path = option(
-        "The directory to fill; empty or missing.", "--data", default=..., metavar="DIR"
-    ),
+    data: Path = option("The directory to fill; empty or missing.", default=..., metavar="DIR"),
     damaged: bool = flag(
         "Restore what is left of a damaged backup, to repair it there.", "--damaged"
     ),

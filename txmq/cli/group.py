@@ -512,9 +512,7 @@ def _print_consumers(consumers: list[dict[str, Any]]) -> None:
 def monitor(
     *,
     lag_max: int | None = option(
-        "Show only groups with more messages behind or waiting, and exit with 1.",
-        "--lag-max",
-        min=0,
+        "Show only groups with more messages behind or waiting, and exit with 1.", min=0
     ),
     everything: bool = flag("Also groups of the system.", "--all"),
     cluster: Cluster = None,

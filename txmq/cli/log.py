@@ -66,19 +66,17 @@ class Wanted(NamedTuple):
     """The records that are wanted."""
 
     topic: str | None = option("Only this topic.")
-    queue: int | None = option("Only this queue of it.", "--queue", min=0)
+    queue: int | None = option("Only this queue of it.", min=0)
     since: str = option(
         "Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"
     )
     until: str = option("Stored then or earlier, likewise; latest is the end.", default="latest")
     key: str | None = option("Only messages with this key or id.")
-    transaction: str | None = option(
-        "Only this transaction, and its decision.", "--transaction", metavar="XID"
-    )
+    transaction: str | None = option("Only this transaction, and its decision.", metavar="XID")
     start: int = option("Begin at this position of the log.", "--from", default=0, min=0)
     end: int | None = option("Stop before this position.", "--to", min=0)
     kind: list[str] | None = option(
-        "message, half, decision, delayed, recall, loss; may be repeated.", "--kind"
+        "message, half, decision, delayed, recall, loss; may be repeated."
     )
     limit: int | None = option("Stop after this many records.", min=1)
 

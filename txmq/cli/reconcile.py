@@ -273,7 +273,7 @@ class BreakChoice(NamedTuple):
 
     bank: Bank = None
     account: Account = None
-    older_than: int | None = option("Only older; business days.", "--older-than", metavar="DAYS")
+    older_than: int | None = option("Only older; business days.", metavar="DAYS")
     file: IdFile = None
 
     def filter(self, class_: str | None, status: str | None = None) -> "ItemFilter":
@@ -294,13 +294,11 @@ def breaks(
     *,
     day_run: DayRun,
     class_: ClassName = None,
-    status: str | None = option(
-        "Only these.", "--status", metavar="new|open|changed|reopened|explained"
-    ),
+    status: str | None = option("Only these.", metavar="new|open|changed|reopened|explained"),
     choice: BreakChoice,
     everything: bool = flag("Also items in flight, and explained ones.", "--all"),
     unmasked: Unmasked = False,
-    export: Path | None = option("Write them to this .csv file.", "--export"),
+    export: Path | None = option("Write them to this .csv file."),
     json: AsJson = False,
 ) -> None:
     """List the breaks of a business date, oldest first; explain, withdraw or assign them."""
@@ -370,7 +368,7 @@ def withdraw(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The whole id.")],
     *,
     by: By,
-    reason: str = option("Why the explanation is wrong.", "--reason", default=...),
+    reason: str = option("Why the explanation is wrong.", default=...),
     config: Config = None,
 ) -> None:
     """Withdraw an explanation."""
@@ -387,10 +385,10 @@ def assign(
     ids: Ids = None,
     *,
     by: By,
-    owner: str = option("Who works on it.", "--owner", default=""),
-    ticket: str = option("The link to a ticket.", "--ticket", default=""),
-    due: date | None = option("When it should be done.", "--due", parser=date_of, metavar="DATE"),
-    comment: str = option("A comment; all are kept.", "--comment", default=""),
+    owner: str = option("Who works on it.", default=""),
+    ticket: str = option("The link to a ticket.", default=""),
+    due: date | None = option("When it should be done.", parser=date_of, metavar="DATE"),
+    comment: str = option("A comment; all are kept.", default=""),
     day_run: DayRun,
     class_: ClassName = None,
     choice: BreakChoice,
@@ -557,7 +555,7 @@ def explain_proofs(
     by: By,
     reason: Reason,
     until: date | None = option(
-        "The last business date on which it counts.", "--until", parser=date_of, metavar="DATE"
+        "The last business date on which it counts.", parser=date_of, metavar="DATE"
     ),
     day_run: DayRun,
     proof: ProofName = None,
@@ -605,11 +603,10 @@ def signoff(
     *,
     day_run: DayRun,
     role: str | None = option("The role of the signer.", "--as", metavar="preparer|reviewer"),
-    by: str = option("The name of the signer.", "--by", default=""),
+    by: str = option("The name of the signer.", default=""),
     text: str = option("A note to keep with the signature.", "--note", default=""),
     despite: str = option(
         "Why you sign although there are breaks or failed proofs; needed if there are.",
-        "--despite",
         default="",
         metavar="REASON",
     ),
@@ -700,12 +697,10 @@ class SparkOptions(NamedTuple):
     """How to start Spark."""
 
     master: str | None = option(
-        "Spark's cluster, such as spark://host:7077; this machine if left out.", "--master"
+        "Spark's cluster, such as spark://host:7077; this machine if left out."
     )
     remote: str | None = option(
-        "A Spark Connect server that runs already, such as sc://host:15002.",
-        "--remote",
-        envvar="SPARK_REMOTE",
+        "A Spark Connect server that runs already, such as sc://host:15002.", envvar="SPARK_REMOTE"
     )
     memory: Annotated[
         str,
@@ -713,11 +708,9 @@ class SparkOptions(NamedTuple):
             "--memory", help="Java's heap on this machine, or the memory of each executor."
         ),
     ] = "4g"
-    cores: int | None = option("The number of cores; all if left out.", "--cores", min=1)
-    jar: list[Path] | None = option("The library of a JDBC driver; may be repeated.", "--jar")
-    spark: list[str] | None = option(
-        "A setting of Spark's; may be repeated.", "--spark", metavar="KEY=VALUE"
-    )
+    cores: int | None = option("The number of cores; all if left out.", min=1)
+    jar: list[Path] | None = option("The library of a JDBC driver; may be repeated.")
+    spark: list[str] | None = option("A setting of Spark's; may be repeated.", metavar="KEY=VALUE")
 
     def session(self, rules: Rules, day: date, *, ui: bool = False) -> AbstractContextManager[Any]:
         """What starts Spark; its log is beside the results if these are on this machine.
@@ -756,9 +749,7 @@ def reconcile(
     last: date | None = option(
         "The last of several dates.", "--to", parser=date_of, metavar="DATE"
     ),
-    extract: str | None = option(
-        "Read no ledger, and use this extract.", "--extract", metavar="ID"
-    ),
+    extract: str | None = option("Read no ledger, and use this extract.", metavar="ID"),
     reuse: bool = flag("Read no ledger, and use the latest extract.", "--reuse-extract"),
     so_far: bool = flag("The running business date, up to now. It cannot be signed.", "--so-far"),
     spark: SparkOptions,

@@ -40,22 +40,17 @@ def relay(
     database: Database,
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
-    group: str = option(
-        "The producer group that sends the messages.", "--group", default="txmq_relay"
-    ),
+    group: str = option("The producer group that sends the messages.", default="txmq_relay"),
     on_poison: str = option(
         "What to do with a row whose message no broker accepts: its lane waits, or the "
         "row is put aside with the reason, or its message goes to another topic.",
         default="block",
         metavar="block|skip|dead_letter",
     ),
-    dead_letter_topic: str = option(
-        "The topic for --on-poison dead_letter.", "--dead-letter-topic", default=""
-    ),
+    dead_letter_topic: str = option("The topic for --on-poison dead_letter.", default=""),
     lease: float = option(
         "Lease in seconds. When it expires, another relay takes over the rows of a relay "
         "that died.",
-        "--lease",
         default=10.0,
         min=0.1,
         max=LEASE_MAX_S,

@@ -32,7 +32,7 @@ def _rate(value: float) -> str:
 )
 def stats(
     *,
-    topic: list[str] | None = option("Only this topic; may be repeated.", "--topic"),
+    topic: list[str] | None = option("Only this topic; may be repeated."),
     active: bool = flag("Only topics with messages in the last 24 hours.", "--active"),
     ask: Ask,
 ) -> Listing:

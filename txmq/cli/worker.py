@@ -37,24 +37,21 @@ def worker(
     reload: bool = flag("Restart the processes when a Python file changes.", "--reload"),
     reload_dir: list[Path] | None = option(
         "A folder to watch.",
-        "--reload-dir",
         exists=True,
         file_okay=False,
         show_default="the folder of the application",
     ),
     app_dir: Path = option(
-        "The folder of the application.", "--app-dir", default=Path(), exists=True, file_okay=False
+        "The folder of the application.", default=Path(), exists=True, file_okay=False
     ),
     drain_timeout: float = option(
         "How long handlers may finish the messages in hand, in seconds.",
-        "--drain-timeout",
         default=30.0,
         min=0,
         max=86_400,
     ),
     restarts: int = option(
         "How often in a row a process may die before the worker gives up; 0 for always.",
-        "--restarts",
         default=5,
         min=0,
     ),
@@ -64,7 +61,6 @@ def worker(
     ),
     names: str | None = option(
         "Name servers for functions with a parameter `names`, separated by ';'.",
-        "--names",
         envvar="TXMQ_NAMES",
     ),
     log_format: LogForm = "text",

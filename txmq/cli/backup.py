@@ -35,7 +35,7 @@ app = Commands("Back up a broker while it runs; verify and restore the backup.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
 
 _ALWAYS_THERE: Final = frozenset({"lost+found"})
-"""Names in the empty directory of a file system of its own."""
+"""What an empty file system has in its directory."""
 
 
 @app.command()

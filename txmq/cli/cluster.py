@@ -80,7 +80,7 @@ _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
     empty="no brokers",
 )
 def list_(*, ask: Ask) -> Listing:
-    """List brokers; those that answer with their version and rates."""
+    """List brokers, with the versions and rates of those that answer."""
     return Listing(ask(_brokers))
 
 

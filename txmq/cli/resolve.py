@@ -247,7 +247,7 @@ class Resolver:
             yield
 
     async def _answer_until_stopped(self) -> bool:
-        """Answer; returns whether no transaction is left."""
+        """Answer until stopped; true if no transaction is left."""
         async with self._client:
             await self._client.admin.cluster()
             await unless_stopped(self._stopped, self._resource.verify())
@@ -301,7 +301,7 @@ class Resolver:
             yield manager
 
     async def _report_until_done(self) -> bool:
-        """Print the progress until no transaction is left; returns whether none is.
+        """Print the progress until no transaction is left, or it is stopped; true if none is left.
 
         Raises:
             ResourceError: The database does not answer any more.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.admin.cluster import ClusterCalls, queue_of
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, NotFound
 from txmq.message import Queue, QueueOffset
@@ -135,7 +135,7 @@ class OffsetCalls(ClusterCalls):
                 return
             table = read_queue_map(answer.body, "offsetTable", int)
             for wire_queue, offset in table.items():
-                queue = Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)
+                queue = queue_of(wire_queue)
                 moved[queue] = QueueOffset(offset)
 
         await self._change_each(dict.fromkeys(route.brokers, ""), reset)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.admin.cluster import ClusterCalls, queue_of
 from txmq.client.names import check_name
 from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
@@ -18,6 +18,7 @@ from txmq.protocol.bodies import (
     QueueStats,
     TopicConfig,
     TopicConfigs,
+    TopicCounts,
     TopicNames,
     read_queue_map,
 )
@@ -118,7 +119,7 @@ class TopicCalls(ClusterCalls):
             TransportError: It does not answer.
             BrokerRefused: It refuses.
         """
-        (address,) = (await self._masters(broker=broker)).values()
+        address = await self._master(broker)
         return await self._topics_at(address)
 
     async def _topic_at(self, address: str, name: str) -> TopicConfig | None:
@@ -184,6 +185,17 @@ class TopicCalls(ClusterCalls):
         answer = await self._session.ask_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicNames.read(answer.body).topic_list)
 
+    async def topic_count(self) -> int:
+        """The number of topics of applications, from a name server.
+
+        Raises:
+            RequestNotSupported: The name server is not one of txmq, or an older one.
+            TransportError: No name server answers.
+            BrokerRefused: The name server refuses.
+        """
+        answer = await self._session.ask_names(RequestCode.COUNT_TOPICS)
+        return TopicCounts.read(answer.body).topics
+
     async def route(self, name: str) -> Route:
         """The queues of a topic and the addresses of its brokers.
 
@@ -210,7 +222,7 @@ class TopicCalls(ClusterCalls):
             table = read_queue_map(answer.body, "offsetTable", QueueStats)
             found += [
                 QueueStatus(
-                    Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id),
+                    queue_of(wire_queue),
                     QueueOffset(stats.min_offset),
                     QueueOffset(stats.max_offset),
                     stats.last_update_timestamp,

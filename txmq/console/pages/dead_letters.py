@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from txmq.client.admin.dead_letter_copy import provenance
-from txmq.client.admin.lookups import TIME_MAX
+from txmq.client.admin.dead_letters import provenance
+from txmq.client.admin.messages import TIME_MAX
 from txmq.console.body_view import body_view
 from txmq.console.forms import check_repeated, reason_in
 from txmq.console.markup import link, url_of

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import txmq
+from txmq.limits import REASON_CHARS_MAX
 from txmq.ops.moments import age_of, time_text
 from txmq.text import printable, quantity
 
@@ -41,7 +42,7 @@ def url_of(path: str, **fields: object) -> str:
 
 
 def link(path: str, **fields: object) -> Markup:
-    """The same for a template, where long texts are cut and links must not be."""
+    """The address for a template, which cuts long texts but not links."""
     return escape(url_of(path, **fields))
 
 
@@ -134,6 +135,7 @@ class PageMarkup:
         self._environment.globals |= {
             "link": link,
             "quantity": quantity,
+            "reason_max": REASON_CHARS_MAX,
             "section_of": section_of,
             "sections": SECTIONS,
             "version": txmq.__version__,

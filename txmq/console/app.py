@@ -301,8 +301,7 @@ class Console:
         return HTMLResponse(self._markup.page(content.template, values), content.status)
 
     def _view_of(self, visit: Visit | None, content: PageContent) -> LiveView:
-        live = self._markup.live(content.template, self._values(visit, content))
-        return LiveView(live.live, live.mark, content.template == "problem.html")
+        return self._markup.live(content.template, self._values(visit, content))
 
     def _values(self, visit: Visit | None, content: PageContent) -> dict[str, Any]:
         return {**content.values, "visit": visit, "read_only": self._settings.is_read_only}

@@ -1,7 +1,7 @@
 """What every request must satisfy before a page sees it, and the headers of every answer.
 
-Another site may make a visitor's browser send requests here. The header Host shows a name that was
-pointed at this machine, and the header Origin shows whose page sent a form.
+Another site can make a visitor's browser send requests here. The header Host reveals a foreign name
+that points at this machine, and the header Origin reveals whose page sent a form.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def refusal_of(method: str, headers: Headers, settings: ConsoleSettings) -> tupl
 
 
 class RequestChecks:
-    """Refuses requests of other sites, and adds the headers of safety to every answer.
+    """Refuses requests of other sites, and adds the security headers to every answer.
 
     Args:
         app: The pages.

@@ -304,9 +304,9 @@ class BrokerCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Create an account, or change one; what is ``None`` keeps its value.
+        """Create or change an account; what is ``None`` keeps its value.
 
-        The secret travels as it is: use loopback or TLS.
+        The secret is sent in plain text: use loopback or TLS.
 
         Args:
             key: The access key.
@@ -369,7 +369,7 @@ class BrokerCalls(ClusterCalls):
         limit: int = 100,
         before: str = "",
     ) -> AuditPage:
-        """What operators did to a broker, newest first, and the place to go on at.
+        """What operators did to a broker, newest first, and the place to continue from.
 
         Args:
             broker: The broker.
@@ -379,7 +379,7 @@ class BrokerCalls(ClusterCalls):
             action: Only requests whose name contains this text, such as ``TOPIC``.
             refused: Only refused requests.
             limit: The maximum number of entries.
-            before: The place to go on at, from the result of another call.
+            before: The place to continue from, from the result of another call.
 
         Raises:
             ConfigError: The broker is unknown.
@@ -409,14 +409,14 @@ class BrokerCalls(ClusterCalls):
         limit: int = 100,
         after: str = "",
     ) -> DelayedPage:
-        """The messages that wait at a broker, in order of their times, and the place to go on at.
+        """The messages that wait at a broker, by due time, and the place to continue from.
 
         Args:
             broker: The broker.
             level: Only messages of this delay level, or with a time of their own for 0.
             from_ms: Only messages that are due then or later.
             limit: The maximum number of messages.
-            after: The place to go on at, from the result of another call.
+            after: The place to continue from, from the result of another call.
 
         Raises:
             ConfigError: The broker is unknown.

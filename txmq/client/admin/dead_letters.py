@@ -299,7 +299,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
             queues = await self.topic_status(topic)
             route = await self._session.route(topic)
         except TopicNotFound:
-            return None  # The group has no dead letters, or they were removed meanwhile.
+            return None  # The group has no dead letters, or no longer has any.
         by_broker = dict.fromkeys(route.brokers, 0)
         oldest: list[int] = []
         newest: list[int] = []

@@ -214,13 +214,13 @@ class MessageCalls(ClusterCalls):
             hold_ms: How long the broker waits for messages if the queue has none.
             tags: The accepted tags, separated by ``||``.
             on_damage: Called with the broker's text if the message at ``offset`` is damaged; the
-                result is then empty and goes on behind the message.
+                result is then empty and continues after the message.
 
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no messages. The
-                message at ``offset`` is damaged, say, and ``on_damage`` is not given.
+            BrokerRefused: The broker refused for a reason other than having no messages; for
+                instance, the message at ``offset`` is damaged and ``on_damage`` is missing.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         with self._doubting_route(queue.topic, queue.broker):
@@ -243,7 +243,7 @@ class MessageCalls(ClusterCalls):
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no records.
+            BrokerRefused: The broker refused for a reason other than having no records.
             RemoteProtocolError: The answer is not a valid batch of records.
         """
         with self._doubting_route(queue.topic, queue.broker):
@@ -253,14 +253,14 @@ class MessageCalls(ClusterCalls):
             return StoredBatch(outcome, tuple(split(data)), QueueOffset(bounds.next_begin_offset))
 
     async def readable_queues(self, route: Route) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
-        """The queues of a topic that may be read, and the brokers that let nobody read theirs.
+        """The readable queues of a topic, and the brokers whose queues are not readable.
 
-        The topics of dead letters permit writing only. txmq's brokers let them be read by name;
-        RocketMQ's do not.
+        Topics of dead letters permit only writing. txmq brokers still let clients read them by
+        name; RocketMQ's do not.
 
         Raises:
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than the permission.
+            BrokerRefused: The broker refused for a reason other than the permission.
         """
         readable = {queue.broker for queue in route.readable}
         for broker in sorted({queue.broker for queue in route.dead}):

@@ -215,11 +215,11 @@ class OffsetCalls(ClusterCalls):
         operator: str,
         reason: str,
     ) -> None:
-        """Have a group skip a damaged message of a queue, or the damaged ones in a range.
+        """Make a group skip a damaged message of a queue, or the damaged ones in a range.
 
-        The group still receives the whole messages of the range, and its offset stays where it is:
-        the next pull that meets the damage goes on behind it. The broker's audit keeps the operator
-        and the reason.
+        The group still receives the intact messages of the range, and its offset stays where it is:
+        the next pull that reaches the damage continues after it. The broker's audit keeps the
+        operator and the reason.
 
         Args:
             group: The group.

@@ -32,6 +32,7 @@ from txmq.errors import (
     RemoteProtocolError,
     TopicNotFound,
     TransportError,
+    TxmqError,
     UsageError,
 )
 from txmq.limits import GROUP_CHARS_MAX
@@ -285,10 +286,13 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
             before = await self.resent_copy(group, message)
             if before is not None:
                 raise UsageError(f"{message.offset_id} was resent already, {provenance(before)}")
-        with self._doubting_route(copy.topic, message.queue.broker):
+        try:
             queue = await self._retry_queue(group, message.queue.broker)
             address = await self._session.address_of(queue)
             result = await self._resend(envelope, queue, address, message.born_ms)
+        except TxmqError as error:
+            self._doubt_route(copy.topic, message.queue.broker, error)
+            raise
         await self._check_given(group, result, address)
         return result
 

@@ -7,8 +7,7 @@ that retry and consumers that share queues build on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final
 
@@ -32,6 +31,7 @@ from txmq.errors import (
     PullRetryImmediately,
     RemoteProtocolError,
     TopicNotFound,
+    TxmqError,
     UsageError,
     refusal,
 )
@@ -136,7 +136,7 @@ class MessageCalls(ClusterCalls):
         form = SendHeaderTemplate(
             group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker, session.credentials
         )
-        with self._doubting_route(topic, queue.broker):
+        try:
             connection = await session.connection(address)
             future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
             opaque = connection.number()
@@ -153,6 +153,9 @@ class MessageCalls(ClusterCalls):
             if envelope.ids:
                 return results_of(answer, queue, envelope.ids)
             return [result_of(answer, queue, envelope.id)]
+        except TxmqError as error:
+            self._doubt_route(topic, queue.broker, error)
+            raise
 
     async def recall(self, topic: str, handle: str | None, *, group: str = PRODUCER_GROUP) -> str:
         """Cancel a delayed message before it becomes visible.
@@ -181,9 +184,12 @@ class MessageCalls(ClusterCalls):
         if wanted.topic != topic:
             raise IllegalOperation(f"the handle is of a message for {wanted.topic}, not {topic}")
         header = RecallMessage(topic, handle, group, wanted.broker)
-        with self._doubting_route(topic, wanted.broker):
+        try:
             address = await self._where_it_waits(wanted)
             answer = await self._session.request(address, RequestCode.RECALL_MESSAGE, header)
+        except TxmqError as error:
+            self._doubt_route(topic, wanted.broker, error)
+            raise
         return answer.read(RecallAnswer).msg_id
 
     async def _where_it_waits(self, handle: RecallHandle) -> str:
@@ -223,12 +229,15 @@ class MessageCalls(ClusterCalls):
                 instance, the message at ``offset`` is damaged and ``on_damage`` is missing.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
-        with self._doubting_route(queue.topic, queue.broker):
+        try:
             answer = await self._pull(queue, offset, count, group, hold_ms, tags)
             if on_damage is not None and _is_about_damage(answer):
                 on_damage(answer.remark or "")
                 answer.code = PullRetryImmediately.code
             return _pulled(answer, queue.broker, tags)
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
+            raise
 
     async def pull_stored(
         self, queue: Queue, offset: int, count: int = PULL_MESSAGES_MAX
@@ -246,11 +255,14 @@ class MessageCalls(ClusterCalls):
             BrokerRefused: The broker refused for a reason other than having no records.
             RemoteProtocolError: The answer is not a valid batch of records.
         """
-        with self._doubting_route(queue.topic, queue.broker):
+        try:
             answer = await self._pull(queue, offset, count)
             outcome, bounds = _bounds_in(answer)
             data = answer.body if outcome is PullOutcome.FOUND else b""
             return StoredBatch(outcome, tuple(split(data)), QueueOffset(bounds.next_begin_offset))
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
+            raise
 
     async def readable_queues(self, route: Route) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
         """The readable queues of a topic, and the brokers whose queues are not readable.
@@ -303,17 +315,12 @@ class MessageCalls(ClusterCalls):
         connection = await self._session.connection(address)
         return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 
-    @contextmanager
-    def _doubting_route(self, topic: str, broker: str) -> Iterator[None]:
+    def _doubt_route(self, topic: str, broker: str, error: TxmqError) -> None:
         """Forget a topic's route after an error that an outdated route would explain."""
-        try:
-            yield
-        except TopicNotFound:
+        if isinstance(error, TopicNotFound):
             self._session.remove(topic, broker)
-            raise
-        except _ROUTE_IS_WRONG:
+        elif isinstance(error, _ROUTE_IS_WRONG):
             self._session.forget(topic)
-            raise
 
     async def view(self, offset_id: str) -> ReceivedMessage:
         """The message at the place that an offset id names.

@@ -23,6 +23,7 @@ from txmq.protocol.bodies import (
     read_queue_map,
 )
 from txmq.protocol.codes import Perm, RequestCode
+from txmq.protocol.command import Command
 from txmq.protocol.headers import TopicHeader, TopicSettings
 
 __all__ = ["TopicCalls"]
@@ -213,12 +214,8 @@ class TopicCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        route = await self._session.fresh_route(name)
         found: list[QueueStatus] = []
-        for broker in route.brokers:
-            answer = await self._session.request(
-                route.reader(broker), RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(name)
-            )
+        for answer in await self._ask_readers(name, RequestCode.GET_TOPIC_STATS_INFO):
             table = read_queue_map(answer.body, "offsetTable", QueueStats)
             found += [
                 QueueStatus(
@@ -239,12 +236,8 @@ class TopicCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        route = await self._session.fresh_route(name)
         found: set[str] = set()
-        for broker in route.brokers:
-            answer = await self._session.request(
-                route.reader(broker), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(name)
-            )
+        for answer in await self._ask_readers(name, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO):
             found.update(GroupList.read(answer.body).group_list)
         return sorted(found)
 
@@ -257,6 +250,15 @@ class TopicCalls(ClusterCalls):
         """
         route = await self._session.fresh_route(name)
         return sorted({at.cluster for at in await self.cluster() if at.name in route.addresses})
+
+    async def _ask_readers(self, name: str, code: RequestCode) -> list[Command]:
+        """The answers of all brokers that have a topic."""
+        route = await self._session.fresh_route(name)
+        header = TopicHeader(name)
+        return [
+            await self._session.request(route.reader(broker), code, header)
+            for broker in route.brokers
+        ]
 
     async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
         # Brokers update their name servers one-way, so updates may be applied out of order.

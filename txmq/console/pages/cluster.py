@@ -119,12 +119,14 @@ async def show_change(visit: Visit) -> PageContent:
     """Show what a change of a broker or a set will do."""
     change, broker = visit.required("do"), visit.required("broker")
     if change in _OF_MEMBERS:
-        return (await _member_preview(visit, change, broker, visit.required("member"))).content()
-    if change == "drain":
-        return (await _drain_preview(visit, broker)).content()
-    if change == "undrain":
-        return _undrain_preview(broker).content()
-    raise UsageError(f"a broker is drained or undrained, and a member promoted, not {change!r}")
+        preview = await _member_preview(visit, change, broker, visit.required("member"))
+    elif change == "drain":
+        preview = await _drain_preview(visit, broker)
+    elif change == "undrain":
+        preview = _undrain_preview(broker)
+    else:
+        raise UsageError(f"a broker is drained or undrained, and a member promoted, not {change!r}")
+    return preview.content()
 
 
 async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
@@ -202,7 +204,32 @@ async def _member_preview(visit: Visit, change: str, broker: str, member: str) -
             "This set has no coordinator, so its members have fixed roles. Stop the leader, then "
             "promote the directory of a follower with: txmq cluster promote --data DIR"
         )
-    sentences, button, ticks = _member_change(change, broker, member)
+    ticks: dict[str, str] = {}
+    if change == "promote":
+        button = "Hand over to"
+        sentences = [
+            f"The leader of {broker} answers what it has accepted, and hands over to {member}.",
+            (
+                "No acknowledged message is lost. Producers and consumers find the new leader "
+                "within some seconds, and clients retry what was refused meanwhile."
+            ),
+            "The former leader follows.",
+        ]
+    elif change == "remove":
+        button = "Remove"
+        sentences = [
+            f"{member} leaves the in-sync set of {broker}, and the leader sends it nothing more.",
+            (
+                "The member keeps its directory and cannot lead. It may rejoin later, and then "
+                "copies what it lacks."
+            ),
+        ]
+        ticks = {"allow": "Remove it even if fewer copies are in sync than sends need."}
+    else:
+        button = "Let back"
+        sentences = [
+            f"{member} may follow {broker} again, copies what it lacks, and joins the in-sync set."
+        ]
     return ChangePreview(
         title=f"{button} {member}",
         eyebrow=f"Member of broker set {broker}",
@@ -217,44 +244,6 @@ async def _member_preview(visit: Visit, change: str, broker: str, member: str) -
         repeated_name="name of the member",
         refusal=refusal,
         is_bad=change == "remove",
-    )
-
-
-def _member_change(
-    change: str, broker: str, member: str
-) -> tuple[tuple[str, ...], str, dict[str, str]]:
-    if change == "promote":
-        return (
-            (
-                f"The leader of {broker} answers what it has accepted, and hands over to {member}.",
-                (
-                    "No acknowledged message is lost. Producers and consumers find the new leader "
-                    "within some seconds, and clients retry what was refused meanwhile."
-                ),
-                "The former leader follows.",
-            ),
-            "Hand over to",
-            {},
-        )
-    if change == "remove":
-        return (
-            (
-                (
-                    f"{member} leaves the in-sync set of {broker}, and the leader sends it nothing "
-                    "more."
-                ),
-                (
-                    "The member keeps its directory and cannot lead. It may rejoin later, and then "
-                    "copies what it lacks."
-                ),
-            ),
-            "Remove",
-            {"allow": "Remove it even if fewer copies are in sync than sends need."},
-        )
-    return (
-        (f"{member} may follow {broker} again, copies what it lacks, and joins the in-sync set.",),
-        "Let back",
-        {},
     )
 
 

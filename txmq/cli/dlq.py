@@ -27,9 +27,14 @@ from txmq.cli.common import (
 )
 from txmq.cli.output import listing, message_fields, progress_bar, say, table
 from txmq.client import Admin
-from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
-from txmq.client.admin.dead_letters import DeadLetters
-from txmq.client.admin.lookups import TIME_MAX
+from txmq.client.admin.dead_letters import (
+    RESENT_AT,
+    RESENT_BY,
+    RESENT_REASON,
+    DeadLetters,
+    provenance,
+)
+from txmq.client.admin.messages import TIME_MAX
 from txmq.message import ReceivedMessage
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import LATEST, age_of

@@ -22,8 +22,7 @@ from txmq.client.consume.subscription import ANY_TAG, TopicSubscription, check_d
 from txmq.client.middleware import ReceiveChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import HandlerHook, HandlerHooks
-from txmq.client.observe.message_trace import HandlerTrace
-from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.observe.message_trace import HandlerTrace, Tracer, trace_group
 from txmq.client.observe.worker_process import CURRENT
 from txmq.client.send.producer import Producer
 from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings

@@ -17,8 +17,7 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.client.middleware import SendChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import SendHook, SendHooks
-from txmq.client.observe.message_trace import SendTrace
-from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.observe.message_trace import SendTrace, Tracer, trace_group
 from txmq.client.routes import queue_of_key
 from txmq.client.send.pending_sends import PendingSends
 from txmq.client.send.request_reply import Requester

@@ -105,11 +105,11 @@ def closing_is_forgotten(patch):
 
 
 def parking_is_forgotten(patch):
-    patch(Coordinator, "park", lambda self, key, half, now_ms: None)
+    patch(Coordinator, "park", lambda self, key, now_ms: None)
 
 
 def a_transaction_that_nobody_knows_is_rolled_back(patch):
-    def park(self, key, half, now_ms):
+    def park(self, key, now_ms):
         if key not in self.halves.closing:
             kind, source = DecisionKind.ROLLED_BACK, DecisionSource.BROKER
             self.halves.decide([(key, *self.halves.pending.read(key), kind, source, b"")], now_ms)

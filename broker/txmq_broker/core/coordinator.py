@@ -278,9 +278,10 @@ class Coordinator:
         self.halves.pending.count_checks(key, checks)
         return not half.is_parked and checks >= self.settings.check_max
 
-    def park(self, key: int, half: Half, now_ms: int) -> None:
-        """Stage that a transaction is parked until an operator decides it."""
-        if key in self.halves.parking or key in self.halves.closing:
+    def park(self, key: int, now_ms: int) -> None:
+        """Stage that a transaction is parked until an operator decides it, if it is still open."""
+        half = self.halves.pending.find(key)
+        if half is None or key in self.halves.parking or key in self.halves.closing:
             return
         self._stage_one(key, DecisionKind.PARKED, DecisionSource.BROKER, "", now_ms)
         sent = self.halves.sent_at(half.position)
@@ -289,5 +290,5 @@ class Coordinator:
             "once the cause is fixed, check it again with: txmq tx recheck",
             f"with the damaged half message {half.offset}" if sent is None else sent.unique,
             half.group,
-            quantity(half.checks + 1, "check"),
+            quantity(half.checks, "check"),
         )

@@ -570,7 +570,7 @@ class Checker:
         """Count a check without a decision; returns the transaction unless it was parked."""
         coordinator = self._coordinator
         if coordinator.spend_check(key, half):
-            coordinator.park(key, half, self._decision_ms())
+            coordinator.park(key, self._decision_ms())
             return None
         if half.is_parked and half.checks + 1 >= coordinator.settings.check_max:
             self._forced.discard(key)

@@ -15,7 +15,6 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.identity import Identity
@@ -24,6 +23,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
@@ -76,7 +76,7 @@ class Parts(ReadParts):
     """The parts of a running broker; each family of handlers takes the parts it needs."""
 
     entropy: Entropy
-    coordinator: Coordinator
+    transactions: Transactions
     schedule: Schedule
     admission: Admission
 

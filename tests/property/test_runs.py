@@ -65,7 +65,8 @@ _ops = st.builds(
 
 _kinds = st.sampled_from(
     ["message"] * 10 + ["half"] * 20 + ["end"] * 30
-    + ["batch", "delayed", "empty", "marked", "unmarked", "other group", "immune", "query", "broken"]
+    + ["batch", "delayed", "empty", "marked", "unmarked", "other group", "immune", "query"]
+    + ["broken"]
 )  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def _kept(broker):
         "changes": [[*pending.opened], [*pending.closings], [*pending.closed]],
         "keys": [[*keys._hashes], [*keys._positions]],
         "puts": puts,
-        "tally": asdict(broker.coordinator.tally),
+        "tally": asdict(broker.transactions.tally),
         "figures": broker._flusher.figures(),
     }  # fmt: skip
 

@@ -10,8 +10,8 @@ from txmq.protocol.span import DecisionKind
 from txmq.runtime.clock import SystemClock
 from txmq_broker.config import CheckBackSettings, TopicDefaults
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.services.checker import Checker
 from txmq_broker.store.pending_transactions import Half, PendingTransactions, transaction_key
 
@@ -39,8 +39,8 @@ def crowd():
     for number, each in enumerate(members):
         beat = Heartbeat(f"client-{number}", [ProducerRegistration(GROUP)], [])
         clients.beat(each, beat, "PYTHON", 1, 0.0)
-    coordinator = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
-    return Checker(coordinator, clients, None, None), members, looks
+    transactions = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
+    return Checker(transactions, clients, None, None), members, looks
 
 
 def half(offset, origin, checks=0):
@@ -81,14 +81,14 @@ def test_a_transaction_decided_before_its_last_check_counts_is_not_parked():
         return shelf.next_ms()
 
     topics = Topics(shelf.store, TopicDefaults())
-    coordinator = Coordinator(shelf.store.halves, topics, CheckBackSettings(check_max=1))
-    checker = Checker(coordinator, Clients(), SystemClock(), decision_ms)
+    transactions = Transactions(shelf.store.halves, topics, CheckBackSettings(check_max=1))
+    checker = Checker(transactions, Clients(), SystemClock(), decision_ms)
     checker.checks.ask(key, object(), 0.0)
     shelf.decide("U1", DecisionKind.COMMITTED)
 
     checker.note_unknown(key)
 
     assert shelf.store.halves.pending.find(key) is None
-    assert coordinator.tally.parked == 0
+    assert transactions.tally.parked == 0
     assert list(shelf.bodies().values()) == [b"half"]
     shelf.close()

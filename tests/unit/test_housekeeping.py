@@ -345,7 +345,7 @@ async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stag
 
     marks = RetentionSettings(delete_at="", delete_above=0.9, force_above=0.9, refuse_above=0.9)
     stage.house.retention = marks
-    stage.admission.refuse("stopping", "the broker is stopping")
+    stage.admission.set_cause("stopping", "the broker is stopping")
     await asyncio.sleep(ROUND_S)
     assert "90%" in "; ".join(stage.admission.reasons.values())
 
@@ -353,7 +353,7 @@ async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stag
     await asyncio.sleep(ROUND_S)
     # Lifting one reason does not lift the others.
     assert list(stage.admission.reasons.values()) == ["the broker is stopping"]
-    stage.admission.lift("stopping")
+    stage.admission.clear_cause("stopping")
     assert stage.is_admitting
 
 

@@ -14,8 +14,8 @@ from txmq.limits import (
 )
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 from txmq_broker.config import TopicDefaults
+from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.clients import check_consumer_group
-from txmq_broker.core.rate_limit import RateLimit
 from txmq_broker.core.topics import QUEUES_MAX
 
 __all__ = ["Groups"]

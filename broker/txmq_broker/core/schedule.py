@@ -25,11 +25,10 @@ from txmq.protocol.topics import SCHEDULE_TOPIC, WAITING_TOPICS
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.delay_lines import LEVELS_MAX, WHEEL_LINES, Line
-from txmq_broker.store.delay_store import DelayStore, Unstored
+from txmq_broker.store.delay_store import DelayStore, Unstored, retry_of
 from txmq_broker.store.due_messages import Due, ListPlace
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
-from txmq_broker.store.retry_tally import retry_of
 
 __all__ = ["DueTime", "Schedule", "delayed_page"]
 

@@ -14,7 +14,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
-from txmq_broker.core.replica_choice import ReplicaChoice
+from txmq_broker.handlers.pull import ReplicaChoice
 from txmq_broker.parts import Parts
 from txmq_broker.replication.copied_answers import CopiedAnswers
 from txmq_broker.replication.held_leadership import HeldLeadership

@@ -36,7 +36,7 @@ from txmq.protocol.headers import (
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.clients import check_consumer_group
-from txmq_broker.core.filter.tags import tag_filter
+from txmq_broker.core.filter.filters import tag_filter
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.retry import known_maximum
 from txmq_broker.core.statistics import MINUTE_S

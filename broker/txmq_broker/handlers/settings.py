@@ -23,7 +23,7 @@ from txmq.security.tls import load_tls
 from txmq.settings.loading import Alias, OneValue, Unused, kinds_of, rebuild
 from txmq.settings.values import convert
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES, milliseconds, percent
+from txmq_broker.core.rocketmq_settings import NAMES, milliseconds, percent
 from txmq_broker.parts import Parts
 
 __all__ = ["SettingHandlers"]

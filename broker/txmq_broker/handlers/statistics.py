@@ -200,7 +200,7 @@ class StatisticsHandlers(StatisticsReads):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._coordinator = parts.coordinator
+        self._tally = parts.transactions.tally
         self._retain = parts.delete_old_files
 
     def table(self) -> dict[int, Handler]:
@@ -215,8 +215,8 @@ class StatisticsHandlers(StatisticsReads):
         return self._transactions() | self._delays()
 
     def _transactions(self) -> dict[str, str]:
-        coordinator, pending = self._coordinator, self._store.halves.pending
-        counts = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        pending = self._store.halves.pending
+        counts = asdict(self._tally) | {"open": len(pending), "parked_now": pending.parked}
         return {camel(f"transactions_{name}"): str(value) for name, value in counts.items()}
 
     def _delays(self) -> dict[str, str]:

@@ -12,9 +12,9 @@ from txmq.protocol.headers import TopicHeader, TopicSettings
 from txmq.protocol.topics import topics_of_brokers
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.core.topics import TopicCensus
 from txmq_broker.parts import Parts, ReadParts
 from txmq_broker.services.slices import LongAnswers, Steps, table_answer
-from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["TopicHandlers", "TopicReads"]
 

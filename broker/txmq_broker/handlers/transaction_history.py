@@ -21,7 +21,7 @@ from txmq.protocol.record import host_text, offset_id, position_in
 from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.transaction import State
+from txmq_broker.core.transactions import State
 from txmq_broker.parts import Parts
 from txmq_broker.store.pending_transactions import Half, transaction_key
 
@@ -38,7 +38,7 @@ class TransactionHistoryHandlers:
     """Shows what the broker knows about a transaction."""
 
     def __init__(self, parts: Parts) -> None:
-        self._halves = parts.coordinator.halves
+        self._halves = parts.transactions.halves
         self._checker = parts.checker
         self._clients = parts.clients
 

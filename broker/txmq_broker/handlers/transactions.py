@@ -43,8 +43,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.access.audit import account_of
 from txmq_broker.core.check_history import RecheckNote
-from txmq_broker.core.coordinator import TransactionStatus
-from txmq_broker.core.transaction import Event, State
+from txmq_broker.core.transactions import Event, State, TransactionStatus
 from txmq_broker.parts import Parts
 from txmq_broker.store.pending_transactions import Half, transaction_key
 
@@ -69,13 +68,13 @@ class TransactionHandlers:
     """Ends transactions, and lists open ones."""
 
     def __init__(self, parts: Parts) -> None:
-        self._coordinator = parts.coordinator
+        self._transactions = parts.transactions
         self._checker = parts.checker
         self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._store_host = parts.identity.store_host
-        self._pending = parts.coordinator.halves.pending
+        self._pending = parts.transactions.halves.pending
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -110,7 +109,7 @@ class TransactionHandlers:
             ]  # fmt: skip
         except (ServiceUnavailable, RemoteProtocolError):
             return 0
-        count = self._coordinator.end(ends, now_ms)
+        count = self._transactions.end(ends, now_ms)
         answered = [request for request in requests[:count] if not request.flag & ONEWAY]
         self._flusher.follow(connection, answered, done_all(answered))
         return count
@@ -126,7 +125,7 @@ class TransactionHandlers:
                 raise InvalidParameter(
                     f"commitOrRollback must be 8, 12 or 0, not {header.commit_or_rollback}"
                 )
-            found = self._coordinator.find(header)
+            found = self._transactions.find(header)
             if header.from_transaction_check and found.half is not None:
                 self._checker.note_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
@@ -135,7 +134,7 @@ class TransactionHandlers:
         source = _CHECK if header.from_transaction_check else _PRODUCER
 
         def decide(now_ms: int) -> None:
-            self._coordinator.decide(self._coordinator.find(header), event, source, now_ms)
+            self._transactions.decide(self._transactions.find(header), event, source, now_ms)
 
         self._decide(connection, request, decide)
         return None
@@ -224,7 +223,7 @@ class TransactionHandlers:
 
         def decide(now_ms: int) -> None:
             found = self._named(header.transaction_id)
-            self._coordinator.decide(found, event, _OPERATOR, now_ms, reason)
+            self._transactions.decide(found, event, _OPERATOR, now_ms, reason)
 
         self._decide(connection, request, decide)
         return None
@@ -235,7 +234,7 @@ class TransactionHandlers:
         key = self._named(request.read(NamedTransaction).transaction_id).key
         half = self._pending.find(key)
         assert half is not None
-        record = self._coordinator.halves.record_of(half)
+        record = self._transactions.halves.record_of(half)
         shown = self._described(key, half).write().decode()
         return answer(request, 0, {"transaction": shown}, body=records.pack(record))
 
@@ -288,7 +287,7 @@ class TransactionHandlers:
         offset_id, stored_ms = record_place(self._store_host, half.position), 0
         # A damaged half message is listed with the known fields, and hides no other.
         with suppress(CorruptRecord):
-            record = self._coordinator.halves.record_of(half)
+            record = self._transactions.halves.record_of(half)
             unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
             keys = properties.find(record.properties, properties.KEYS) or ""
             offset_id, stored_ms = record.offset_id, record.stored_ms
@@ -305,7 +304,7 @@ class TransactionHandlers:
             stored_ms=stored_ms,
             checks=half.checks,
             client_id=half.origin,
-            is_being_decided=key in self._coordinator.halves.closing,
+            is_being_decided=key in self._transactions.halves.closing,
         )
 
     def _named(self, name: str) -> TransactionStatus:
@@ -313,8 +312,8 @@ class TransactionHandlers:
 
         It is open until its decision is durable: before, a power cut may take the decision back.
         """
-        coordinator = self._coordinator
-        found = coordinator.find_by_key(transaction_key(name))
+        transactions = self._transactions
+        found = transactions.find_by_key(transaction_key(name))
         if found is None:
             found = self._with_offset_id(name)
         if found is None:
@@ -326,9 +325,9 @@ class TransactionHandlers:
             position = position_in(name)
         except RemoteProtocolError:
             return None
-        sent = self._coordinator.halves.sent_at(position)
+        sent = self._transactions.halves.sent_at(position)
         if sent is not None:
-            return self._coordinator.find_by_key(transaction_key(sent.unique))
+            return self._transactions.find_by_key(transaction_key(sent.unique))
         # It may be damaged; its transaction is open all the same.
         key = self._pending.key_at(position)
-        return None if key is None else self._coordinator.find_by_key(key)
+        return None if key is None else self._transactions.find_by_key(key)

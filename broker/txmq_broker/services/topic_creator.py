@@ -26,7 +26,7 @@ from txmq.protocol.command import Command, answer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Postponed
 from txmq.runtime.clock import Clock
-from txmq_broker.core.rate_limit import RateLimit
+from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.topics import Topics, check_name
 
 __all__ = ["TopicCreator"]

@@ -11,9 +11,16 @@ from txmq_broker.store.index_file import Chunk, IndexFile, LogRange, draft, path
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.segments import Extent
 from txmq_broker.store.queue_store import QueueStore
-from txmq_broker.store.retention import Age
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Age", "Checkpoint", "Checkpoints"]
+
+
+class Age(NamedTuple):
+    """A complete file of the log, and the store time of its last message."""
+
+    start: int
+    end: int
+    last_ms: int
 
 
 class Checkpoint(NamedTuple):

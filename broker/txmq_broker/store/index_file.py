@@ -27,8 +27,15 @@ from txmq.protocol.span import name_of
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.pending_transactions import Changes
-from txmq_broker.store.queue_store import ENTRY, ENTRY_BYTES, Block, ConsumeQueue, KeyIndex, KeyRun
-from txmq_broker.store.sealed_bytes import SealedBytes
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    ENTRY_BYTES,
+    Block,
+    ConsumeQueue,
+    KeyIndex,
+    KeyRun,
+    SealedBytes,
+)
 
 __all__ = [
     "Chunk",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
-from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError, TxmqError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, SpanHead, found_in
 from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
+from txmq.text import RepeatedLines
 from txmq_broker.config import StoreSettings
 from txmq_broker.store.checkpoints import Checkpoints
-from txmq_broker.store.damage import MetDamage
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, NewHalf, Opening
@@ -33,10 +34,9 @@ from txmq_broker.store.queue_store import (
     key_hash,
     topic_seed,
 )
-from txmq_broker.store.record_restorer import RecordRestorer
-from txmq_broker.store.start import Recovery, Start
+from txmq_broker.store.start import RecordRestorer, Recovery, Start
 
-__all__ = ["MessageStore", "Span"]
+__all__ = ["MessageStore", "MetDamage", "Span"]
 
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
@@ -426,3 +426,33 @@ class MessageStore:
         start = segments.drop_first()
         self.checkpoints.drop_index(oldest)
         self.queues.drop_before_segment(start)
+
+
+log = logging.getLogger(__name__)
+
+
+class MetDamage:
+    """Counts reads that met damage, and reports them.
+
+    Attributes:
+        reads: The number of reads that met damage since the start.
+        found: Called at each of them with the position of the damage in the log. A member of a
+            broker set has another copy to read from; by default nothing happens.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.found: Callable[[int], None] = lambda _position: None
+        self._lines = RepeatedLines()
+
+    def note(self, error: CorruptRecord) -> None:
+        """Note that a read met damage; the log has a line for each place, not for each read."""
+        self.reads += 1
+        if (times := self._lines.note(str(error.position))) is not None:
+            log.error("%s%s", error, times)
+        self.found(error.position)
+
+    def note_error(self, error: TxmqError) -> None:
+        """Note an error that ended a request, if the cause is damage."""
+        if isinstance(error, CorruptRecord):
+            self.note(error)

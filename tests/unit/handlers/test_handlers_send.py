@@ -185,7 +185,7 @@ def test_a_sender_with_a_long_address_is_named_in_full():
 def test_1_a_broker_that_stops_takes_nothing(serve):
     async def main(stage):
         client = await stage.client()
-        stage.broker.admission.refuse("stopping", "the broker is stopping")
+        stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
         answer = await client.ask(SEND, sending("a b"), body=b"x")
         assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
@@ -586,9 +586,9 @@ def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room():
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
-        stage.broker.admission.refuse("disk", "the disk is more than 90% full")
+        stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
         assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
-        stage.broker.admission.lift("disk")
+        stage.broker.admission.clear_cause("disk")
         await client.send("T")
 
     in_world(main)

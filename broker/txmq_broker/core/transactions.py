@@ -1,14 +1,15 @@
 """The coordinator decides transactions: by ENDs, by answers to checks, by operators.
 
-The table in :mod:`txmq_broker.core.transaction` defines the allowed steps; the log holds the steps
+The table in :mod:`txmq_broker.core.transactions` defines the allowed steps; the log holds the steps
 taken. Nothing here waits: a staged step counts once the flusher has made it durable.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -27,11 +28,62 @@ from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.topics import Topics
-from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import HalfStore, NewDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 
-__all__ = ["Coordinator", "Tally", "TransactionStatus"]
+__all__ = ["STEPS", "Event", "State", "Tally", "TransactionStatus", "Transactions", "diagram"]
+
+
+class State(Enum):
+    """The state of a transaction."""
+
+    __hash__ = object.__hash__  # Enum's own hash takes as long as the rest of a step.
+
+    PREPARED = "prepared"
+    PARKED = "parked"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Event(Enum):
+    """An event that may change the state."""
+
+    __hash__ = object.__hash__
+
+    COMMIT = "END(commit)"
+    ROLL_BACK = "END(rollback)"
+    EXHAUSTED = "check_max checks without a decision"
+
+
+STEPS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.PREPARED, Event.COMMIT): State.COMMITTED,
+    (State.PREPARED, Event.ROLL_BACK): State.ROLLED_BACK,
+    (State.PREPARED, Event.EXHAUSTED): State.PARKED,
+    (State.PARKED, Event.COMMIT): State.COMMITTED,
+    (State.PARKED, Event.ROLL_BACK): State.ROLLED_BACK,
+    # A repeated event changes nothing and is not an error.
+    (State.PARKED, Event.EXHAUSTED): State.PARKED,
+    (State.COMMITTED, Event.COMMIT): State.COMMITTED,
+    (State.ROLLED_BACK, Event.ROLL_BACK): State.ROLLED_BACK,
+}
+"""All steps. A missing pair is a conflict: the first decision holds."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield "    [*] --> PREPARED: half message stored"
+    for (state, event), target in STEPS.items():
+        if target is not state:
+            yield f"    {state.name} --> {target.name}: {event.value}"
+    for state in State:
+        if not any(was is state and now is not state for (was, _), now in STEPS.items()):
+            yield f"    {state.name} --> [*]"
+
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +143,7 @@ class Tally:
     refused: int = 0
 
 
-class Coordinator:
+class Transactions:
     """Decides transactions, each exactly once."""
 
     def __init__(

@@ -133,9 +133,8 @@ class CopyHandlers:
 
         return serve
 
-    def show(self, connection: Connection, request: Command) -> bytes:
+    def show(self, _: Connection, request: Command) -> bytes:
         """7707: this leader and its followers, and how far each of them is."""
-        del connection
         return answer(request, body=self.view().write())
 
     def view(self) -> CopiesView:

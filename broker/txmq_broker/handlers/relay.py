@@ -200,9 +200,8 @@ class RelayHandlers:
 
     # 222
 
-    def reset_offset(self, connection: Connection, request: Command) -> bytes:
+    def reset_offset(self, _: Connection, request: Command) -> bytes:
         """222: reset a connected group's offsets; its clients are notified and commit them."""
-        del connection
         header = request.read(ResetOffset)
         topic = self._topics.by_name.get(header.topic)
         if topic is None:

@@ -1,11 +1,14 @@
-"""10, 310, 320: producers send messages. The broker's hottest path starts here."""
+"""10, 310, 320, 370, and of txmq 7721 and 7722: producers send messages and recall delayed ones.
+
+The broker's hottest path starts here.
+"""
 
 from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from txmq.errors import (
     BrokerBusy,
@@ -23,49 +26,59 @@ from txmq.protocol.command import ONEWAY, Command, answer
 from txmq.protocol.headers import RecallAnswer, RecallMessage, SendMessage, SendMessageV2
 from txmq.protocol.operations import ListDelayed, RecallDelayed
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import HEAD_BYTES, PREPARED, TYPE_BITS, Postmark
+from txmq.protocol.record import HEAD_BYTES, PREPARED, TYPE_BITS
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
-from txmq_broker.core.admission import Admission
 from txmq_broker.core.arrival import NO_TERMS, Arrival, examine, missing_marks, terms_of
 from txmq_broker.core.batches import Batches
-from txmq_broker.core.clients import Clients, producer_group_fault
-from txmq_broker.core.identity import Identity
+from txmq_broker.core.clients import producer_group_fault
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
-from txmq_broker.core.topics import Topic, Topics, config_for_group, queues_to_write
-from txmq_broker.core.transactions import Transactions
+from txmq_broker.core.topics import Topic, config_for_group, queues_to_write
 from txmq_broker.parts import Parts
 from txmq_broker.store.delay_store import Unstored
 from txmq_broker.store.half_store import NewHalf, RecentDecision
-from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 from txmq_broker.store.queue_store import NewRecord
 
-__all__ = ["Ingest", "RecallHandlers", "SendHandlers", "Sender", "Stored"]
+__all__ = ["RecallHandlers", "SendHandlers"]
+
+_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
+_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+_CLIENTS_BITS: Final = ~(_BORN_V6 | _STORE_V6)
+"""The flags of a message that its client decides."""
+_IPV4_BYTES: Final = 8
+_length: Final = Struct(">H").pack
+_NOT_JUDGED: Final[dict[str, str]] = {}
 
 
 class SendHandlers:
-    """Stores messages from producers."""
+    """Checks and stores what producers send.
+
+    Requests that follow each other are a run, and a single request is a run of one. A run is
+    checked from its beginning to the first request that needs a step of its own; nothing changes
+    before all of these requests are checked. Then the store stages their records at once.
+    """
 
     def __init__(self, parts: Parts) -> None:
-        self._identity = parts.identity
+        self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
         self._schedule = parts.schedule
+        self._transactions = parts.transactions
+        self._halves = parts.transactions.halves
+        self._clients = parts.clients
+        self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._entropy = parts.entropy
         self._create_topics = parts.create_topics
+        self._broker = parts.identity.name
+        self._cluster = parts.identity.cluster_property
+        self._new_key = parts.identity.unique_id
+        self._body_max = parts.identity.message_size_max
+        self._store_host = parts.identity.store_host
         self._store_host_hex = parts.identity.store_host.hex().upper().encode()
-        self._ingest = Ingest(
-            parts.store,
-            parts.topics,
-            parts.transactions,
-            parts.clients,
-            parts.admission,
-            parts.identity,
-        )
         self._batches = Batches(parts.store, parts.identity)
 
     def table(self) -> dict[int, Handler]:
@@ -75,34 +88,6 @@ class SendHandlers:
             RequestCode.SEND_MESSAGE_V2: RunHandler(self.send, self.send_run),
             RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
-
-    def send_run(self, connection: Connection, requests: Sequence[Command]) -> int:
-        """310: store the messages at the beginning of a run that need no step of their own.
-
-        Returns:
-            How many these are; the next one needs :meth:`send`.
-        """
-        flusher = self._flusher
-        now_ms = flusher.turn_ms_of_run()
-        if not now_ms:
-            return 0
-        sender = connection, connection.born_host
-        stored = self._ingest.stage(requests, sender, now_ms, flusher.turn_end)
-        self._reply(connection, requests, stored)
-        return len(stored)
-
-    def _reply(
-        self, connection: Connection, requests: Sequence[Command], stored: Sequence[Stored]
-    ) -> None:
-        """Answer the requests at the beginning of a run once their messages are durable."""
-        host, sent_one = self._store_host_hex, templates.sent_one
-        answered: list[Command] = []
-        answers: list[bytes] = []
-        for request, (position, number, offset, unique) in zip(requests, stored, strict=False):
-            if not request.flag & ONEWAY:
-                answered.append(request)
-                answers.append(sent_one(request, host, position, number, offset, unique))
-        self._flusher.follow(connection, answered, answers)
 
     def send(self, connection: Connection, request: Command) -> None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
@@ -116,235 +101,33 @@ class SendHandlers:
         if not self.send_run(connection, [request]):
             self._send_alone(connection, request, header)
 
-    def _send_alone(self, connection: Connection, request: Command, header: SendMessage) -> None:
-        """Refuse a request, or take the step that it needs before it can be stored."""
-        now_ms, body = self._flusher.turn_ms(), request.body
-        group = header.producer_group
-        if len(group) > GROUP_CHARS_MAX or not group.isprintable():
-            raise MessageIllegal(producer_group_fault(group))
-        topic = self._topics.sendable.get(header.topic) or self._missing_or_closed(header)
-        if header.queue_id < 0:
-            header.queue_id = self._entropy.below(queues_to_write(topic))
-        elif header.queue_id >= len(topic.queues):
-            raise InternalError(f"topic {topic.name} has no queue {header.queue_id}")
-        body_max = self._identity.message_size_max
-        if not 0 < len(body) <= body_max:
-            raise MessageIllegal(f"a body has from 1 to {body_max} bytes, not {len(body)}")
-        postmark = self._ingest.postmark_of(header, connection.born_host, now_ms)
-        if header.batch:
-            batch = self._batches.stage(request, header, topic, postmark)
-            ids = self._offset_ids(batch.positions)
-            answer = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
-            self._follow(connection, request, answer)
-            return
-        arrival = self._ingest.arrival_of(header, topic)
-        special = arrival[-1]
-        if header.sys_flag & TYPE_BITS or terms_of(special).is_marked:
-            earlier = self._ingest.clear_half(header, topic, body, arrival)
-            if earlier is not None:
-                known = earlier.position, header.queue_id, earlier.offset, arrival[1]
-                self._reply(connection, [request], [known])
-                return
-        elif special is not None:
-            wall_ms = self._clock.wall_ms()
-            due_time = self._schedule.due_time_in(special, wall_ms)
-            if due_time is not None:
-                message = Unstored(postmark, header.flag, body, arrival[0])
-                number, unique = header.queue_id, arrival[1]
-                offset, position = self._schedule.put(topic, number, message, due_time, wall_ms)
-                handle = recall.encode(
-                    RecallHandle(topic.name, self._identity.name, due_time.due_ms, unique)
-                )
-                offset_id = b"%b%016X" % (self._store_host_hex, position)
-                answer = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
-                self._follow(connection, request, answer)
-                return
-        sender = connection, connection.born_host
-        stored = self._ingest.stage([request], sender, now_ms, self._flusher.turn_end, topic)
-        assert stored, "a request was not refused and cannot be stored"
-        self._reply(connection, [request], stored)
-
-    def _follow(self, connection: Connection, request: Command, answer: bytes) -> None:
-        if not request.flag & ONEWAY:
-            self._flusher.follow(connection, [request], [answer])
-
-    def _offset_ids(self, positions: bytes) -> bytes:
-        # offset_id inlined for all positions at once, because this runs for every message.
-        host = self._store_host_hex
-        return host + hexlify(positions, ",", 8).upper().replace(b",", b"," + host)
-
-    def _missing_or_closed(self, header: SendMessage) -> Topic:
-        """A topic that does not exist yet, or that needs further checks."""
-        known = self._topics.for_sending(header.topic)
-        if header.topic.startswith(RETRY):
-            return self._for_retry(header, known, self._clock.wall_ms())
-        if header.default_topic == "":
-            raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
-        wanted = header.default_topic_queue_nums
-        self._create_topics(
-            [self._topics.config_for_sending(header.topic, header.default_topic, wanted)]
-        )
-        return self._topics.get(header.topic)
-
-    def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
-        """The topic for a message that a consumer sends as a retry: retry or dead letter."""
-        name = header.topic.removeprefix(RETRY)
-        group = self._groups.get(name, now_ms)
-        attempts, text = header.reconsume_times or 0, header.properties or ""
-        if attempts:
-            # A client that failed to return a message sends it with all its old properties; it is
-            # not a half message any more.
-            header.sys_flag &= ~TYPE_BITS
-            header.properties = text = properties.without(text, properties.TRANSACTION)
-        requested = header.max_reconsume_times
-        maximum = group.retry_max_times if requested is None or requested < 0 else requested
-        reason = exhaustion_reason(attempts, maximum)
-        if reason and not header.batch:
-            # Stock consumers give up this way if a return fails, or when orderly.
-            # The topic first: a request that has to wait for it must not be changed yet.
-            topic = self.topic_of_group(DLQ + name, 1)
-            header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
-            return topic
-        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
-
-    def topic_of_group(self, name: str, queues: int) -> Topic:
-        """A group's retry or dead-letter topic, created when first needed.
-
-        Raises:
-            NoPermission: It is closed for writing, or the limit of topics is reached.
-            InternalError: Its name is invalid.
-            ServiceUnavailable: It could not be saved, or clients create topics too fast.
-            Postponed: It is saved later, and the request is served then.
-        """
-        found = self._topics.for_sending(name)
-        if found is None:
-            self._create_topics([config_for_group(name, queues)])
-            found = self._topics.get(name)
-        return found
-
-
-class RecallHandlers:
-    """Lists and recalls delayed messages."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._identity = parts.identity
-        self._topics = parts.topics
-        self._schedule = parts.schedule
-        self._flusher = parts.flusher
-
-    def table(self) -> dict[int, Handler]:
-        """Return the handler of each request code."""
-        return {
-            RequestCode.RECALL_MESSAGE: self.recall,
-            RequestCode.LIST_DELAYED: self.list_waiting,
-            RequestCode.RECALL_DELAYED: self.recall_by_hand,
-        }
-
-    def list_waiting(self, connection: Connection, request: Command) -> bytes:
-        """7721: messages that wait for their time, in order of their times, a page at a time."""
-        del connection
-        page = self._schedule.page(self._identity.name, request.read(ListDelayed))
-        return answer(request, body=page.write())
-
-    def recall_by_hand(self, connection: Connection, request: Command) -> None:
-        """7722: an operator recalls a delayed message, which the audit keeps with the reason."""
-        header = request.read(RecallDelayed)
-        if not header.operator.strip() or not header.reason.strip():
-            raise InvalidParameter("operator and reason must not be empty")
-        self._recall(connection, request, header.topic, header.recall_handle)
-
-    def recall(self, connection: Connection, request: Command) -> None:
-        """370: recall a delayed message; the answer comes once the recall is durable."""
-        header = request.read(RecallMessage)
-        self._recall(connection, request, header.topic, header.recall_handle)
-
-    def _recall(self, connection: Connection, request: Command, topic: str, text: str) -> None:
-        self._topics.get(topic)
-        handle = recall.decode(text)
-        if handle.topic != topic or handle.broker != self._identity.name:
-            raise IllegalOperation(
-                f"the handle is for {handle.topic} at {handle.broker}, not for {topic} here"
-            )
-        found = self._schedule.find(handle.topic, handle.message_id)
-        now_ms = self._flusher.turn_ms()
-        host = self._identity.store_host
-        flags = SysFlag.STORE_HOST_V6 | SysFlag.BORN_HOST_V6 if len(host) > 8 else 0
-        self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
-        if not request.is_oneway:
-            recalled = answer(request, 0, RecallAnswer(handle.message_id))
-            self._flusher.follow(connection, [request], [recalled])
-
-
-_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
-_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~(_BORN_V6 | _STORE_V6)
-"""The flags of a message that its client decides."""
-_IPV4_BYTES: Final = 8
-_length: Final = Struct(">H").pack
-_NOT_JUDGED: Final[dict[str, str]] = {}
-
-
-Sender: TypeAlias = tuple[Any, bytes]
-"""Who sends a run: the key under which :class:`Clients` knows the connection, and the address as
-records hold it.
-"""
-
-Stored: TypeAlias = tuple[int, int, int, str]
-"""What the answer to a send says: the position, the queue's number, the offset, the unique key."""
-
-
-class Ingest:
-    """Checks and stages what producers send."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: Topics,
-        transactions: Transactions,
-        clients: Clients[Any],
-        admission: Admission,
-        identity: Identity,
-    ) -> None:
-        self._store = store
-        self._topics = topics
-        self._transactions = transactions
-        self._halves = transactions.halves
-        self._clients = clients
-        self._admission = admission
-        self._cluster = identity.cluster_property
-        self._store_host = identity.store_host
-        self._body_max = identity.message_size_max
-        self._new_key = identity.unique_id
-
-    def stage(  # noqa: C901, PLR0912, PLR0915  the hot path: a call would cost every message
-        self,
-        requests: Sequence[Command],
-        sender: Sender,
-        now_ms: int,
-        position_max: int,
-        cleared: Topic | None = None,
-    ) -> list[Stored]:
-        """Stage the sends at the beginning of a run.
+    def send_run(  # noqa: C901, PLR0912, PLR0915  the hot path: a call would cost every message
+        self, connection: Connection, requests: Sequence[Command], cleared: Topic | None = None
+    ) -> int:
+        """310: store the messages at the beginning of a run, and answer once they are durable.
 
         It stops at a request that is refused, creates its topic, comes from a consumer that gives a
         message up, lets the broker choose the queue, is a batch, must wait for its time, or repeats
         a half message. It also stops at a half message that does not say so in its properties.
 
         Args:
+            connection: Their connection.
             requests: The requests, with their headers decoded.
-            sender: Who sends them.
-            now_ms: Their time stamp.
-            position_max: No record of this span begins after this position.
             cleared: The topic of a single request that had its own step: whether the topic takes
                 it, whether it must wait, and whether it repeats another one was checked there.
 
         Returns:
-            What was stored for each of them.
+            How many requests it took; the next one needs :meth:`send`.
         """
+        flusher = self._flusher
+        now_ms = flusher.turn_ms_of_run()
+        if not now_ms:
+            return 0
+        position_max = flusher.turn_end
         sendable, cluster, new_key = self._topics.sendable, self._cluster, self._new_key
         store_host, body_max = self._store_host, self._body_max
-        client, born_host = sender
-        host_bits = host_bits_of(born_host, store_host)
+        born_host = connection.born_host
+        host_bits = self._host_bits(born_host)
         head_bytes = HEAD_BYTES - 2 * _IPV4_BYTES + len(born_host) + len(store_host)
         halves, room = self._halves, -1
         position = self._store.log.next_position
@@ -415,7 +198,7 @@ class Ingest:
                     sys_flag |= PREPARED
                     half_queue = halves.half_queue
                     if origin is None:
-                        origin = self._clients.producer_id(group, client)
+                        origin = self._clients.producer_id(group, connection)
                     owner = terms.group or group
                     new_halves.append((len(new), key, owner, origin, terms.immunity_s))
                     keys.add(key)
@@ -434,39 +217,96 @@ class Ingest:
             if half_queue is None:
                 puts.append((topic, len(body)))
         if not new:
-            return []
+            return 0
         places = self._store.stage(new, new_halves)
         self._transactions.tally.prepared += len(new_halves)
         for topic, size in puts:
             topic.put_count += 1
             topic.put_bytes += size
-        return [
-            (place[1], record[0].number, place[0], unique)
-            for place, record, unique in zip(places, new, uniques, strict=True)
-        ]
+        host, sent_one = self._store_host_hex, templates.sent_one
+        answered: list[Command] = []
+        answers: list[bytes] = []
+        for request, record, place, unique in zip(requests, new, places, uniques, strict=False):
+            if not request.flag & ONEWAY:
+                answered.append(request)
+                number, offset, position = record[0].number, place[0], place[1]
+                answers.append(sent_one(request, host, position, number, offset, unique))
+        flusher.follow(connection, answered, answers)
+        return len(new)
 
-    # Steps of single requests
+    def _host_bits(self, born_host: bytes) -> int:
+        """The flags of a record that say which of its addresses are IPv6."""
+        born = _BORN_V6 if len(born_host) > _IPV4_BYTES else 0
+        return born | (_STORE_V6 if len(self._store_host) > _IPV4_BYTES else 0)
 
-    def arrival_of(self, header: SendMessage, topic: Topic) -> Arrival:
-        """Read the properties of a single send.
+    def _send_alone(self, connection: Connection, request: Command, header: SendMessage) -> None:
+        """Refuse a request, or take the step that it needs before it can be stored."""
+        now_ms, body = self._flusher.turn_ms(), request.body
+        group = header.producer_group
+        if len(group) > GROUP_CHARS_MAX or not group.isprintable():
+            raise MessageIllegal(producer_group_fault(group))
+        topic = self._topics.sendable.get(header.topic) or self._missing_or_closed(header)
+        if header.queue_id < 0:
+            header.queue_id = self._entropy.below(queues_to_write(topic))
+        elif header.queue_id >= len(topic.queues):
+            raise InternalError(f"topic {topic.name} has no queue {header.queue_id}")
+        body_max = self._body_max
+        if not 0 < len(body) <= body_max:
+            raise MessageIllegal(f"a body has from 1 to {body_max} bytes, not {len(body)}")
+        # What all records of this request share.
+        postmark = (
+            header.sys_flag & _CLIENTS_BITS | self._host_bits(connection.born_host),
+            header.born_timestamp, connection.born_host, now_ms, self._store_host,
+            header.reconsume_times or 0, 0,
+        )  # fmt: skip
+        if header.batch:
+            batch = self._batches.stage(request, header, topic, postmark)
+            ids = self._offset_ids(batch.positions)
+            reply = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
+            self._follow(connection, request, reply)
+            return
+        arrival = examine(
+            header.properties or "", self._cluster, topic.key_seed, self._new_key, topic.patterns
+        )
+        data, unique, _, _, special = arrival
+        if header.sys_flag & TYPE_BITS or terms_of(special).is_marked:
+            earlier = self._clear_half(header, topic, body, arrival)
+            if earlier is not None:
+                number, offset, position = header.queue_id, earlier.offset, earlier.position
+                host = self._store_host_hex
+                reply = templates.sent_one(request, host, position, number, offset, unique)
+                self._follow(connection, request, reply)
+                return
+        elif special is not None:
+            wall_ms = self._clock.wall_ms()
+            due_time = self._schedule.due_time_in(special, wall_ms)
+            if due_time is not None:
+                message = Unstored(postmark, header.flag, body, data)
+                number = header.queue_id
+                offset, position = self._schedule.put(topic, number, message, due_time, wall_ms)
+                handle = recall.encode(
+                    RecallHandle(topic.name, self._broker, due_time.due_ms, unique)
+                )
+                offset_id = b"%b%016X" % (self._store_host_hex, position)
+                reply = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
+                self._follow(connection, request, reply)
+                return
+        taken = self.send_run(connection, [request], topic)
+        assert taken, "a request was not refused and cannot be stored"
 
-        Raises:
-            MessageIllegal: They are too long to be stored.
-        """
-        text = header.properties or ""
-        return examine(text, self._cluster, topic.key_seed, self._new_key, topic.patterns)
+    def _follow(self, connection: Connection, request: Command, reply: bytes) -> None:
+        if not request.flag & ONEWAY:
+            self._flusher.follow(connection, [request], [reply])
 
-    def postmark_of(self, header: SendMessage, born_host: bytes, now_ms: int) -> Postmark:
-        """What all records of a single send share."""
-        store_host = self._store_host
-        sys_flag = header.sys_flag & _CLIENTS_BITS | host_bits_of(born_host, store_host)
-        attempts = header.reconsume_times or 0
-        return sys_flag, header.born_timestamp, born_host, now_ms, store_host, attempts, 0
+    def _offset_ids(self, positions: bytes) -> bytes:
+        # offset_id inlined for all positions at once, because this runs for every message.
+        host = self._store_host_hex
+        return host + hexlify(positions, ",", 8).upper().replace(b",", b"," + host)
 
-    def clear_half(
+    def _clear_half(
         self, header: SendMessage, topic: Topic, body: bytes, arrival: Arrival
     ) -> Half | RecentDecision | None:
-        """Make a half message ready for :meth:`stage`, or find the earlier one with its id.
+        """Make a half message ready for :meth:`send_run`, or find the earlier one with its id.
 
         Its properties then state that it is one, and its group, even if only the header did.
 
@@ -523,8 +363,102 @@ class Ingest:
         self._transactions.tally.repeated += 1
         return known
 
+    def _missing_or_closed(self, header: SendMessage) -> Topic:
+        """A topic that does not exist yet, or that needs further checks."""
+        known = self._topics.for_sending(header.topic)
+        if header.topic.startswith(RETRY):
+            return self._for_retry(header, known, self._clock.wall_ms())
+        if header.default_topic == "":
+            raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
+        wanted = header.default_topic_queue_nums
+        self._create_topics(
+            [self._topics.config_for_sending(header.topic, header.default_topic, wanted)]
+        )
+        return self._topics.get(header.topic)
 
-def host_bits_of(born_host: bytes, store_host: bytes) -> int:
-    """The flags of a record that say which of its addresses are IPv6."""
-    born = _BORN_V6 if len(born_host) > _IPV4_BYTES else 0
-    return born | (_STORE_V6 if len(store_host) > _IPV4_BYTES else 0)
+    def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
+        """The topic for a message that a consumer sends as a retry: retry or dead letter."""
+        name = header.topic.removeprefix(RETRY)
+        group = self._groups.get(name, now_ms)
+        attempts, text = header.reconsume_times or 0, header.properties or ""
+        if attempts:
+            # A client that failed to return a message sends it with all its old properties; it is
+            # not a half message any more.
+            header.sys_flag &= ~TYPE_BITS
+            header.properties = text = properties.without(text, properties.TRANSACTION)
+        requested = header.max_reconsume_times
+        maximum = group.retry_max_times if requested is None or requested < 0 else requested
+        reason = exhaustion_reason(attempts, maximum)
+        if reason and not header.batch:
+            # Stock consumers give up this way if a return fails, or when orderly.
+            # The topic first: a request that has to wait for it must not be changed yet.
+            topic = self.topic_of_group(DLQ + name, 1)
+            header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
+            return topic
+        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
+
+    def topic_of_group(self, name: str, queues: int) -> Topic:
+        """A group's retry or dead-letter topic, created when first needed.
+
+        Raises:
+            NoPermission: It is closed for writing, or the limit of topics is reached.
+            InternalError: Its name is invalid.
+            ServiceUnavailable: It could not be saved, or clients create topics too fast.
+            Postponed: It is saved later, and the request is served then.
+        """
+        found = self._topics.for_sending(name)
+        if found is None:
+            self._create_topics([config_for_group(name, queues)])
+            found = self._topics.get(name)
+        return found
+
+
+class RecallHandlers:
+    """Lists and recalls delayed messages."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._identity = parts.identity
+        self._topics = parts.topics
+        self._schedule = parts.schedule
+        self._flusher = parts.flusher
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.RECALL_MESSAGE: self.recall,
+            RequestCode.LIST_DELAYED: self.list_waiting,
+            RequestCode.RECALL_DELAYED: self.recall_by_hand,
+        }
+
+    def list_waiting(self, _: Connection, request: Command) -> bytes:
+        """7721: messages that wait for their time, in order of their times, a page at a time."""
+        page = self._schedule.page(self._identity.name, request.read(ListDelayed))
+        return answer(request, body=page.write())
+
+    def recall_by_hand(self, connection: Connection, request: Command) -> None:
+        """7722: an operator recalls a delayed message, which the audit keeps with the reason."""
+        header = request.read(RecallDelayed)
+        if not header.operator.strip() or not header.reason.strip():
+            raise InvalidParameter("operator and reason must not be empty")
+        self._recall(connection, request, header.topic, header.recall_handle)
+
+    def recall(self, connection: Connection, request: Command) -> None:
+        """370: recall a delayed message; the answer comes once the recall is durable."""
+        header = request.read(RecallMessage)
+        self._recall(connection, request, header.topic, header.recall_handle)
+
+    def _recall(self, connection: Connection, request: Command, topic: str, text: str) -> None:
+        self._topics.get(topic)
+        handle = recall.decode(text)
+        if handle.topic != topic or handle.broker != self._identity.name:
+            raise IllegalOperation(
+                f"the handle is for {handle.topic} at {handle.broker}, not for {topic} here"
+            )
+        found = self._schedule.find(handle.topic, handle.message_id)
+        now_ms = self._flusher.turn_ms()
+        host = self._identity.store_host
+        flags = SysFlag.STORE_HOST_V6 | SysFlag.BORN_HOST_V6 if len(host) > 8 else 0
+        self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
+        if not request.is_oneway:
+            recalled = answer(request, 0, RecallAnswer(handle.message_id))
+            self._flusher.follow(connection, [request], [recalled])

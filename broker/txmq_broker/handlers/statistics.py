@@ -75,9 +75,8 @@ class StatisticsReads:
 
     # 28
 
-    def runtime(self, connection: Connection, request: Command) -> bytes:
+    def runtime(self, _: Connection, request: Command) -> bytes:
         """28: all figures that a monitoring page shows."""
-        del connection
         self._statistics.count_puts(self._topics)
         table = {
             "brokerVersionDesc": VERSION_NAME,
@@ -168,9 +167,8 @@ class StatisticsReads:
 
     # 315
 
-    def counter(self, connection: Connection, request: Command) -> bytes:
+    def counter(self, _: Connection, request: Command) -> bytes:
         """315: one counter over a minute, an hour and a day."""
-        del connection
         header = request.read(StatsQuery)
         name, key = header.stats_name, header.stats_key
         self._statistics.count_puts(self._topics)
@@ -229,23 +227,20 @@ class StatisticsHandlers(StatisticsReads):
 
     # 306, 316, 329
 
-    def clean_queues(self, connection: Connection, request: Command) -> bytes:
+    def clean_queues(self, _: Connection, request: Command) -> bytes:
         """306: no effect here, because queue entries are deleted with their messages."""
-        del connection
         return answer(request)
 
-    def clean_topics(self, connection: Connection, request: Command) -> bytes:
+    def clean_topics(self, _: Connection, request: Command) -> bytes:
         """316: delete what late commits leave of deleted topics: offsets and counters."""
-        del connection
         for topic in self._offsets.topics():
             if self._topics.by_name.get(topic) is None:
                 self._offsets.forget_topic(topic)
                 self._statistics.forget_topic(topic)
         return answer(request)
 
-    def clean_log(self, connection: Connection, request: Command) -> bytes:
+    def clean_log(self, _: Connection, request: Command) -> bytes:
         """329: delete old files of the log now, at any time of day."""
-        del connection
         self._retain()
         return answer(request)
 

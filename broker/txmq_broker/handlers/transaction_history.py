@@ -46,9 +46,8 @@ class TransactionHistoryHandlers:
         """Return the handler of each request code."""
         return {RequestCode.SHOW_TRANSACTION_HISTORY: self.show}
 
-    def show(self, connection: Connection, request: Command) -> bytes:
+    def show(self, _: Connection, request: Command) -> bytes:
         """7711: a transaction, open or decided: its half message, checks and decisions."""
-        del connection
         name = request.read(NamedTransaction).transaction_id
         key, half = self._named(name)
         pending = self._halves.pending.find(key)

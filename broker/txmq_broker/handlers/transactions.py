@@ -228,9 +228,8 @@ class TransactionHandlers:
         self._decide(connection, request, decide)
         return None
 
-    def show(self, connection: Connection, request: Command) -> bytes:
+    def show(self, _: Connection, request: Command) -> bytes:
         """7702: an open transaction, with its half message as sent."""
-        del connection
         key = self._named(request.read(NamedTransaction).transaction_id).key
         half = self._pending.find(key)
         assert half is not None
@@ -238,9 +237,8 @@ class TransactionHandlers:
         shown = self._described(key, half).write().decode()
         return answer(request, 0, {"transaction": shown}, body=records.pack(record))
 
-    def list_open(self, connection: Connection, request: Command) -> bytes:
+    def list_open(self, _: Connection, request: Command) -> bytes:
         """7701: open transactions, oldest first, a page at a time."""
-        del connection
         header = request.read(ListTransactions)
         page = self._page(header, max(1, min(header.count, _LISTED_MAX)))
         body = OpenTransactions(

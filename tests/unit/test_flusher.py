@@ -375,6 +375,10 @@ async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_stag
         assert str(press.flusher.refusal()) == "it is full"
         assert press.flusher.figures()["sends_refused"] == 1
 
+        # A decision is accepted all the same, so it is not refused.
+        assert press.flusher.decision_ms() > 0
+        assert press.flusher.figures()["sends_refused"] == 1
+
         press.admission.clear_cause("disk")
         press.send(b"two")
         await asyncio.sleep(1)

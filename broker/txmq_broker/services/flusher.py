@@ -255,11 +255,11 @@ class Flusher:
         """
         if self._turn_ms and self._store.log.next_position <= self.turn_end:
             return self._turn_ms
-        try:
-            return self.turn_ms()
-        except (BrokerBusy, ServiceUnavailable):
-            if self._failed:
-                raise
+        refusal = self._begin_turn()
+        if refusal is None:
+            return self._turn_ms
+        if self._failed:
+            raise refusal
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
             # Commits may copy messages, and a marker can address only so much of one span: write
             # it now.
@@ -391,7 +391,11 @@ class Flusher:
             self._unmarked = syncing.point
             asyncio.get_running_loop().call_soon(self._mark)
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
-            is_awaiting = self._copies is None and self._expect(syncing, durable)
+            answered = [connection for span in durable for connection in span.tickets]
+            now = self._clock.monotonic()
+            is_awaiting = self._copies is None and self._returning.expect(
+                now - syncing.since, answered, self._tickets, now
+            )
             if not is_awaiting:
                 # The next sync starts before these answers are sent.
                 self._end_turn()
@@ -406,11 +410,6 @@ class Flusher:
         point, self._unmarked = self._unmarked, None
         if point is not None:
             self._store.log.mark(point)
-
-    def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
-        now = self._clock.monotonic()
-        answered = [connection for span in durable for connection in span.tickets]
-        return self._returning.expect(now - syncing.since, answered, self._tickets, now)
 
     def _await_clients(self) -> None:
         """Start the next sync when the clients return. A timer of the loop is too coarse for it."""

@@ -66,7 +66,7 @@ from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.housekeeping import Housekeeping
-from txmq_broker.services.keeper import CopyState, Keeper
+from txmq_broker.services.keeper import CopyState, Keeper, Tables
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar, Registration
@@ -140,9 +140,7 @@ class Broker:
             self.disk,
             self.clock,
             self._keeper,
-            self.topics,
-            self.groups,
-            self.offsets,
+            Tables(self.topics, self.groups, self.offsets),
             self.statistics,
             self.admission,
             settings.retention,

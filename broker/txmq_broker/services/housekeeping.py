@@ -21,11 +21,8 @@ from txmq.runtime.disk import Disk
 from txmq.text import quantity
 from txmq_broker.config import RetentionSettings
 from txmq_broker.core.admission import FULL, Admission
-from txmq_broker.core.groups import Groups
-from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
-from txmq_broker.core.topics import Topics
-from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.keeper import Keeper, Tables
 from txmq_broker.store.checkpoints import Age
 from txmq_broker.store.message_store import MessageStore
 
@@ -55,9 +52,7 @@ class Housekeeping:
         disk: Disk,
         clock: Clock,
         keeper: Keeper,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
+        tables: Tables,
         statistics: Statistics,
         admission: Admission,
         retention: RetentionSettings,
@@ -66,9 +61,7 @@ class Housekeeping:
         self._disk = disk
         self._clock = clock
         self._keeper = keeper
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics, self._groups, self._offsets = tables
         self._statistics = statistics
         self._admission = admission
         self.retention = retention

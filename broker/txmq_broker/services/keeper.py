@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.services.table_saves import TableSaves, run_in_thread
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["CopyState", "Floors", "Keeper"]
+__all__ = ["CopyState", "Floors", "Keeper", "Tables"]
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +110,14 @@ class CopyState(Body):
     damaged: list[tuple[int, int]] = []
     """The damaged parts of its log that are known: where each begins and ends. It has everything
     else, and should not lead before they are repaired."""
+
+
+class Tables(NamedTuple):
+    """The small tables that clients change."""
+
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
 
 
 class Keeper:

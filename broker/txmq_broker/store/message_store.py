@@ -17,7 +17,7 @@ from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
 from txmq.text import RepeatedLines
 from txmq_broker.config import StoreSettings
-from txmq_broker.store.checkpoints import Checkpoints
+from txmq_broker.store.checkpoints import Checkpoints, StoreParts
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, NewHalf, Opening
@@ -77,12 +77,9 @@ class MessageStore:
         self.queues = QueueStore(self.log)
         self.halves = HalfStore(self.log, self.queues)
         self.delays = DelayStore(self.log, self.queues)
-        self.checkpoints = Checkpoints(
-            disk, self.log, self.queues, self.halves, self.delays, settings.checkpoint_every
-        )
-        self._restorer = RecordRestorer(
-            self.log, self.queues, self.halves, self.delays, self.checkpoints
-        )
+        self._parts = StoreParts(disk, self.log, self.queues, self.halves, self.delays)
+        self.checkpoints = Checkpoints(self._parts, settings.checkpoint_every)
+        self._restorer = RecordRestorer(self._parts, self.checkpoints)
         self.stage_equal = self.queues.stage_equal
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
@@ -164,12 +161,9 @@ class MessageStore:
         evidence = Evidence(self.log.high_water.mark, [], floors_end, committed or {}, [])
         self.queues.name_queues(floors, topics or {})
         start = Start(
-            self._disk,
-            self.log,
-            self.queues,
-            self.halves,
-            self.delays,
+            self._parts,
             self.checkpoints,
+            self._restorer,
             is_async=self._settings.flush == "async",
             is_copy=is_copy,
             is_doubtful=is_doubtful,

@@ -16,7 +16,7 @@ from txmq.errors import (
     ServiceUnavailable,
 )
 from txmq.limits import PROPERTIES_BYTES_MAX, RECALLED_BYTES_MAX, RECALLED_TOGETHER_MAX
-from txmq.protocol import java, properties, recall
+from txmq.protocol import properties, recall
 from txmq.protocol import record as records
 from txmq.protocol.operations import DelayedEntry, DelayedPage, DelayLevelEntry, ListDelayed
 from txmq.protocol.recall import RecallHandle
@@ -28,7 +28,7 @@ from txmq_broker.store.delay_lines import LEVELS_MAX, WHEEL_LINES, Line
 from txmq_broker.store.delay_store import DelayStore, Unstored, retry_of
 from txmq_broker.store.due_messages import Due, ListPlace
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_seed
 
 __all__ = ["DueTime", "Schedule", "delayed_page"]
 
@@ -169,10 +169,9 @@ class Schedule:
             waited.attempts, waited.position,
         )  # fmt: skip
         key_seed = topic_seed(name) if topic is None else topic.key_seed
-        tag = properties.find(text, properties.TAGS)
-        hashes = tuple([key_hash(key_seed, key) for key in keys_in(text)])
+        hashes = key_hashes_in(key_seed, text)
         tail = records.tail_of(field, text.encode())
-        code = java.string_hash(tag) if tag else 0
+        code = tags_code_in(text)
         self._store.stage([(queue, postmark, waited.flag, waited.body, tail, code, hashes, None)])
         self._delays.leave(due, retry_of(name, waited.attempts, text))
         return len(waited.body) + len(tail)

@@ -30,7 +30,7 @@ from txmq_broker.store.due_messages import (
     where_of,
 )
 from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import Entry, QueueStore, key_hashes_in, topic_seed
 
 __all__ = ["DelayStore", "Delayed", "Retry", "RetryTally", "Unstored", "retry_of"]
 
@@ -170,7 +170,7 @@ class DelayStore(DelayLines):
         postmark, flag, body, data = message
         queue = line.queue
         seed = topic_seed(queue.topic)
-        hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
+        hashes = key_hashes_in(seed, data.decode())
         tail = records.tail_of(records.topic_field(queue.topic), data)
         stamp = (*postmark[:6], due_ms)
         new = (queue, stamp, flag, body, tail, due_ms, hashes, None)

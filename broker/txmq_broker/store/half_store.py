@@ -11,16 +11,14 @@ import logging
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from txmq.errors import CorruptRecord
 from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
-from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import (
     HEAD_BYTES,
@@ -39,7 +37,15 @@ from txmq_broker.store.pending_transactions import (
     Shared,
     transaction_key,
 )
-from txmq_broker.store.queue_store import ENTRY, HIDDEN, ConsumeQueue, NewRecord, Place, QueueStore
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    HIDDEN,
+    ConsumeQueue,
+    NewRecord,
+    Place,
+    QueueStore,
+    tags_code_in,
+)
 
 __all__ = ["Closing", "HalfStore", "NewDecision", "NewHalf", "Opening", "RecentDecision"]
 
@@ -51,8 +57,6 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.PARKED,
 )
 """Used for every END, because looking up an enum member is slow."""
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
 
 class RecentDecision(NamedTuple):
@@ -233,7 +237,7 @@ class HalfStore(HalfReader):
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
         if is_parking:
             record, _ = records.unpack(shown)
-            flags = record.sys_flag & ~_TYPE_BITS
+            flags = record.sys_flag & ~records.TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
         self.log.stage((shown,), len(shown), now_ms)
         entry = ENTRY.pack(position, len(shown), half.tags_code, crc32(shown))
@@ -291,9 +295,8 @@ class HalfStore(HalfReader):
 
     def found_half(self, record: Record, data: bytes) -> bool:
         """Add a half message found in the log; return false if it does not follow the last one."""
-        tag = properties.find(record.properties, properties.TAGS)
-        code = java.string_hash(tag) if tag else 0
-        entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
+        tags_code = tags_code_in(record.properties)
+        entry = (record.position, len(data), tags_code, crc32(data) ^ HIDDEN)
         self._open[record.position] = False
         self.pending.opened.append(record.position)
         return self.half_queue.restore(record.queue_offset, entry)

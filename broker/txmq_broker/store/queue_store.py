@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord
 from txmq.limits import KEYS_PER_MESSAGE_MAX, PULL_MESSAGES_MAX
-from txmq.protocol import properties
+from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark
@@ -49,7 +49,9 @@ __all__ = [
     "checksums_in",
     "columns_of",
     "key_hash",
+    "key_hashes_in",
     "keys_in",
+    "tags_code_in",
     "topic_seed",
 ]
 
@@ -423,6 +425,17 @@ def keys_in(text: str) -> list[str]:
     if words:
         keys += words.split(" ")[:KEYS_PER_MESSAGE_MAX]
     return keys
+
+
+def key_hashes_in(seed: int, text: str) -> tuple[int, ...]:
+    """The hashes of :func:`keys_in`, with the seed of the message's topic."""
+    return tuple([key_hash(seed, key) for key in keys_in(text)])
+
+
+def tags_code_in(text: str) -> int:
+    """The hash of the tag of a message with these properties; 0 without a tag."""
+    tag = properties.find(text, properties.TAGS)
+    return java.string_hash(tag) if tag else 0
 
 
 NewRecord: TypeAlias = tuple[

@@ -7,12 +7,11 @@ queue continues after all offsets that it may have assigned.
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, LogTooShort
-from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
+from txmq.protocol.record import PREPARED, TYPE_BITS
 from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, Decision, Found, read_head
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq.runtime.disk import NO_ROOM
@@ -24,15 +23,11 @@ from txmq_broker.store.log.identity import write_identity
 from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
-from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_seed
 
 __all__ = ["RecordRestorer", "Recovery", "Start"]
 
 log = logging.getLogger(__name__)
-
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class RecordRestorer:
@@ -58,7 +53,7 @@ class RecordRestorer:
                 raise CorruptRecord(position, "a decision does not follow the last one")
             return
         self._log.last_ms = max(self._log.last_ms, record.stored_ms)
-        if record.sys_flag & _TYPE_BITS == _PREPARED:
+        if record.sys_flag & TYPE_BITS == PREPARED:
             if not self._halves.found_half(record, data):
                 raise CorruptRecord(position, "a half message does not follow the last one")
             return
@@ -66,8 +61,7 @@ class RecordRestorer:
         if record.topic in WAITING_TOPICS:
             tags_code = record.prepared_position
         else:
-            tag = properties.find(record.properties, properties.TAGS)
-            tags_code = java.string_hash(tag) if tag else 0
+            tags_code = tags_code_in(record.properties)
         entry = (record.position, len(data), tags_code, crc32(data))
         if not queue.restore(record.queue_offset, entry):
             raise CorruptRecord(
@@ -75,10 +69,8 @@ class RecordRestorer:
                 f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
                 f"behind {queue.max_offset}",
             )
-        seed = topic_seed(record.topic)
-        self._queues.restore_keys(
-            [key_hash(seed, key) for key in keys_in(record.properties)], position
-        )
+        hashes = key_hashes_in(topic_seed(record.topic), record.properties)
+        self._queues.restore_keys(hashes, position)
         if record.prepared_position:
             self._delays.found(record)
 

@@ -96,7 +96,7 @@ class HandlerFamily(Protocol):
 
 
 class Broker:
-    """A broker, with its own name server unless the settings name others."""
+    """A broker. It runs its own name server unless the settings name others."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Broker:
         self._tasks.append(self._delivery)
 
     def _service_for(self) -> Callable[[str], Service] | None:
-        """The function that returns, for a host, what serves it; ``None`` if all get the same."""
+        """Chooses the service of each host; ``None`` if one service serves all hosts."""
         protection, gate = self._door.protection, self._gate
         limited = None if protection is None else protection.over(self._dispatch)
         if gate is None:

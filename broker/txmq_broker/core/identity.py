@@ -29,9 +29,9 @@ class Identity:
     seed: int
     clock: Clock
     proof: str | None = None
-    """Proves to name servers that this is the same broker, also at another address. It follows from
-    the identity of its log, so a copy of its directory is the same broker, and two directories
-    never are."""
+    """Proves to name servers that this is the same broker, even at another address. It is derived
+    from the identity of the log, so a copy of the directory is the same broker, and no other
+    directory is."""
     broker_id: int = 0
     """The id among the replicas of this name; 0 is the leader's."""
     _ids_given: int = field(default=0)

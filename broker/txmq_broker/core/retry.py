@@ -160,7 +160,7 @@ def _marks(topic: str, unique: str, verdict: RetryVerdict) -> dict[str, str]:
 
 
 def _with(text: str, more: dict[str, str]) -> str:
-    """Replace the properties of earlier retries by new ones, as far as there is room."""
+    """Replace the properties of earlier retries by those new ones for which there is room."""
     # Cut as text, not parsed and rendered: foreign properties may hold what render refuses.
     pairs = [
         pair

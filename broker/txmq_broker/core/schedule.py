@@ -230,7 +230,7 @@ class Schedule:
         """Stage the recall of those that still wait; returns false if they were recalled before.
 
         Raises:
-            IllegalOperation: One was delivered already; the others are recalled all the same.
+            IllegalOperation: One was delivered already; the others are recalled nevertheless.
         """
         has_left = is_news = False
         for record in found:
@@ -292,9 +292,9 @@ def _is(record: Record, topic: str, unique: str) -> bool:
 
 PAGE_MESSAGES_MAX: Final = 100
 BUDGET: Final = 10_000
-"""Messages that one request looks at, some milliseconds of the broker; the answer then goes on."""
+"""Messages that one request examines, a few milliseconds of work; the next page continues."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bodies that one request reads."""
+"""The bytes of bodies that one request reads."""
 
 _PLACE: Final = re.compile(r"([0-9]{1,12}):([0-9]{1,10})")
 

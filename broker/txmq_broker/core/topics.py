@@ -202,11 +202,11 @@ class Topics:
         self.version = self._settled_version
 
     def adopt(self, saved: TopicConfigs) -> None:
-        """Have the topics of another copy of this broker, and no others."""
+        """Replace all topics by those of another copy of this broker."""
         table, before = saved.topic_config_table, self.version
         self.version = saved.data_version
         if self.version != before and self.version.counter <= before.counter:
-            # A new leader may be behind the one before, and then uses the same versions again.
+            # A new leader may be behind the former one, and then reuses its versions.
             self._changed_at.clear()
             self._remembers_from = before.counter + 1
         for name in [name for name in self.by_name if name not in table]:

@@ -134,11 +134,11 @@ class CopyHandlers:
         return serve
 
     def show(self, _: Connection, request: Command) -> bytes:
-        """7707: this leader and its followers, and how far each of them is."""
+        """7707: the progress of this leader and of each follower."""
         return answer(request, body=self.view().write())
 
     def view(self) -> CopiesView:
-        """This leader and its followers, and how far each of them is."""
+        """The progress of this leader and of each follower."""
         copies, log = self._parts.settings.replication, self._parts.store.log
         leadership = self._leadership
         member, known, removed = copies.member, set[str](), list[RemovedMember]()

@@ -238,7 +238,7 @@ class PullHandlers:
             f"txmq group skip {group} {queue.topic} --broker {self._broker} "
             f"--queue {queue.number} --offset {offset} --reason TEXT"
         )
-        # No stock client reads the offsets beside an error; tools of txmq go on behind it.
+        # Stock clients ignore the offsets in an error; txmq's tools continue after the message.
         bounds = (offset + 1, queue.min_offset, queue.max_offset)
         return templates.pulled(pull.request, InternalError.code, bounds, remark, [])
 

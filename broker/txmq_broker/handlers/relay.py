@@ -252,7 +252,7 @@ class RelayHandlers:
         self._reply(connection, request, request.read(SendMessage))
 
     def reply_v2(self, connection: Connection, request: Command) -> None:
-        """325: the same as 324; the header has single letters as names."""
+        """325: as 324, but the header has single letters as names."""
         self._reply(connection, request, request.read(SendMessageV2))
 
     def _reply(self, connection: Connection, request: Command, header: SendMessage) -> None:

@@ -106,15 +106,15 @@ class SendHandlers:
     ) -> int:
         """310: store the messages at the beginning of a run, and answer once they are durable.
 
-        It stops at a request that is refused, creates its topic, comes from a consumer that gives a
-        message up, lets the broker choose the queue, is a batch, must wait for its time, or repeats
-        a half message. It also stops at a half message that does not say so in its properties.
+        It stops at a request that is refused, needs a new topic, gives up a message for a consumer,
+        lets the broker choose the queue, is a batch, is delayed, or repeats a half message. It also
+        stops at a half message whose properties lack the mark or the group.
 
         Args:
             connection: Their connection.
             requests: The requests, with their headers decoded.
-            cleared: The topic of a single request that had its own step: whether the topic takes
-                it, whether it must wait, and whether it repeats another one was checked there.
+            cleared: The topic of a single request that has passed :meth:`_send_alone`, which
+                checked the topic, the delay, and whether the half message is a repetition.
 
         Returns:
             How many requests it took; the next one needs :meth:`send`.
@@ -308,7 +308,7 @@ class SendHandlers:
     ) -> Half | RecentDecision | None:
         """Make a half message ready for :meth:`send_run`, or find the earlier one with its id.
 
-        Its properties then state that it is one, and its group, even if only the header did.
+        Afterwards its properties contain the mark and the group, even if only the header did.
 
         Raises:
             MessageIllegal: It cannot be a half message, or its id belongs to another message.
@@ -356,7 +356,7 @@ class SendHandlers:
             return None
         if isinstance(known, Half) and known.queue.topic != topic.name:
             raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
-        # What is not written yet cannot be read.
+        # A half message cannot be read before it is written.
         sent = halves.sent_at(known.position) if opening is None else None
         if sent is not None and sent != (unique, topic.name, body):
             raise MessageIllegal(f"the id {unique} belongs to another transaction")

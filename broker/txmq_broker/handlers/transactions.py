@@ -91,7 +91,7 @@ class TransactionHandlers:
     # Producers
 
     def end_run(self, connection: Connection, requests: list[Command]) -> int:
-        """37: serve the ENDs at the beginning of a run that open transactions simply follow.
+        """37: decide the open transactions that the ENDs at the beginning of a run name.
 
         Returns:
             How many these are; the next one needs :meth:`end`.
@@ -142,12 +142,12 @@ class TransactionHandlers:
     def _decide(
         self, connection: Connection, request: Command, decide: Callable[[int], None]
     ) -> None:
-        """Decide one transaction at a time; a refusal waits until the earlier decision is durable.
+        """Decide one transaction; a conflict is reported once the earlier decision is durable.
 
         Args:
             connection: The connection of the request.
             request: The request.
-            decide: Looks the transaction up, and stages the decision with this time stamp.
+            decide: Finds the transaction, and stages the decision with the given time stamp.
         """
         if self._admission.reasons:
             self._admission.check_decisions()
@@ -326,6 +326,6 @@ class TransactionHandlers:
         sent = self._transactions.halves.sent_at(position)
         if sent is not None:
             return self._transactions.find_by_key(transaction_key(sent.unique))
-        # It may be damaged; its transaction is open all the same.
+        # It may be damaged; its transaction is open nevertheless.
         key = self._pending.key_at(position)
         return None if key is None else self._transactions.find_by_key(key)

@@ -363,7 +363,7 @@ class Checker:
 
     @property
     def check_max(self) -> int:
-        """After so many checks without a decision a transaction is parked."""
+        """The number of checks without a decision after which a transaction is parked."""
         return self._transactions.settings.check_max
 
     def figures(self) -> dict[str, int]:

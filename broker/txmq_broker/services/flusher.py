@@ -38,8 +38,8 @@ STUCK_S: Final = 1.0
 """If a sync takes longer, the disk is behind: sends are refused until it catches up."""
 
 _EARLY_SPAN_BYTES: Final = 384 * 1024
-"""What a span has about at most if no sync follows. Clients continue when it is answered, while the
-broker serves the rest; otherwise the two would take turns.
+"""Approximate maximum span size when syncing is off. Its clients continue once it is answered while
+the broker serves the rest; otherwise the two would take turns.
 """
 
 CHECKPOINT_RETRY_S: Final = 5.0

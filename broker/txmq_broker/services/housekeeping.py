@@ -95,7 +95,7 @@ class Housekeeping:
     async def _next_save(self, began: float) -> float:
         """Wait until a second after the last save began, and return the time.
 
-        If it counted from its end, a slow disk would make the committed offsets older.
+        If the second counted from the end of the save, a slow disk would make the offsets older.
         """
         await asyncio.sleep(max(0.0, began + SAVE_S - self._clock.monotonic()))
         return self._clock.monotonic()

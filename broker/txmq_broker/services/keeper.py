@@ -269,7 +269,7 @@ class Keeper:
         """Write the files that are missing or damaged, or differ from memory.
 
         Raises:
-            OSError: The disk refuses one of them; the others are written all the same.
+            OSError: The disk refuses one of them; the others are written nevertheless.
         """
         refused: OSError | None = None
         saved = topics.saved()

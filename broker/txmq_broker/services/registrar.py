@@ -51,7 +51,7 @@ TIMEOUT_S: Final = 3.0
 
 
 def registration_of(identity: Identity) -> BrokerRegistration:
-    """The facts that a name server receives about a broker, beside its topics."""
+    """What a name server receives about a broker, apart from its topics."""
     return BrokerRegistration(
         identity.name,
         identity.address,

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SLICE_S: Final = 0.002
-"""How long work goes on before requests are served."""
+"""How long a slice of work takes before requests are served."""
 
 
 class Pause:

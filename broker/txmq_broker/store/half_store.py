@@ -56,7 +56,7 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.ROLLED_BACK,
     DecisionKind.PARKED,
 )
-"""Used for every END, because looking up an enum member is slow."""
+"""Names for the hot path, because looking up an enum member is slow."""
 
 
 class RecentDecision(NamedTuple):
@@ -68,14 +68,14 @@ class RecentDecision(NamedTuple):
 
 
 NewHalf: TypeAlias = tuple[int, int, str, str, int]
-"""What a run of new records says of a half message in it: its index in the run, its transaction's
-key, its group, the client that sent it, and the seconds without checks that it wants.
+"""A half message in a run of new records: its index in the run, its transaction's key, its group,
+the client that sent it, and for how many seconds it wants no check.
 """
 
 NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
-"""A decision that has no place yet: the key of an open transaction and what
-:meth:`PendingTransactions.read` finds there, the kind and the source of the decision, and an
-operator's reason.
+"""A decision without a place in the log: the key of an open transaction and the result of
+:meth:`PendingTransactions.read` for it, the kind and the source of the decision, and an operator's
+reason.
 """
 
 
@@ -86,7 +86,7 @@ class Opening(NamedTuple):
     """Their transactions' keys."""
     positions: list[int]
     immune: dict[int, int]
-    """The seconds without checks, by key, of those that want some."""
+    """For how many seconds each wants no check, by key; only of those that say so."""
 
 
 class Closing(NamedTuple):
@@ -357,7 +357,7 @@ class HalfStore(HalfReader):
         self._recall()
 
     def _unknown_half(self, position: int, error: CorruptRecord) -> Half:
-        """An open half message that tells neither its queue nor its group any more.
+        """An open half message whose queue and group can no longer be read.
 
         Its transaction is parked. An operator can roll it back; a commit would have to read it.
 
@@ -390,7 +390,7 @@ class HalfStore(HalfReader):
             if len(self.recent) >= RECENT_TRANSACTIONS // 2:
                 self.older, self.recent = self.recent, {}
             for entry in entries:
-                # The error is raised where somebody reads the damaged message itself.
+                # Reading the damaged message itself raises the error.
                 with suppress(CorruptRecord):
                     self._recall_decision(self._decision_at(entry))
 

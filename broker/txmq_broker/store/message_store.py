@@ -65,7 +65,8 @@ class MessageStore:
     would add one more call.
 
     Attributes:
-        damage: Notes the damage that requests meet; who catches a :class:`CorruptRecord` calls it.
+        damage: Counts the damage that requests meet; whatever catches a :class:`CorruptRecord`
+            notes it there.
     """
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
@@ -277,7 +278,7 @@ class MessageStore:
         return heads[-1]
 
     def index_copied(self, most: int) -> None:
-        """Index the records of the next copied spans: about so many bytes of one file.
+        """Index the records of the next copied spans, about ``most`` bytes of one file.
 
         Readers see them at once.
 
@@ -430,7 +431,7 @@ class MetDamage:
 
     Attributes:
         reads: The number of reads that met damage since the start.
-        found: Called at each of them with the position of the damage in the log. A member of a
+        found: Called for each of them with the position of the damage in the log. A member of a
             broker set has another copy to read from; by default nothing happens.
     """
 

@@ -441,8 +441,8 @@ def tags_code_in(text: str) -> int:
 NewRecord: TypeAlias = tuple[
     "ConsumeQueue", Postmark, int, bytes, bytes, int, tuple[int, ...], "ConsumeQueue | None"
 ]  # fmt: skip
-"""A record that has no place yet: its queue, postmark, flag and body; its topic and properties as
-:func:`txmq.protocol.record.tail_of` writes them; the hashes of its tag and of its keys; and for a
+"""A record without a place in the log: its queue, postmark, flag and body; its topic and properties
+as :func:`txmq.protocol.record.tail_of` writes them; the hashes of its tag and of its keys; and for a
 half message the half queue, which shows it instead. A plain tuple, because every message needs one.
 """
 
@@ -587,7 +587,7 @@ class QueueStore:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It does the same as :meth:`stage`, in a third of the time. The columns are those of
+        It works as :meth:`stage` does, in a third of the time. The columns are those of
         :meth:`EqualRecords.pack`; the hashes are those of all keys, in the order of the messages.
         """
         log, start, offset = self._log, self._log.next_position, queue.next_offset

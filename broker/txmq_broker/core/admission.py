@@ -1,4 +1,4 @@
-"""The reasons why the broker refuses writes now."""
+"""What the broker refuses to protect itself: writes for a reason, and too much at once. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Admission:
 
 
 class RateLimit:
-    """A budget that fills up with time.
+    """How often something may happen: a burst, then a steady rate.
 
     Args:
         per_second: How fast it fills up.

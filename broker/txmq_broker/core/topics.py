@@ -1,4 +1,4 @@
-"""Topics: their names, queues, permissions and creation."""
+"""Topics: their names, queues, permissions, creation and numbers."""
 
 from __future__ import annotations
 

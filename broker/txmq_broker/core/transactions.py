@@ -1,7 +1,8 @@
-"""The coordinator decides transactions: by ENDs, by answers to checks, by operators.
+"""Transactions at their broker: their states in one table, and the decisions on them.
 
-The table in :mod:`txmq_broker.core.transactions` defines the allowed steps; the log holds the steps
-taken. Nothing here waits: a staged step counts once the flusher has made it durable.
+ENDs, answers to checks and operators decide them. The table defines the allowed steps, but the log
+has the final word: a transaction exists only if its half message does, and a step counts once its
+marker is durable. Nothing here waits; the flusher makes staged steps durable.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from txmq_broker.store.half_store import HalfStore, NewDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 
 __all__ = ["STEPS", "Event", "State", "Tally", "TransactionStatus", "Transactions", "diagram"]
+
+
+log = logging.getLogger(__name__)
 
 
 class State(Enum):
@@ -85,12 +89,10 @@ def _lines() -> Iterator[str]:
             yield f"    {state.name} --> [*]"
 
 
-log = logging.getLogger(__name__)
-
 _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
 _COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 _OPERATOR: Final = DecisionSource.OPERATOR
-"""Kept as names for the hot path, because enum members are slow to access."""
+"""Names for the hot path, because looking up an enum member is slow."""
 
 _KINDS: Final = {
     int(SysFlag.COMMITTED): _COMMITTED,
@@ -99,7 +101,7 @@ _KINDS: Final = {
 """The kinds of decision by the numbers that stand for them in an END."""
 
 _END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
-"""By whether an END answers a check."""
+"""The source of a decision, by whether the END answers a check."""
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",

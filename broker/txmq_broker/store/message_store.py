@@ -38,6 +38,8 @@ from txmq_broker.store.start import RecordRestorer, Recovery, Start
 
 __all__ = ["MessageStore", "MetDamage", "Span"]
 
+log = logging.getLogger(__name__)
+
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
 _NEAR: Final = 100
@@ -56,6 +58,33 @@ class Span(NamedTuple):
     delayed: Delayed | None
     end: int
     last_ms: int
+
+
+class MetDamage:
+    """Counts reads that met damage, and reports them.
+
+    Attributes:
+        reads: The number of reads that met damage since the start.
+        found: Called for each of them with the position of the damage in the log. A member of a
+            broker set has another copy to read from; by default nothing happens.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.found: Callable[[int], None] = lambda _position: None
+        self._lines = RepeatedLines()
+
+    def note(self, error: CorruptRecord) -> None:
+        """Note that a read met damage; the log has a line for each place, not for each read."""
+        self.reads += 1
+        if (times := self._lines.note(str(error.position))) is not None:
+            log.error("%s%s", error, times)
+        self.found(error.position)
+
+    def note_error(self, error: TxmqError) -> None:
+        """Note an error that ended a request, if the cause is damage."""
+        if isinstance(error, CorruptRecord):
+            self.note(error)
 
 
 class MessageStore:
@@ -421,33 +450,3 @@ class MessageStore:
         start = segments.drop_first()
         self.checkpoints.drop_index(oldest)
         self.queues.drop_before_segment(start)
-
-
-log = logging.getLogger(__name__)
-
-
-class MetDamage:
-    """Counts reads that met damage, and reports them.
-
-    Attributes:
-        reads: The number of reads that met damage since the start.
-        found: Called for each of them with the position of the damage in the log. A member of a
-            broker set has another copy to read from; by default nothing happens.
-    """
-
-    def __init__(self) -> None:
-        self.reads = 0
-        self.found: Callable[[int], None] = lambda _position: None
-        self._lines = RepeatedLines()
-
-    def note(self, error: CorruptRecord) -> None:
-        """Note that a read met damage; the log has a line for each place, not for each read."""
-        self.reads += 1
-        if (times := self._lines.note(str(error.position))) is not None:
-            log.error("%s%s", error, times)
-        self.found(error.position)
-
-    def note_error(self, error: TxmqError) -> None:
-        """Note an error that ended a request, if the cause is damage."""
-        if isinstance(error, CorruptRecord):
-            self.note(error)

@@ -442,8 +442,8 @@ NewRecord: TypeAlias = tuple[
     "ConsumeQueue", Postmark, int, bytes, bytes, int, tuple[int, ...], "ConsumeQueue | None"
 ]  # fmt: skip
 """A record without a place in the log: its queue, postmark, flag and body; its topic and properties
-as :func:`txmq.protocol.record.tail_of` writes them; the hashes of its tag and of its keys; and for a
-half message the half queue, which shows it instead. A plain tuple, because every message needs one.
+as :func:`txmq.protocol.record.tail_of` writes them; the hashes of its tag and of its keys; and for
+a half message the half queue, which shows it instead. A plain tuple: every message needs one.
 """
 
 Place: TypeAlias = tuple[int, int, int, int]

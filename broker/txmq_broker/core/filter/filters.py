@@ -1,4 +1,4 @@
-"""The filters of subscriptions, with a cache of compiled conditions."""
+"""The filters of subscriptions: tags, or conditions, which are compiled and cached."""
 
 from __future__ import annotations
 

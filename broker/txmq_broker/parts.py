@@ -34,7 +34,7 @@ __all__ = ["Counted", "Parts", "ReadParts"]
 
 
 class Counted(Protocol):
-    """A part that clients make keep something."""
+    """A part that keeps something for clients."""
 
     def figures(self) -> dict[str, int]:
         """What it keeps, and what it refused since the start."""
@@ -64,7 +64,7 @@ class ReadParts:
     statistics: Statistics
 
     figures: Callable[[], dict[str, int]]
-    """Counts what peers make the broker keep, and what it refused them, by name."""
+    """Counts what the broker keeps for its peers, and what it refused them, by name."""
     create_topics: Callable[[Iterable[TopicConfig]], None]
     """Creates the topics that a client's request needs; see ``TopicCreator.create``."""
     producers_seen: Callable[[Iterable[str]], None]

@@ -58,7 +58,7 @@ class Groups:
             self._groups.setdefault(name, GroupConfig(name))
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "groups": len(self._groups),
             "groups_refused": self.refused,

@@ -46,7 +46,7 @@ class Offsets:
         self.unsaved = False
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "offsets": self.count,
             "offsets_of_unknown_groups": self.unknown,

@@ -54,7 +54,7 @@ _WRITTEN_ANEW: Final = frozenset(
 
 
 class RetryVerdict(NamedTuple):
-    """Whether a failed message comes again, and when; true if it does."""
+    """Whether a failed message comes again, and when."""
 
     level: int
     """The delay level it waits for."""

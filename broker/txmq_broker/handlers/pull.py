@@ -224,7 +224,7 @@ class PullHandlers:
         return len(self._holds.held) + len(self._woken)
 
     def figures(self) -> dict[str, int]:
-        """What waiting pulls make the broker keep, and how often it had no room for one."""
+        """What the broker keeps for waiting pulls, and how often it had no room for one."""
         return {
             "pulls_waiting": self.held,
             "filter_characters_waiting": self._held_chars,

@@ -96,7 +96,7 @@ class RelayHandlers:
         return len(self._tasks)
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "requests_relayed": len(self._tasks),
             "relays_refused": self._refused,

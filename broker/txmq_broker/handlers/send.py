@@ -33,6 +33,7 @@ from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.core.arrival import NO_TERMS, Arrival, examine, missing_marks, terms_of
 from txmq_broker.core.batches import Batches
 from txmq_broker.core.clients import producer_group_fault
+from txmq_broker.core.identity import host_bits
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.topics import Topic, config_for_group, queues_to_write
 from txmq_broker.parts import Parts
@@ -43,11 +44,8 @@ from txmq_broker.store.queue_store import NewRecord
 
 __all__ = ["RecallHandlers", "SendHandlers"]
 
-_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
-_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
-_CLIENTS_BITS: Final = ~(_BORN_V6 | _STORE_V6)
+_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 """The flags of a message that its client decides."""
-_IPV4_BYTES: Final = 8
 _length: Final = Struct(">H").pack
 _NOT_JUDGED: Final[dict[str, str]] = {}
 
@@ -127,8 +125,8 @@ class SendHandlers:
         sendable, cluster, new_key = self._topics.sendable, self._cluster, self._new_key
         store_host, body_max = self._store_host, self._body_max
         born_host = connection.born_host
-        host_bits = self._host_bits(born_host)
-        head_bytes = HEAD_BYTES - 2 * _IPV4_BYTES + len(born_host) + len(store_host)
+        v6_bits = host_bits(born_host, store_host)
+        head_bytes = HEAD_BYTES - 16 + len(born_host) + len(store_host)
         halves, room = self._halves, -1
         position = self._store.log.next_position
         new: list[NewRecord] = []
@@ -171,7 +169,7 @@ class SendHandlers:
                 )
             except MessageIllegal:
                 break
-            sys_flag = header.sys_flag & _CLIENTS_BITS | host_bits
+            sys_flag = header.sys_flag & _CLIENTS_BITS | v6_bits
             half_queue = None
             if special is not None or sys_flag & TYPE_BITS:
                 if special is not judged:  # Messages of one pattern share theirs.
@@ -234,11 +232,6 @@ class SendHandlers:
         flusher.follow(connection, answered, answers)
         return len(new)
 
-    def _host_bits(self, born_host: bytes) -> int:
-        """The flags of a record that say which of its addresses are IPv6."""
-        born = _BORN_V6 if len(born_host) > _IPV4_BYTES else 0
-        return born | (_STORE_V6 if len(self._store_host) > _IPV4_BYTES else 0)
-
     def _send_alone(self, connection: Connection, request: Command, header: SendMessage) -> None:
         """Refuse a request, or take the step that it needs before it can be stored."""
         now_ms, body = self._flusher.turn_ms(), request.body
@@ -255,7 +248,7 @@ class SendHandlers:
             raise MessageIllegal(f"a body has from 1 to {body_max} bytes, not {len(body)}")
         # What all records of this request share.
         postmark = (
-            header.sys_flag & _CLIENTS_BITS | self._host_bits(connection.born_host),
+            header.sys_flag & _CLIENTS_BITS | host_bits(connection.born_host, self._store_host),
             header.born_timestamp, connection.born_host, now_ms, self._store_host,
             header.reconsume_times or 0, 0,
         )  # fmt: skip
@@ -457,8 +450,8 @@ class RecallHandlers:
         found = self._schedule.find(handle.topic, handle.message_id)
         now_ms = self._flusher.turn_ms()
         host = self._identity.store_host
-        flags = SysFlag.STORE_HOST_V6 | SysFlag.BORN_HOST_V6 if len(host) > 8 else 0
-        self._schedule.recall(found, (int(flags), now_ms, host, now_ms, host, 0, 0))
+        flags = host_bits(host, host)
+        self._schedule.recall(found, (flags, now_ms, host, now_ms, host, 0, 0))
         if not request.is_oneway:
             recalled = answer(request, 0, RecallAnswer(handle.message_id))
             self._flusher.follow(connection, [request], [recalled])

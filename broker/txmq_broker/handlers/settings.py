@@ -67,7 +67,7 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 
 
 _OF_MACHINE: Final = frozenset(("brokerIP1", "listenPort", "namesrvAddr", "useTLS"))
-"""Settings whose values the broker finds out when it starts."""
+"""Settings whose values the broker determines when it starts."""
 
 
 class SettingHandlers:

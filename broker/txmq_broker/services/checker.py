@@ -5,8 +5,8 @@ A check counts towards ``check_max`` once it has reached a producer: when the pr
 one transaction is logged, and the round continues.
 
 The schedule of the checks is in monotonic time, for any number of transactions. Transactions that
-come due together share a bucket, so a round costs only what is due. A transaction that was decided
-meanwhile stays in its bucket until the bucket is emptied.
+come due together share a bucket, so a round costs only what is due. A decided transaction stays in
+its bucket until the bucket is emptied.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CheckOutlook(NamedTuple):
 
     checks: tuple[CheckNote, ...]
     next_ms: int
-    """When the broker asks again; 0 if it asks no more, or if the schedule is too long."""
+    """When the broker asks again; 0 if it will not, or if the schedule is too long to search."""
     waits_for_producer: bool
 
 
@@ -79,7 +79,7 @@ class _KeyQueue:
     """A first-in-first-out queue of keys, eight bytes each.
 
     Attributes:
-        keys: The keys, after some that were taken; empty once all were taken.
+        keys: The keys, the first of which may already be taken; empty once all are taken.
     """
 
     def __init__(self) -> None:
@@ -367,7 +367,7 @@ class Checker:
         return self._transactions.settings.check_max
 
     def figures(self) -> dict[str, int]:
-        """What checks make the broker keep."""
+        """What the broker keeps for checks."""
         return {
             "checks_open": len(self.checks.asked),
         }

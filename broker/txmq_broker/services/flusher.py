@@ -2,8 +2,8 @@
 
 A turn ends when the loop calls the flusher again, which then writes the span; a large turn is
 written in parts. With ``flush = "sync"`` its answers wait until the disk confirms. Records staged
-meanwhile form the next span, which is written as soon as the disk is free. A failed sync stops the
-broker, because the state of the disk is then unknown.
+during a sync form the next span, which is written as soon as the disk is free. A failed sync stops
+the broker, because the state of the disk is then unknown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHECKPOINT_RETRY_S: Final = 5.0
 
 
 Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
-"""The requests to answer once a span is durable, and their answers, by connection."""
+"""The requests of a span and their answers, sent once it is durable, by connection."""
 
 
 class UnsyncedSpan(NamedTuple):
@@ -117,7 +117,7 @@ class Flusher:
         self._began = 0.0
         """When the first turn of the next span began."""
         self._arrivals: deque[float] = deque()
-        """When the messages of each span arrived that is written and not released."""
+        """When the messages of each written span arrived, until the span is released."""
         self.send_times = durations()
         """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = durations()
@@ -137,7 +137,7 @@ class Flusher:
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
         self._finish = self.release
-        """What happens to a span once it is as durable as the settings want."""
+        """Called with a span once it is as durable as the settings require."""
 
     def figures(self) -> dict[str, int]:
         """What waits for the disk, and what was refused because of it since the start."""
@@ -214,7 +214,7 @@ class Flusher:
         raise refusal
 
     def turn_ms_of_run(self) -> int:
-        """:meth:`turn_ms` for several sends, or 0 if the next one will be refused."""
+        """:meth:`turn_ms` for several sends; 0 if they would be refused."""
         if not self._turn_ms or self._store.log.next_position > self.turn_end:
             self._begin_turn()
         return self._turn_ms
@@ -248,7 +248,7 @@ class Flusher:
         return None
 
     def decision_ms(self) -> int:
-        """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
+        """The time stamp for decisions and deliveries, which free room, so no limit refuses them.
 
         Raises:
             ServiceUnavailable: The disk failed.

@@ -9,8 +9,8 @@ All four files exist after a directory's first start, so a missing file was dele
 
 Encoding and writing 100,000 topics holds up all clients for 40 ms. So with many topics a change
 writes only ``topics-changes.json``, which has everything that changed since ``topics.json``
-was written, and a thread writes ``topics.json`` anew from time to time. What the changes say always
-holds, so nothing depends on whether ``topics.json`` has them, too.
+was written, and a thread rewrites ``topics.json`` from time to time. The changes always take
+precedence, so it does not matter whether ``topics.json`` has them too.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Keeper:
         self._adopted: dict[CheckedFile, Body] = {}
         self._adopted_topics: TopicConfigs | None = None
         self._changed: dict[str, TopicConfig | None] = {}
-        """What ``topics-changes.json`` has to say; ``None`` for deleted topics."""
+        """The content of ``topics-changes.json``; ``None`` for deleted topics."""
         self.has_changes = False
         """Whether ``topics.json`` needs that file."""
         self._group_saves = TableSaves(self._groups, disk)
@@ -170,7 +170,7 @@ class Keeper:
             return saved
         changes = self._load(self._topic_changes, TopicChanges)
         if self._topic_changes not in self._loaded:
-            return saved  # It is lost, and that was accepted.
+            return saved  # The file is lost, and the operator accepted the loss.
         if changes.data_version.counter < saved.data_version.counter:
             raise DamagedFile(
                 self._topic_changes.path,
@@ -280,7 +280,7 @@ class Keeper:
             (self._floors, Floors(floors, self._log_end)),
         ]
         if self.has_changes:
-            # A start may have restored system topics that the file calls deleted or otherwise.
+            # A start may have restored system topics that the file lists as deleted or changed.
             table = saved.topic_config_table
             self._changed = {name: table.get(name) for name in self._changed}
             tables.insert(0, (self._topic_changes, _changes(saved.data_version, self._changed)))

@@ -38,7 +38,7 @@ _NOBODY: Final[Mapping[tuple[str, int], int]] = {}
 
 
 class Retry(NamedTuple):
-    """What waiting messages are counted by."""
+    """A retry for which messages wait: whose, of which topic, and which attempt."""
 
     group: str
     topic: str
@@ -80,7 +80,7 @@ class RetryTally:
         counts[kind] = counts.get(kind, 0) + 1
 
     def remove(self, retry: Retry) -> None:
-        """Count a message that waits no longer."""
+        """Count a message that no longer waits."""
         counts = self._groups.get(retry.group, {})
         kind = retry.topic, retry.number
         kind = kind if kind in counts else ("", 0)
@@ -118,7 +118,7 @@ class Delayed(NamedTuple):
     left: list[Due]
     recalled: list[Due]
     retries: dict[int, Retry]
-    """Those of them that wait for a retry, by place."""
+    """The retries among them, by place."""
 
 
 class Unstored(NamedTuple):
@@ -151,7 +151,7 @@ class DelayStore(DelayLines):
         self._gone: set[int] = set()
         """The places of recalled messages that may still be in a line."""
         self._going: set[int] = set()
-        """The same for recalls that are not durable yet."""
+        """The places of messages whose recall is not durable yet."""
         self._waiting_retries = RetryTally()
         self._uncounted: dict[int, range] = {}
         """The places of each line that the count of retries has not reached since the start."""

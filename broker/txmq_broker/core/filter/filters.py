@@ -54,7 +54,7 @@ class Filters:
         self._kept: OrderedDict[str, Condition | str] = OrderedDict()
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep."""
+        """What the broker keeps for clients."""
         return {
             "filters_compiled": len(self._kept),
             "filter_characters_compiled": self._chars,

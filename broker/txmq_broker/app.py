@@ -51,11 +51,10 @@ from txmq_broker.handlers.pull import PullHandlers
 from txmq_broker.handlers.query import QueryHandlers
 from txmq_broker.handlers.relay import RelayHandlers
 from txmq_broker.handlers.returns import ReturnHandlers
-from txmq_broker.handlers.send import RecallHandlers, SendHandlers
+from txmq_broker.handlers.send import SendHandlers
 from txmq_broker.handlers.settings import SettingHandlers
 from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
-from txmq_broker.handlers.transaction_history import TransactionHistoryHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
@@ -441,9 +440,7 @@ class Broker:
         families: list[HandlerFamily] = [
             sends,
             ReturnHandlers(parts, sends.topic_of_group),
-            RecallHandlers(parts),
             TransactionHandlers(parts),
-            TransactionHistoryHandlers(parts),
             OffsetHandlers(parts),
             QueryHandlers(parts),
             TopicHandlers(parts),

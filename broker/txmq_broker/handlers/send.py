@@ -42,7 +42,7 @@ from txmq_broker.store.half_store import NewHalf, RecentDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 from txmq_broker.store.queue_store import NewRecord
 
-__all__ = ["RecallHandlers", "SendHandlers"]
+__all__ = ["SendHandlers"]
 
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 """The flags of a message that its client decides."""
@@ -51,7 +51,7 @@ _NOT_JUDGED: Final[dict[str, str]] = {}
 
 
 class SendHandlers:
-    """Checks and stores what producers send.
+    """Stores what producers send, and lists and recalls delayed messages.
 
     Requests that follow each other are a run, and a single request is a run of one. A run is
     checked from its beginning to the first request that needs a step of its own; nothing changes
@@ -85,6 +85,9 @@ class SendHandlers:
             RequestCode.SEND_MESSAGE: self.send,
             RequestCode.SEND_MESSAGE_V2: RunHandler(self.send, self.send_run),
             RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.RECALL_MESSAGE: self.recall,
+            RequestCode.LIST_DELAYED: self.list_waiting,
+            RequestCode.RECALL_DELAYED: self.recall_by_hand,
         }
 
     def send(self, connection: Connection, request: Command) -> None:
@@ -405,27 +408,11 @@ class SendHandlers:
             found = self._topics.get(name)
         return found
 
-
-class RecallHandlers:
-    """Lists and recalls delayed messages."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._identity = parts.identity
-        self._topics = parts.topics
-        self._schedule = parts.schedule
-        self._flusher = parts.flusher
-
-    def table(self) -> dict[int, Handler]:
-        """Return the handler of each request code."""
-        return {
-            RequestCode.RECALL_MESSAGE: self.recall,
-            RequestCode.LIST_DELAYED: self.list_waiting,
-            RequestCode.RECALL_DELAYED: self.recall_by_hand,
-        }
+    # Delayed messages
 
     def list_waiting(self, _: Connection, request: Command) -> bytes:
         """7721: messages that wait for their time, in order of their times, a page at a time."""
-        page = self._schedule.page(self._identity.name, request.read(ListDelayed))
+        page = self._schedule.page(self._broker, request.read(ListDelayed))
         return answer(request, body=page.write())
 
     def recall_by_hand(self, connection: Connection, request: Command) -> None:
@@ -443,13 +430,13 @@ class RecallHandlers:
     def _recall(self, connection: Connection, request: Command, topic: str, text: str) -> None:
         self._topics.get(topic)
         handle = recall.decode(text)
-        if handle.topic != topic or handle.broker != self._identity.name:
+        if handle.topic != topic or handle.broker != self._broker:
             raise IllegalOperation(
                 f"the handle is for {handle.topic} at {handle.broker}, not for {topic} here"
             )
         found = self._schedule.find(handle.topic, handle.message_id)
         now_ms = self._flusher.turn_ms()
-        host = self._identity.store_host
+        host = self._store_host
         flags = host_bits(host, host)
         self._schedule.recall(found, (flags, now_ms, host, now_ms, host, 0, 0))
         if not request.is_oneway:

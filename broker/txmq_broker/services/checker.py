@@ -482,18 +482,15 @@ class Checker:
 
     def outlook(self, key: int, half: Half | None) -> CheckOutlook:
         """The checks of a transaction; ``half`` is ``None`` if it is decided."""
-        checks = self.history.checks_of(key)
-        if half is None or (half.is_parked and key not in self._forced):
-            return CheckOutlook(checks, 0, waits_for_producer=False)
-        if key in self.checks.stranded.get(half.group, ()):
-            return CheckOutlook(checks, 0, waits_for_producer=True)
-        due = self.checks.due_of(key)
-        if due is None:
-            return CheckOutlook(checks, 0, waits_for_producer=False)
-        due = max(due, self._immune_until.get(key, due))
-        wait_s = max(0.0, due - self._clock.monotonic())
-        next_ms = self._clock.wall_ms() + int(wait_s * 1000)
-        return CheckOutlook(checks, next_ms, waits_for_producer=False)
+        checks, next_ms, waits = self.history.checks_of(key), 0, False
+        if half is not None and (not half.is_parked or key in self._forced):
+            waits = key in self.checks.stranded.get(half.group, ())
+            due = None if waits else self.checks.due_of(key)
+            if due is not None:
+                due = max(due, self._immune_until.get(key, due))
+                wait_s = max(0.0, due - self._clock.monotonic())
+                next_ms = self._clock.wall_ms() + int(wait_s * 1000)
+        return CheckOutlook(checks, next_ms, waits)
 
     # Checking
 

@@ -42,7 +42,7 @@ from txmq_broker.replication.log_shipper import LogShipper
 from txmq_broker.roles.member import SetMember
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.record_restorer import RecordRestorer
+from txmq_broker.store.start import RecordRestorer
 
 MIX = CopyMix(
     segment=kib(64),

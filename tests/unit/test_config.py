@@ -11,7 +11,7 @@ from txmq.settings.description import describe
 from txmq.settings.loading import load, variable
 from txmq.settings.values import Duration, Size, parse_duration, parse_size, show
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 
 class Inner(Struct, frozen=True, kw_only=True):

@@ -271,7 +271,7 @@ def settings_shape() -> "type[BrokerSettings]":
 
 def foreign_names() -> Mapping[str, ForeignName]:
     """RocketMQ's names for the settings of a broker."""
-    from txmq_broker.handlers.rocketmq_settings import NAMES
+    from txmq_broker.core.rocketmq_settings import NAMES
 
     return NAMES
 

@@ -14,7 +14,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
-from txmq_broker.core.replica_choice import ReplicaChoice
+from txmq_broker.handlers.pull import ReplicaChoice
 from txmq_broker.parts import Parts
 from txmq_broker.replication.copied_answers import CopiedAnswers
 from txmq_broker.replication.held_leadership import HeldLeadership
@@ -133,13 +133,12 @@ class CopyHandlers:
 
         return serve
 
-    def show(self, connection: Connection, request: Command) -> bytes:
-        """7707: this leader and its followers, and how far each of them is."""
-        del connection
+    def show(self, _: Connection, request: Command) -> bytes:
+        """7707: the progress of this leader and of each follower."""
         return answer(request, body=self.view().write())
 
     def view(self) -> CopiesView:
-        """This leader and its followers, and how far each of them is."""
+        """The progress of this leader and of each follower."""
         copies, log = self._parts.settings.replication, self._parts.store.log
         leadership = self._leadership
         member, known, removed = copies.member, set[str](), list[RemovedMember]()

@@ -117,7 +117,7 @@ class ProcessSamples:
         yield from _replication(broker, figures)
 
     def _transactions(self, broker: Broker) -> Iterator[Sample]:
-        pending, tally = broker.store.halves.pending, broker.coordinator.tally
+        pending, tally = broker.store.halves.pending, broker.transactions.tally
         yield Sample("transactions_open", len(pending))
         yield Sample("transactions_parked", pending.parked)
         yield Sample("oldest_transaction_age_seconds", self._oldest_age(broker))
@@ -279,7 +279,7 @@ def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[Sample]:
 
 
 def _refusals(broker: Broker, figures: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    yield "transactions", broker.coordinator.tally.refused
+    yield "transactions", broker.transactions.tally.refused
     for name, value in figures.items():
         if name.endswith(_REFUSED):
             yield name.removesuffix(_REFUSED), value

@@ -43,11 +43,11 @@ from txmq.protocol.headers import (
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
+from txmq_broker.core.topics import TopicCensus
 from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
 from txmq_broker.names.routes import RouteRegistry
 from txmq_broker.services.slices import LongAnswers, Steps
-from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["NameHandlers", "NameOptions", "OptionTable", "read_registration"]
 

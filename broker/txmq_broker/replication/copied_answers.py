@@ -259,12 +259,12 @@ class CopiedAnswers:
                 )
         in_sync = 1 + len(self._set.confirmed & self._set.present)
         if in_sync < self._settings.min_in_sync:
-            self._admission.refuse(
+            self._admission.set_cause(
                 COPIES,
                 f"{in_sync} of {self._settings.min_in_sync} copies are in sync; nothing was stored",
             )
         else:
-            self._admission.lift(COPIES)
+            self._admission.clear_cause(COPIES)
         self._release_held()
         if self._changed is not None:
             resolve(self._changed, None, None)

@@ -41,14 +41,13 @@ from txmq_broker.core.groups import Groups
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
 from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.groups import GroupReads
 from txmq_broker.handlers.offsets import OffsetHandlers
 from txmq_broker.handlers.progress import ProgressHandlers
-from txmq_broker.handlers.pull import PullHandlers
+from txmq_broker.handlers.pull import PullHandlers, ReplicaChoice
 from txmq_broker.handlers.query import QueryHandlers
 from txmq_broker.handlers.statistics import StatisticsReads
 from txmq_broker.handlers.topics import TopicReads

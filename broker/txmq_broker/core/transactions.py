@@ -1,14 +1,16 @@
-"""The coordinator decides transactions: by ENDs, by answers to checks, by operators.
+"""Transactions at their broker: their states in one table, and the decisions on them.
 
-The table in :mod:`txmq_broker.core.transaction` defines the allowed steps; the log holds the steps
-taken. Nothing here waits: a staged step counts once the flusher has made it durable.
+ENDs, answers to checks and operators decide them. The table defines the allowed steps, but the log
+has the final word: a transaction exists only if its half message does, and a step counts once its
+marker is durable. Nothing here waits; the flusher makes staged steps durable.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -27,18 +29,70 @@ from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.topics import Topics
-from txmq_broker.core.transaction import STEPS, Event, State
 from txmq_broker.store.half_store import HalfStore, NewDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
 
-__all__ = ["Coordinator", "Tally", "TransactionStatus"]
+__all__ = ["STEPS", "Event", "State", "Tally", "TransactionStatus", "Transactions", "diagram"]
+
 
 log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """The state of a transaction."""
+
+    __hash__ = object.__hash__  # Enum's own hash takes as long as the rest of a step.
+
+    PREPARED = "prepared"
+    PARKED = "parked"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Event(Enum):
+    """An event that may change the state."""
+
+    __hash__ = object.__hash__
+
+    COMMIT = "END(commit)"
+    ROLL_BACK = "END(rollback)"
+    EXHAUSTED = "check_max checks without a decision"
+
+
+STEPS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.PREPARED, Event.COMMIT): State.COMMITTED,
+    (State.PREPARED, Event.ROLL_BACK): State.ROLLED_BACK,
+    (State.PREPARED, Event.EXHAUSTED): State.PARKED,
+    (State.PARKED, Event.COMMIT): State.COMMITTED,
+    (State.PARKED, Event.ROLL_BACK): State.ROLLED_BACK,
+    # A repeated event changes nothing and is not an error.
+    (State.PARKED, Event.EXHAUSTED): State.PARKED,
+    (State.COMMITTED, Event.COMMIT): State.COMMITTED,
+    (State.ROLLED_BACK, Event.ROLL_BACK): State.ROLLED_BACK,
+}
+"""All steps. A missing pair is a conflict: the first decision holds."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield "    [*] --> PREPARED: half message stored"
+    for (state, event), target in STEPS.items():
+        if target is not state:
+            yield f"    {state.name} --> {target.name}: {event.value}"
+    for state in State:
+        if not any(was is state and now is not state for (was, _), now in STEPS.items()):
+            yield f"    {state.name} --> [*]"
+
 
 _PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
 _COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
 _OPERATOR: Final = DecisionSource.OPERATOR
-"""Kept as names for the hot path, because enum members are slow to access."""
+"""Names for the hot path, because looking up an enum member is slow."""
 
 _KINDS: Final = {
     int(SysFlag.COMMITTED): _COMMITTED,
@@ -47,7 +101,7 @@ _KINDS: Final = {
 """The kinds of decision by the numbers that stand for them in an END."""
 
 _END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
-"""By whether an END answers a check."""
+"""The source of a decision, by whether the END answers a check."""
 
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
@@ -91,7 +145,7 @@ class Tally:
     refused: int = 0
 
 
-class Coordinator:
+class Transactions:
     """Decides transactions, each exactly once."""
 
     def __init__(
@@ -278,9 +332,10 @@ class Coordinator:
         self.halves.pending.count_checks(key, checks)
         return not half.is_parked and checks >= self.settings.check_max
 
-    def park(self, key: int, half: Half, now_ms: int) -> None:
-        """Stage that a transaction is parked until an operator decides it."""
-        if key in self.halves.parking or key in self.halves.closing:
+    def park(self, key: int, now_ms: int) -> None:
+        """Stage that a transaction is parked until an operator decides it, if it is still open."""
+        half = self.halves.pending.find(key)
+        if half is None or key in self.halves.parking or key in self.halves.closing:
             return
         self._stage_one(key, DecisionKind.PARKED, DecisionSource.BROKER, "", now_ms)
         sent = self.halves.sent_at(half.position)
@@ -289,5 +344,5 @@ class Coordinator:
             "once the cause is fixed, check it again with: txmq tx recheck",
             f"with the damaged half message {half.offset}" if sent is None else sent.unique,
             half.group,
-            quantity(half.checks + 1, "check"),
+            quantity(half.checks, "check"),
         )

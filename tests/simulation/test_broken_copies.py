@@ -34,12 +34,12 @@ from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.handlers.copies import CopyHandlers
+from txmq_broker.processes.member import SetMember
 from txmq_broker.replication.copied_answers import CopiedAnswers, InSyncSet
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_shipper import LogShipper
-from txmq_broker.roles.member import SetMember
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.record_restorer import RecordRestorer

@@ -533,7 +533,7 @@ def _addresses(settings: "BrokerSettings") -> dict[str, str]:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker.roles import following, member, running
+    from txmq_broker.processes.running import run_broker, run_follower, run_member
 
     clock = SystemClock()
     began = clock.monotonic()
@@ -554,11 +554,11 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
 
     try:
         if settings.replication.coordinator:
-            code = member.run(settings, ready=lambda: _say_member(settings), leading=_say_leading)
+            code = run_member(settings, ready=lambda: _say_member(settings), leading=_say_leading)
         elif settings.replication.role == "follower":
-            code = following.run(settings, ready=lambda: _say_following(settings))
+            code = run_follower(settings, ready=lambda: _say_following(settings))
         else:
-            code = running.run(settings, ready=ready, accept_loss=accept_loss)
+            code = run_broker(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
         give_up(error, started=started, addresses=_addresses(settings), data=settings.data)
     log.info("stopped", extra={"code": code})

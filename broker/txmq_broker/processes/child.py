@@ -26,6 +26,7 @@ from txmq_broker.app import Broker
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
 from txmq_broker.monitoring.subject import LoneProcess, objection
+from txmq_broker.processes.file_limit import allow_files
 from txmq_broker.processes.parent_registration import ParentRegistration
 from txmq_broker.processes.plan import (
     BEAT_S,
@@ -35,7 +36,6 @@ from txmq_broker.processes.plan import (
     HeartbeatNotice,
     OpenedNotice,
 )
-from txmq_broker.roles.running import allow_files
 
 if TYPE_CHECKING:
     from txmq_broker.monitoring.pages import MonitoringPages

@@ -23,6 +23,7 @@ from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
 from txmq.runtime.supervisor import ChildSlot, Supervisor, SupervisorEnd, SupervisorSettings
 from txmq_broker.config import BrokerSettings
+from txmq_broker.processes.file_limit import allow_files
 from txmq_broker.processes.layout import check_directory, settings_of_brokers
 from txmq_broker.processes.own_names import OwnNames
 from txmq_broker.processes.plan import (
@@ -32,7 +33,6 @@ from txmq_broker.processes.plan import (
     OpenedNotice,
     RegistrationNotice,
 )
-from txmq_broker.roles.running import allow_files
 
 __all__ = ["BrokerState", "BrokersOptions", "BrokersService"]
 

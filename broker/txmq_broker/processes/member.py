@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from txmq.errors import ConnectFailed, CorruptRecord, LogTooShort, TransportError, WriteFailed
+from txmq.errors import CorruptRecord, LogTooShort, TransportError, WriteFailed
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.coordinator import (
     Leader,
@@ -36,19 +35,16 @@ from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.monitoring.server import monitored
-from txmq_broker.replication.etcd import etcd_coordinator
+from txmq_broker.processes.follower_server import FollowerServer
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.replication.set_acts import promotion_command, removal_text
-from txmq_broker.roles.follower_server import FollowerServer
-from txmq_broker.roles.running import allow_files
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.damaged_parts import DamagedParts
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.proof import NO_MARK, Proof, proof_of
 
-__all__ = ["SetMember", "run"]
+__all__ = ["SetMember"]
 
 log = logging.getLogger(__name__)
 
@@ -527,49 +523,3 @@ def _read(disk: Disk) -> str:
         return file.read(0, file.size()).decode().strip()
     finally:
         file.close()
-
-
-def run(
-    settings: BrokerSettings,
-    *,
-    ready: Callable[[], None],
-    leading: Callable[[Broker], None],
-) -> int:
-    """Run a member until SIGTERM or SIGINT; returns the exit code of the process.
-
-    Args:
-        settings: The settings; the environment has the account and TLS.
-        ready: Called when the store of the set was reached for the first time.
-        leading: Called whenever this member begins to serve as the leader.
-
-    Raises:
-        StoreError: The data directory is in use or damaged.
-        OSError: An address or the directory cannot be opened.
-        ConfigError: A setting is invalid.
-        ConnectFailed: No etcd can be reached.
-    """
-    import uvloop
-
-    allow_files(settings.connections_max)
-    return uvloop.run(_run(settings, ready, leading))
-
-
-async def _run(
-    settings: BrokerSettings,
-    ready: Callable[[], None],
-    leading: Callable[[Broker], None],
-) -> int:
-    address = settings.replication.coordinator
-    coordinator = etcd_coordinator(address, settings.cluster, settings.name)
-    try:
-        await coordinator.view()
-    except TransportError as error:
-        raise ConnectFailed(f"the set has no coordinator: {error}") from error
-    member = SetMember(settings, coordinator, on_leading=leading)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, member.stop)
-    async with monitored(settings, member):
-        ready()
-        await member.run()
-    return 0

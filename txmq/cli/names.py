@@ -127,9 +127,7 @@ async def _serve(
             network,
             SystemClock(),
             disk,
-            authorize=door.authorize_names,
-            protection=door.protection,
-            tls=door.port_tls,
+            door=door,
         )
         watches = [asyncio.create_task(files.watch()) for files in door.files]
         async with server, AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Changes to files of accounts, which keep their comments and always leave valid rules behind."""
+"""Edits files of accounts: comments stay, and the result is always valid."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class AclEditor:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keep other brokers that share the files from changing them at the same time."""
+        """Lock out other brokers that share the files."""
         if not self.files.paths():
             raise ConfigError("there is no file of accounts any more; put one back")
         try:
@@ -103,7 +103,7 @@ class AclEditor:
         return self.files.paths()[0]
 
     def _read(self) -> tuple[dict[Path, AclText], dict[Path, AclFile]]:
-        """The texts of all files, and what they say."""
+        """The texts of all files, and their values."""
         texts = {path: AclText.of(str(path), read_text(path)) for path in self.files.paths()}
         return texts, {path: as_file(str(path), text.values) for path, text in texts.items()}
 
@@ -145,7 +145,7 @@ _ACCOUNTS: Final = "accounts"
 
 
 class AclText(NamedTuple):
-    """A text of accounts, and what it says."""
+    """A text of accounts, and its values."""
 
     text: str
     values: dict[str, Any]

@@ -45,7 +45,7 @@ class AclFiles(WatchedFiles[FileRules]):
 
     Args:
         path: The file or directory.
-        may_lack: Whether it may be missing at first; until it is there, nobody has an account.
+        may_lack: Whether it may be missing at first; until it exists, there are no accounts.
 
     Raises:
         ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
@@ -72,11 +72,11 @@ class AclFiles(WatchedFiles[FileRules]):
 
     @property
     def rules(self) -> FileRules:
-        """The rules of the last files that were valid."""
+        """The rules of the last valid files."""
         return self.value
 
     def paths(self) -> list[Path]:
-        """The files as they are now."""
+        """The current files."""
         return _files(self._path)
 
 
@@ -91,7 +91,7 @@ def _parsed(texts: Mapping[Path, str]) -> dict[str, AclFile]:
 
 
 def _version(path: Path, file: AclFile) -> DataVersion:
-    """The version of a file; one that no tool has changed has the time of its last change."""
+    """The version of a file; without a version in it, the time of its last change."""
     if file.version.timestamp:
         return file.version
     try:

@@ -1,4 +1,4 @@
-"""The process that the pages describe, and whether it would acknowledge a send now."""
+"""The process that the pages describe, and why it would not acknowledge a send now."""
 
 from __future__ import annotations
 

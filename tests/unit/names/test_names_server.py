@@ -26,7 +26,7 @@ from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import encode
 from txmq.remoting.pool import ConnectionPool
-from txmq_broker.names import key_value_writer
+from txmq_broker.names import key_values as key_value_writer
 from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)

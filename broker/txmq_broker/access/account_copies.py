@@ -197,7 +197,9 @@ def _check(texts: Mapping[str, str], path: Path) -> None:
     for name in texts:
         pure = PurePosixPath(name)
         if name and (pure.is_absolute() or ".." in pure.parts or pure.suffix not in SUFFIXES):
-            raise ConfigError(f"the leader has accounts in {name!r}, which is no name for a file")
+            raise ConfigError(
+                f"the leader has accounts in {name!r}, which is not a valid file name"
+            )
     AccessRules.of({name or path.name: parse(name or path.name, texts[name]) for name in texts})
 
 

@@ -79,7 +79,9 @@ class AclEditor:
             texts, files = self._read()
             paths = {str(path): path for path in files}
             if file and file not in paths:
-                raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
+                raise ConfigError(
+                    f"{file} is not a file of accounts; the files are {', '.join(paths)}"
+                )
             path = paths[file] if file else self._first()
             changed = texts[path].put_key("globalWhiteRemoteAddresses", addresses)
             self._store(files, path, changed)
@@ -88,7 +90,7 @@ class AclEditor:
     def _exclusive(self) -> Iterator[None]:
         """Lock out other brokers that share the files."""
         if not self.files.paths():
-            raise ConfigError("there is no file of accounts any more; put one back")
+            raise ConfigError("the file of accounts is gone; put it back")
         try:
             folder = os.open(self._first().resolve().parent, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

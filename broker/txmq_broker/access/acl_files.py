@@ -62,7 +62,8 @@ class AclFiles(WatchedFiles[FileRules]):
             texts = {}
         elif not (texts := read_texts(path)):
             raise ConfigError(f"acl {path} holds no .yml file")
-        parsed = _parsed({path / name: text for name, text in texts.items()})
+        files = sorted((path / name, text) for name, text in texts.items())
+        parsed = {str(file): parse(str(file), text) for file, text in files}
         rules = FileRules.of(parsed)
         if texts and not rules.accounts:
             log.warning("%s has no account: only its white addresses are served", path)
@@ -84,10 +85,6 @@ def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     return sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES)
-
-
-def _parsed(texts: Mapping[Path, str]) -> dict[str, AclFile]:
-    return {str(one): parse(str(one), texts[one]) for one in sorted(texts)}
 
 
 def _version(path: Path, file: AclFile) -> DataVersion:

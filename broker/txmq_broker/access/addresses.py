@@ -134,6 +134,6 @@ def _network(text: str, one: str) -> tuple[tuple[int, int], ...]:
 
 def _refusal(text: str) -> ConfigError:
     return ConfigError(
-        f"{text!r} is no pattern of addresses; write 10.0.0.7, 10.0.0.*, 10.0.5-9.*, "
+        f"{text!r} is not an address pattern; write 10.0.0.7, 10.0.0.*, 10.0.5-9.*, "
         "10.0.0.{1,7} or 10.0.0.0/8"
     )

@@ -63,5 +63,5 @@ def _broker_objection(broker: Broker) -> str:
     if refusal is not None:
         return str(refusal)
     if not parts.is_registered():
-        return "no name server knows this broker, so that clients do not find it"
+        return "no name server knows this broker, so clients cannot find it"
     return ""

@@ -80,6 +80,6 @@ async def _promote(
         finally:
             audit.close()
         copy.promote(reason)
-        return Promotion(copy.epoch, copy.end, copy.last_ms)
+        return Promotion(copy.epoch, copy.end, copy.store.log.last_ms)
     finally:
         await copy.close()

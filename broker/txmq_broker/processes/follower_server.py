@@ -22,7 +22,7 @@ from txmq.protocol.copies import CopiedTables
 from txmq.protocol.headers import PullMessage
 from txmq.protocol.record import unpack
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.dispatch import Dispatcher
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
@@ -186,7 +186,8 @@ class FollowerServer:
         )
         authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
         self._dispatch = Dispatcher({}, authorizer.check if authorizer else None, self._note_error)
-        self._dispatch.serve(self._table())
+        # Every request that a leader serves, so that each refusal has a reason.
+        self._dispatch.serve(dict.fromkeys(REQUIREMENTS, self._serve))
         protection = self._door.protection
         self._listener = Listener(
             network,
@@ -313,10 +314,6 @@ class FollowerServer:
             audit.close()
 
     # Requests
-
-    def _table(self) -> dict[int, Handler]:
-        """A handler for every request that a leader serves, so that each refusal has a reason."""
-        return dict.fromkeys(REQUIREMENTS, self._serve)
 
     def _serve(self, connection: Connection, request: Command) -> bytes | None:
         reading, code = self._current(), request.code

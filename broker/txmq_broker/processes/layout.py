@@ -52,13 +52,13 @@ def settings_of_brokers(settings: BrokerSettings, count: int) -> list[BrokerSett
     copies = settings.replication
     if copies.coordinator or copies.role == "follower":
         raise ConfigError(
-            "--brokers starts leaders without a coordinator; start each member of a broker set by "
-            "a txmq serve of its own"
+            "--brokers starts leaders without a coordinator; start each member of a broker set "
+            "with its own txmq serve"
         )
     if copies.address:
         raise ConfigError(
-            "replication.address is one broker's; with --brokers, followers reach each broker "
-            "where clients do"
+            "replication.address belongs to one broker; with --brokers, followers reach each "
+            "broker at the address that clients use"
         )
     stem = settings.name.removesuffix(_FIRST)
     if stem == settings.name or not stem:

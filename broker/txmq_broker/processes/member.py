@@ -220,7 +220,7 @@ class SetMember:
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
-            log.warning("the store of the set cannot be asked, trying again: %s", error)
+            log.warning("the store of the set cannot be reached, trying again: %s", error)
 
     # Standing for election
 

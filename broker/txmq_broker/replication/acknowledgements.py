@@ -245,7 +245,7 @@ class Acknowledgements:
 
     def _drop_behind(self, end: int, seconds: float) -> None:
         if late := self._set.drop_behind(end):
-            log.warning("not in sync any more, %g s behind: %s", seconds, ", ".join(late))
+            log.warning("no longer in sync, %g s behind: %s", seconds, ", ".join(late))
 
     def _is_late(self, held: HeldSpan) -> bool:
         return self._clock.monotonic() - held.since >= self._wait_max

@@ -22,7 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -42,7 +42,7 @@ from txmq.runtime.coordinator import (
 from txmq.security.tls import ClientContext, ClientTls, reason_of
 from txmq_broker.config import etcd_address
 
-__all__ = ["ETCD_VARIABLES", "EtcdCoordinator", "EtcdTls", "EtcdUser", "etcd_coordinator"]
+__all__ = ["ETCD_VARIABLES", "EtcdCoordinator", "EtcdUser", "etcd_coordinator"]
 
 T = TypeVar("T")
 
@@ -65,18 +65,6 @@ _HINTS: Final = {
     "CommonName of client": "an etcd with users takes only client certificates without one",
 }
 """What to do about a refusal, by its beginning."""
-
-
-class EtcdTls(Protocol):
-    """How connections to etcd are encrypted."""
-
-    def context(self) -> ssl.SSLContext:
-        """The context of the next connection."""
-        ...
-
-    def reason_of(self, error: ssl.SSLError, /) -> str:
-        """Why a connection failed, and how to fix that."""
-        ...
 
 
 class EtcdUser(NamedTuple):
@@ -137,7 +125,7 @@ class EtcdCoordinator:
         *,
         clock: Clock | None = None,
         timeout: float = 2.0,
-        tls: EtcdTls | None = None,
+        tls: EtcdCertificates | None = None,
         user: EtcdUser | None = None,
     ) -> None:
         self._endpoints = list(endpoints)
@@ -599,12 +587,12 @@ class EtcdCertificates:
         self._has_certificate = settings.certificate is not None
 
     def context(self) -> ssl.SSLContext:
-        """See :class:`~txmq_broker.replication.etcd.EtcdTls`."""
+        """The context of the next connection."""
         self._files.refresh()
         return self._files.value
 
     def reason_of(self, error: ssl.SSLError) -> str:
-        """See :class:`~txmq_broker.replication.etcd.EtcdTls`."""
+        """Why a connection failed, and how to fix that."""
         if error.reason == "SSLV3_ALERT_BAD_CERTIFICATE" and not self._has_certificate:
             return f"etcd requires a certificate of its clients; set {_CERTIFICATE} and {_KEY}"
         return reason_of(error, _VARIABLES)

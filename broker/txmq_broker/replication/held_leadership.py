@@ -60,7 +60,7 @@ class HeldLeadership:
         members: All members of the set, as the store had them last.
         removed: The members that an operator removed, by their short names.
         former: As given.
-        ended: Set when this member does not lead any more.
+        ended: Set when this member no longer leads.
         is_handing_over: Set when another member was chosen as the leader.
         acknowledged: Returns how far every member in sync has the log; ``None`` while that is
             unknown.
@@ -109,7 +109,7 @@ class HeldLeadership:
     def end(self, reason: str) -> None:
         """Stop leading."""
         if not self.ended.is_set():
-            log.warning("%s does not lead any more: %s", self.member, reason)
+            log.warning("%s no longer leads: %s", self.member, reason)
             self.ended.set()
 
     def hand_over(self, act: SetAct) -> None:
@@ -155,7 +155,7 @@ class HeldLeadership:
             members: The other members of the set.
 
         Returns:
-            The set that the store has; ``None`` if this member does not lead any more.
+            The set that the store has; ``None`` if this member no longer leads.
         """
         in_sync = tuple(sorted({*members, self.member}))
         while not self.ended.is_set():
@@ -175,13 +175,13 @@ class HeldLeadership:
             change: Returns the wanted state for the present one, or raises.
 
         Raises:
-            IllegalOperation: This member does not lead any more.
+            IllegalOperation: This member no longer leads.
             TransportError: The store does not answer; it may have recorded the act.
         """
         while not self.ended.is_set():
             if await self._change(change, act):
                 return
-        raise IllegalOperation(f"{self.member} does not lead any more")
+        raise IllegalOperation(f"{self.member} no longer leads")
 
     async def _change(self, change: Callable[[View], View], act: SetAct | None = None) -> bool:
         # The answer to an earlier change may have been lost, so the state is read again after it.

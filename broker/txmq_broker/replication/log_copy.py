@@ -144,11 +144,6 @@ class LogCopy:
         return bool(self.doubt or self.damaged)
 
     @property
-    def last_ms(self) -> int:
-        """The time stamp of the newest record."""
-        return self._store.log.last_ms
-
-    @property
     def start(self) -> int:
         """Where the log begins."""
         return self._store.log.start

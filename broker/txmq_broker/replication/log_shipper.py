@@ -218,7 +218,7 @@ class LogShipper:
             self._answers.note_epoch(wanted.epoch)
             raise NoPermission(
                 f"{wanted.member} has seen epoch {wanted.epoch}, and this leader has epoch "
-                f"{self._store.log.epoch}; it leads no more"
+                f"{self._store.log.epoch}; it no longer leads"
             )
         link = self._links.get(wanted.member)
         if link is None and self._answers.has_tokens:

@@ -27,6 +27,10 @@ __all__ = [
     "removal_text",
 ]
 
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.25
+
 HAND_OVER: Final = "hand-over"
 REMOVE: Final = "remove"
 REJOIN: Final = "rejoin"
@@ -142,11 +146,11 @@ def changed_by(act: SetAct, seen: View) -> View:
     """The state of a set after an act.
 
     Raises:
-        IllegalOperation: The member to hand over to is not in sync any more.
+        IllegalOperation: The member to hand over to is no longer in sync.
     """
     if act.act == HAND_OVER:
         if act.member not in seen.in_sync:
-            raise IllegalOperation(f"{act.member} is not in sync any more")
+            raise IllegalOperation(f"{act.member} is no longer in sync")
         return seen._replace(hand_over=act)
     others = tuple(one for one in seen.removed if one.member != act.member)
     if act.act == REJOIN:
@@ -164,11 +168,6 @@ def _without(members: Iterable[str], name: str) -> tuple[str, ...]:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-log = logging.getLogger(__name__)
-
-_RETRY_S: Final = 0.25
 
 
 class StepDown:

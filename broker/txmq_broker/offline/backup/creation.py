@@ -274,10 +274,8 @@ class Creation:
 
         Then the broker deleted neither a topic nor a file of the log since they were read.
         """
-        (topics, _, _, floors), (changes, *_) = (
-            self._directory.tables,
-            self._directory.optional_tables,
-        )
+        topics, _, _, floors = self._directory.tables
+        changes, *_ = self._directory.optional_tables
         now = self._tables()
         return all(
             now.get(file.path) == tables.get(file.path) for file in (topics, changes, floors)

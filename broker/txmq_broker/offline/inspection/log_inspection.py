@@ -395,7 +395,7 @@ class FileInspection:
             "record-broken",
             Severity.DAMAGE,
             f"the span at {span.position} has the right checksum, and a record in it cannot be "
-            f"read: {reason}; the broker wrote it so, please report it",
+            f"read: {reason}; the broker wrote it that way, please report it",
             start=self._extent.start,
             position=position,
             size=span.end - span.position,

@@ -148,33 +148,27 @@ def plan(findings: Iterable[Finding]) -> list[Repair]:
 
     A repair may make another one necessary, so inspect the directory again afterwards.
     """
-    repairs: list[Repair] = []
-    cut: Cut | None = None
-    accept: AcceptLoss | None = None
-    for finding in findings:
-        if finding.is_acceptable:
-            accept = AcceptLoss(finding)
-        if finding.remove is not None:
-            repairs.append(RemoveIndex(finding.remove, finding))
-        if finding.refuses_start and finding.cut_at is not None:
-            at = finding.cut_at
-            if cut is None or at < cut.position:
-                cut = Cut(at, finding)
+    known = list(findings)
+    cuts = [
+        Cut(finding.cut_at, finding)
+        for finding in known
+        if finding.refuses_start and finding.cut_at is not None
+    ]
+    cut = min(cuts, key=lambda cut: cut.position, default=None)
+    # The cut removes the later index files, and with them the reason to delete them.
+    repairs: list[Repair] = [
+        RemoveIndex(finding.remove, finding)
+        for finding in known
+        if finding.remove is not None and (cut is None or finding.remove <= path_of(cut.position))
+    ]
     if cut is not None:
-        end = cut.position
-        # The cut removes the later index files, and with them the reason to delete them.
-        repairs = [repair for repair in repairs if not _is_behind(repair, end)]
         repairs.append(cut)
-    if not repairs and accept is not None:
+    if not repairs:
         # The total loss is known only after the other repairs.
-        repairs.append(accept)
+        repairs += [AcceptLoss(finding) for finding in known if finding.is_acceptable][-1:]
     return repairs
 
 
 def _named_loss(finding: Finding) -> RepairLoss:
     count = sum(run.last - run.first + 1 for run in finding.offsets)
     return RepairLoss(finding.size or 0, count, finding.offsets)
-
-
-def _is_behind(repair: Repair, position: int) -> bool:
-    return isinstance(repair, RemoveIndex) and repair.path > path_of(position)

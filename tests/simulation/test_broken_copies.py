@@ -33,12 +33,12 @@ from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq.testing.coordination import SimulatedCoordination
-from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.processes.member import SetMember
 from txmq_broker.replication import follower
 from txmq_broker.replication.acknowledgements import Acknowledgements, InSyncSet
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
+from txmq_broker.replication.leader_tables import LeaderTables
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_shipper import LogShipper
 from txmq_broker.services.flusher import Flusher
@@ -204,14 +204,14 @@ def a_new_leader_waits_for_the_one_that_is_gone(patch):
 
 
 def offsets_are_not_copied(patch):
-    tables = CopyHandlers._tables
+    tables = LeaderTables.saved
 
     def without(self):
         found = tables(self)
         return CopiedTables(found.topics, found.groups, None, found.floors)
 
-    patch(CopyHandlers, "_tables", without)
-    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
+    patch(LeaderTables, "saved", without)
+    patch(LeaderTables, "saved_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 
@@ -334,14 +334,14 @@ def a_store_without_its_data_is_believed(patch):
 
 
 def topics_are_not_copied(patch):
-    tables = CopyHandlers._tables
+    tables = LeaderTables.saved
 
     def without(self):
         found = tables(self)
         return CopiedTables(TopicConfigs({}), found.groups, found.offsets, found.floors)
 
-    patch(CopyHandlers, "_tables", without)
-    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
+    patch(LeaderTables, "saved", without)
+    patch(LeaderTables, "saved_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 

@@ -56,11 +56,10 @@ from txmq_broker.handlers.settings import SettingHandlers
 from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
-from txmq_broker.names.own_registration import OwnRegistration
-from txmq_broker.names.server import NameServer
+from txmq_broker.names.server import NameServer, OwnRegistration
 from txmq_broker.parts import Counted, Parts
 from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
-from txmq_broker.replication.log_copy import finish_cut
+from txmq_broker.replication.truncation import finish_cut
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
@@ -326,10 +325,8 @@ class Broker:
                 self.disk,
                 connections_max=self.settings.connections_max,
                 owner=self._keeper.owner,
-                authorize=self._door.authorize_names,
                 audit=self._audit,
-                protection=self._door.protection,
-                tls=self._door.port_tls,
+                door=self._door,
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client

@@ -74,8 +74,7 @@ def audit(
 
 
 def _stored(data: Path, wanted: dict[str, Any]) -> Iterator[AuditedRequest]:
-    from txmq_broker.access.audit import read_audit
-    from txmq_broker.access.audit_pages import is_wanted
+    from txmq_broker.access.audit import is_wanted, read_audit
 
     query = ListAudit(**wanted)
     for entry in read_audit(ReadOnlyDisk(data), note):

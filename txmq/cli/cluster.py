@@ -217,7 +217,7 @@ def promote(
 
 
 def _promote_directory(data: Path, reason: str, operator: str, *, allow_data_loss: bool) -> Answer:
-    from txmq_broker.roles.promotion import promote as promote_directory
+    from txmq_broker.offline.promotion import promote as promote_directory
 
     if not (data / "config").is_dir():
         fail(f"{data} is not the directory of a follower", WRONGLY_CALLED)

@@ -112,9 +112,7 @@ async def _serve(options: NameServerOptions, http: tuple[str, int] | None) -> No
             network,
             SystemClock(),
             None if options.data is None else LocalDisk(options.data),
-            authorize=door.authorize_names,
-            protection=door.protection,
-            tls=door.port_tls,
+            door=door,
         )
         watches = [asyncio.create_task(files.watch()) for files in door.files]
         async with server, AsyncExitStack() as stack:

@@ -435,7 +435,7 @@ def _addresses(settings: "BrokerSettings") -> dict[str, str]:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker.roles import following, member, running
+    from txmq_broker.processes.running import run_broker, run_follower, run_member
 
     clock = SystemClock()
     began = clock.monotonic()
@@ -464,11 +464,11 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
 
     try:
         if copy.coordinator:
-            code = member.run(settings, ready=ready_as("member"), leading=leading)
+            code = run_member(settings, ready=ready_as("member"), leading=leading)
         elif copy.role == "follower":
-            code = following.run(settings, ready=ready_as("follower"))
+            code = run_follower(settings, ready=ready_as("follower"))
         else:
-            code = running.run(settings, ready=ready, accept_loss=accept_loss)
+            code = run_broker(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
         give_up(error, started=started, addresses=_addresses(settings), data=settings.data)
     log.info("stopped", extra={"code": code})

@@ -1,9 +1,9 @@
-"""A member of a broker set: it follows the leader, or leads.
+"""A member of a broker set: it leads, or it follows the leader.
 
-A coordinator decides who leads. While another member leads, this one is a
-:class:`FollowerServer`: it copies the log into its directory, and serves reads of it. When it
-leads, it is a :class:`Broker` on the same directory. It is never both, and in between the directory
-is closed.
+A coordinator decides who leads. While another member leads, this one runs a
+:class:`FollowerServer`, which copies the log into its directory and serves reads. When it leads, it
+runs a :class:`Broker` on the same directory. It never runs both: the directory is closed in
+between.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from txmq.errors import ConnectFailed, CorruptRecord, LogTooShort, TransportError, WriteFailed
+from txmq.errors import CorruptRecord, LogTooShort, TransportError, WriteFailed
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.coordinator import (
     Leader,
@@ -36,45 +35,42 @@ from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.monitoring.server import monitored
-from txmq_broker.replication.etcd import etcd_coordinator
+from txmq_broker.processes.follower_server import FollowerServer
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.replication.set_acts import promotion_command, removal_text
-from txmq_broker.roles.follower_server import FollowerServer
-from txmq_broker.roles.running import allow_files
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.damaged_parts import DamagedParts
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.proof import NO_MARK, Proof, proof_of
 
-__all__ = ["SetMember", "run"]
+__all__ = ["SetMember"]
 
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
 _CHOSEN_S: Final = 1.0
-"""How long the others wait for a member that an operator chose, or that has more of the log."""
+"""How long the others wait for a member that an operator chose or that has a longer log."""
 
 _UNSEEN_EPOCHS: Final = 1_000
-"""How many epochs a leader leaves out when the store has lost its data. Other members may have led
-in epochs that this one has not seen. In a second leadership of one epoch their logs would be taken
-for copies of this one.
+"""How many epochs a leader skips when the store has lost its data. Other members may have led in
+epochs that this one has not seen, and if an epoch were used twice, their logs would pass for copies
+of this one.
 """
 
 _ASK_S: Final = 2.0
-"""How long a member that was just started waits for the logs of the others in sync."""
+"""How long a newly started member waits for the other in-sync members to report their logs."""
 _STAND_S: Final = 6
-"""How long others see that a member stands; longer than any of them waits. The one with the most
-must not be gone when one with less decides.
+"""How long the others see that a member stands for election. It is longer than any of them waits:
+the candidate with the longest log must still be visible when one with a shorter log decides.
 """
 _POLL_S: Final = 0.2
 _MINOR: Final = {"", NO_MARK}
-"""No doubt, or one that gives way to any other: a lost mark alone shows no loss."""
+"""Doubts that any other replaces: a lost mark alone shows no loss."""
 _UNFIT_S: Final = 1.0
 _UNFIT_LEADS_S: Final = 10.0
-"""How long a member with a full disk or a damaged log leaves it to the others to lead. Then it
-leads: it can delete old files, and serve what is whole.
+"""How long a member with a full disk or a damaged log lets the others lead first. Then it leads
+itself: it can delete old files, and serve what is intact.
 """
 
 _PATH: Final = "member"
@@ -82,7 +78,7 @@ _TOKEN_BYTES: Final = 4
 _PROBE: Final = "probe"
 _PROBE_BYTES: Final = 64 * 1024
 _DISK_ERRORS: Final = NO_ROOM | {errno.EIO, errno.EROFS}
-"""Those after which a member goes on: the disk may be mended, or have room again."""
+"""Disk errors after which a member tries again: the disk may recover or get room."""
 
 
 class SetMember:
@@ -94,8 +90,8 @@ class SetMember:
         on_leading: Called when this member serves as the leader.
 
     Attributes:
-        name: The name in the in-sync set. A part of it belongs to the directory: a member that lost
-            its directory is another one, which has nothing of what was acknowledged.
+        name: The name in the in-sync set. It includes a token of the directory: a member that lost
+            its directory counts as a new one, which has no acknowledged message.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
         leaderships: How often this member began to lead.
@@ -122,14 +118,14 @@ class SetMember:
         self._on_leading = on_leading
         self._former = ""
         self._epoch = 0
-        """The newest epoch that this member has seen, before its last start too."""
+        """The newest epoch that this member has seen, including before its last start."""
         self._stopping = asyncio.Event()
         self._failure = ""
         self._removal: SetAct | None = None
         self._is_new = True
-        """Whether it has neither led nor followed since it was started."""
+        """True until it has led or followed since its start."""
         self._has_just_led = False
-        """Whether its own leadership ended last. What ended it may still be the case."""
+        """Whether the last leadership was its own. The cause of its end may persist."""
         self._unfitness = ""
         self._leaderless_since = 0.0
         self.name = ""
@@ -163,15 +159,15 @@ class SetMember:
                 await self._stand(view)
             elif view.leader is None or view.leader.member == self.name:
                 self._report_removal(view)
-                # The old lease of this member, from before it was started again, has to end first.
+                # A lease from before this member's restart has to end first.
                 await self._ask(self._coordinator.changed(view))
             else:
                 await self._follow(view, view.leader)
 
     def _is_forgotten(self, view: View) -> bool:
-        """True if the store has lost its data, and no operator has decided how to go on.
+        """True if the store has lost its data, and no operator has decided how to continue.
 
-        Then any member could lead, in an epoch that there was before.
+        Otherwise any member could lead, in an epoch that was used before.
         """
         is_chosen = view.loss is not None and view.loss.member == self.name
         if view.epoch >= self._epoch or is_chosen:
@@ -197,7 +193,7 @@ class SetMember:
         return f"{self._settings.replication.member}.{token}"
 
     async def _ask(self, question: Coroutine[Any, Any, View]) -> View | None:
-        """The answer of the store; ``None`` if it cannot be asked, or this member is to stop."""
+        """The answer of the store; ``None`` if it cannot be reached, or this member should stop."""
         found: View | None = None
 
         async def ask() -> None:
@@ -224,7 +220,7 @@ class SetMember:
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
-            log.warning("the store of the set cannot be asked, trying again: %s", error)
+            log.warning("the store of the set cannot be reached, trying again: %s", error)
 
     # Standing for election
 
@@ -255,7 +251,7 @@ class SetMember:
         await self._try_to_lead(view, proof.end)
 
     async def _doubt(self, proof: Proof) -> str:
-        """Why this member may lack what was acknowledged; empty if it has everything.
+        """Why this member may lack acknowledged messages; empty if it has everything.
 
         Raises:
             TransportError: The store does not answer.
@@ -278,7 +274,7 @@ class SetMember:
     def _write_problem(self, view: View) -> str:
         """Why this member could not store what clients send; empty if it can.
 
-        If no other member leads, a full disk is no problem: a leader that refuses sends is better
+        If no other member leads, a full disk is accepted: a leader that refuses sends is better
         than no leader.
         """
         try:
@@ -292,9 +288,9 @@ class SetMember:
         return ""
 
     def _damage(self, view: View) -> str:
-        """Which known damage another member should repair first, as the leader; empty if none.
+        """The known damage because of which another member should lead; empty if there is none.
 
-        If no other member leads, this one does: it has all that is not damaged, and the others can
+        If no other member leads, this one does: the rest of its log is intact, and the others can
         repair their own damage from it.
         """
         damaged = DamagedParts()
@@ -302,13 +298,13 @@ class SetMember:
         return "" if not damaged or self._is_last(view) else str(damaged)
 
     def _is_last(self, view: View) -> bool:
-        """Whether the others in sync had a while to lead instead of this member."""
+        """Whether the other in-sync members had enough time to lead instead of this one."""
         now = self._clock.monotonic()
         self._leaderless_since = self._leaderless_since or now
         return view.in_sync == (self.name,) or now - self._leaderless_since >= _UNFIT_LEADS_S
 
     def _note_doubt(self, reason: str) -> None:
-        """Keep in the directory that it may lack something, until it has caught up."""
+        """Record in the directory that it may lack something, until it has caught up."""
         keeper = Keeper(self._disk)
         state = keeper.copy_state()
         if state.doubt == reason or state.doubt not in _MINOR:
@@ -343,10 +339,10 @@ class SetMember:
         return True
 
     async def _has_most(self, view: View, own: Standing) -> bool:
-        """Compare logs with the others in sync; true if this member may lead.
+        """Compare logs with the other in-sync members; true if this member may lead.
 
-        A member that has followed up to now has everything. One that was just started may have been
-        put back to an earlier state, which only the others know.
+        A member that followed until now has everything. The directory of a newly started one may
+        have been put back to an earlier state, which only the others can tell.
         """
         deadline = self._clock.monotonic() + _ASK_S
         try:
@@ -409,9 +405,9 @@ class SetMember:
             await server.close(leaves=is_out or self._stopping.is_set())
 
     async def _until_changed(self, followed: View) -> None:
-        """Return when another member leads, or this one may, or it was removed or let back.
+        """Return when another member leads, this one may lead, or it was removed or readmitted.
 
-        While nobody can lead, consumers go on reading here.
+        While no member can lead, consumers keep reading here.
         """
         view = followed
         while not self._stopping.is_set():
@@ -476,7 +472,7 @@ class SetMember:
             await asyncio.gather(*keeping, return_exceptions=True)
 
     async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
-        """Serve as the leader until the lease or this member ends, or another one is chosen."""
+        """Serve as the leader until the lease ends, this member stops, or another one is chosen."""
 
         async def start() -> None:
             await broker.__aenter__()
@@ -499,11 +495,11 @@ class SetMember:
 
 
 def _may_lead(own: Standing, others: list[Standing], *, are_all: bool) -> bool:
-    """Whether a member may lead beside the others in sync that stand.
+    """Whether a member may lead, given the other in-sync members that stand for election.
 
-    A log that ends later has all of one that ends before it. So a member that only lost its mark
-    may lead in place of one without doubt that has less, which then was put back by a moment. If
-    all are in doubt, all must be there, and none may have had more than this one has.
+    A longer log contains every shorter one. So a member that only lost its mark may lead in place
+    of one without doubt that has a shorter log: that directory was put back to an earlier state. If
+    all members are in doubt, all must be present, and none may have had more than this one has.
     """
     if own.doubt not in _MINOR:
         return False
@@ -527,49 +523,3 @@ def _read(disk: Disk) -> str:
         return file.read(0, file.size()).decode().strip()
     finally:
         file.close()
-
-
-def run(
-    settings: BrokerSettings,
-    *,
-    ready: Callable[[], None],
-    leading: Callable[[Broker], None],
-) -> int:
-    """Run a member until SIGTERM or SIGINT; returns the exit code of the process.
-
-    Args:
-        settings: The settings; the environment has the account and TLS.
-        ready: Called when the store of the set was reached for the first time.
-        leading: Called whenever this member begins to serve as the leader.
-
-    Raises:
-        StoreError: The data directory is in use or damaged.
-        OSError: An address or the directory cannot be opened.
-        ConfigError: A setting is invalid.
-        ConnectFailed: No etcd can be reached.
-    """
-    import uvloop
-
-    allow_files(settings.connections_max)
-    return uvloop.run(_run(settings, ready, leading))
-
-
-async def _run(
-    settings: BrokerSettings,
-    ready: Callable[[], None],
-    leading: Callable[[Broker], None],
-) -> int:
-    address = settings.replication.coordinator
-    coordinator = etcd_coordinator(address, settings.cluster, settings.name)
-    try:
-        await coordinator.view()
-    except TransportError as error:
-        raise ConnectFailed(f"the set has no coordinator: {error}") from error
-    member = SetMember(settings, coordinator, on_leading=leading)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, member.stop)
-    async with monitored(settings, member):
-        ready()
-        await member.run()
-    return 0

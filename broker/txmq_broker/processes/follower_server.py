@@ -1,8 +1,8 @@
-"""What a follower serves: reads of the acknowledged part of its copy, and no writes.
+"""Serves a follower's copy: reads of its acknowledged part, and no writes.
 
-It registers with name servers as a replica of its broker, so consumers find it. Its answers are
-those of a RocketMQ slave: a consumer that is not far behind is sent back to the leader, offsets are
-those that were copied, and what would change something is refused.
+The follower registers with name servers as a replica of its broker, so that consumers find it. It
+answers as a RocketMQ slave does: it sends a consumer that is not far behind back to the leader, it
+reports the offsets that it has copied, and it refuses every change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txmq.protocol.copies import CopiedTables
 from txmq.protocol.headers import PullMessage
 from txmq.protocol.record import unpack
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.dispatch import Dispatcher
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
@@ -64,8 +64,8 @@ __all__ = ["FollowerServer"]
 log = logging.getLogger(__name__)
 
 _SEND_BACK_S: Final = 1.0
-"""After how long a pull that cannot be served is sent to the leader. If the leader is gone, its
-consumer asks here again, and must not do so at once.
+"""The delay before a pull that cannot be served is sent to the leader. If the leader is gone, the
+consumer comes back here, and must not do so in a tight loop.
 """
 
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
@@ -77,15 +77,15 @@ _STORED: Final = frozenset((
 ))  # fmt: skip
 """Refused as unavailable, so that clients try again elsewhere.
 
-RocketMQ answers an END with 11, which our producers would take for a decision that is stored. It
-accepts offsets, and its next copy of the master's overwrites them: a client with an old route would
-take them for committed.
+RocketMQ answers an END with 11, which our producers would read as a stored decision. It also
+accepts offsets, and overwrites them with its next copy of the master's: a client with an old route
+would believe that they are committed.
 """
 
 _WRITES: Final = frozenset((
     RequestCode.CLONE_GROUP_OFFSET, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ,
 ))  # fmt: skip
-"""Requests of families that otherwise read."""
+"""Writes among the requests of otherwise reading handlers."""
 
 _RETRY_AT_LEADER: Final = 20
 
@@ -121,7 +121,7 @@ class ReadService:
         """The handlers that read the log or the offsets."""
 
     def adopt(self) -> None:
-        """Take over the leader's tables, as far as the copy has reached them."""
+        """Adopt the leader's tables that the copy has reached."""
         tables, adopted = self._follower.copy.tables, self._adopted
         if tables is adopted:
             return
@@ -185,7 +185,8 @@ class FollowerServer:
         )
         authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
         self._dispatch = Dispatcher({}, authorizer.check if authorizer else None, self._note_error)
-        self._dispatch.serve(self._table())
+        # Every request that a leader serves, so that each refusal has a reason.
+        self._dispatch.serve(dict.fromkeys(REQUIREMENTS, self._serve))
         protection = self._door.protection
         self._listener = Listener(
             network,
@@ -254,7 +255,7 @@ class FollowerServer:
         """Close the connections to other servers, after :meth:`run`.
 
         Args:
-            leaves: Whether to unregister. A member that goes on to lead registers anew instead.
+            leaves: Whether to unregister. A member that is about to lead registers again instead.
         """
         if self._registrar is not None and leaves:
             await self._registrar.stop()
@@ -271,7 +272,7 @@ class FollowerServer:
     # The registration
 
     def _register(self) -> None:
-        """Register under the id that the leader has given."""
+        """Register under the id that the leader has assigned."""
         reading, broker_id = self._current(), self.follower.broker_id
         if reading is None:
             return
@@ -313,10 +314,6 @@ class FollowerServer:
 
     # Requests
 
-    def _table(self) -> dict[int, Handler]:
-        """A handler for every request that a leader serves, so that none goes unexplained."""
-        return dict.fromkeys(REQUIREMENTS, self._serve)
-
     def _serve(self, connection: Connection, request: Command) -> bytes | None:
         reading, code = self._current(), request.code
         if code in _STORED:
@@ -342,7 +339,7 @@ class FollowerServer:
         return f"this member of {self._settings.name} follows {leader or 'a leader'}"
 
     def _send_back(self, connection: Connection, request: Command) -> bytes | None:
-        """Send a consumer to the leader, after a moment."""
+        """Send a consumer to the leader after a short delay."""
         self._sent_to_leader += 1
         offset = request.read(PullMessage).queue_offset
         remark = "SERVED_BY_LEADER"
@@ -374,7 +371,7 @@ class FollowerServer:
     # The store that is read
 
     def _current(self) -> ReadService | None:
-        """What serves the present store; ``None`` while the copy is not open."""
+        """The handlers of the current store; ``None`` while the copy is not open."""
         if self._reading is None and self.follower.copy.is_open:
             store = self.follower.copy.store
             store.damage.found = self.follower.verifier.suspect
@@ -436,7 +433,7 @@ class FollowerServer:
             self._reading.pulls.copied()
 
     def _end_reading(self) -> None:
-        """Answer what waits; the store is closed next."""
+        """Answer waiting pulls before the store is closed."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.pulls.release()

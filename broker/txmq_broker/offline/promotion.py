@@ -1,4 +1,4 @@
-"""Makes the directory of a follower that of a leader, by hand, for a set without a coordinator."""
+"""Turns a stopped follower's directory into a leader's, for a set without a coordinator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Promotion", "promote"]
 
 
 class Promotion(NamedTuple):
-    """What a promoted directory has."""
+    """The state of a promoted directory."""
 
     epoch: int
     """The epoch in which it leads."""
@@ -36,10 +36,10 @@ def promote(
 
     Args:
         data: The directory.
-        reason: Why; the directory and the audit keep it.
+        reason: Why; recorded in the directory and in the audit.
         operator: Who does it.
-        host: On which machine.
-        allow_data_loss: Whether the copy may lead although it never had everything.
+        host: The machine.
+        allow_data_loss: True to let a copy lead that never had everything.
 
     Raises:
         UsageError: The directory is not a copy, or the copy never had everything.
@@ -80,6 +80,6 @@ async def _promote(
         finally:
             audit.close()
         copy.promote(reason)
-        return Promotion(copy.epoch, copy.end, copy.last_ms)
+        return Promotion(copy.epoch, copy.end, copy.store.log.last_ms)
     finally:
         await copy.close()

@@ -1,7 +1,8 @@
-"""Answers that wait until followers have a copy of what they confirm.
+"""Decides when a leader may acknowledge: which followers are in sync, and what they have.
 
 With ``replication.mode = "sync"`` an answer waits for every follower in the in-sync set. Under a
-coordinator no answer is sent unless the leadership is certain at that moment.
+coordinator an answer is sent only while the leadership is certain. The answer to a change of a
+table waits until every follower in the set has the changed table.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import ReplicaTimeout, ReplicaUnavailable
 from txmq.limits import UNSYNCED_BYTES_MAX
 from txmq.protocol import command as commands
+from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import RESPONSE, FrameReader
+from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import LogEnd
 from txmq.runtime.tasks import resolve
@@ -27,7 +30,7 @@ from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.services.flusher import Tickets
 from txmq_broker.store.message_store import MessageStore, Span
 
-__all__ = ["CopiedAnswers", "InSyncSet"]
+__all__ = ["Acknowledgements", "HeldChanges", "InSyncSet", "TableVersions"]
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +58,10 @@ class CopyLag(NamedTuple):
 
     seconds: float
     is_longer: bool
-    """Whether it was longer ago; the moments before are forgotten."""
+    """True if it was longer ago; earlier moments are not remembered."""
 
 
-class CopiedAnswers:
+class Acknowledgements:
     """The in-sync set of a leader, and the answers that wait for it.
 
     Args:
@@ -89,7 +92,7 @@ class CopiedAnswers:
         self._wait_max = min(settings.wait_max, settings.lag_max)
         self._followers_min = settings.min_in_sync - 1
         self.holds_answers = self._awaits or leadership is not None
-        """Whether durable spans come to :meth:`hold`."""
+        """Whether durable spans are passed to :meth:`hold`."""
         self._set = InSyncSet()
         self._began = LogEnd(0, store.log.end)
         """The end of the log when this leadership began."""
@@ -100,7 +103,7 @@ class CopiedAnswers:
             leadership.acknowledged = self.acknowledged_end
         self._held: deque[HeldSpan] = deque()
         self._answered = store.log.end
-        """The end of what was answered. All that a new leader has may have been."""
+        """The end of what was answered. All that a new leader begins with may have been."""
         self._acknowledged = -1
         self._began_at = clock.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
@@ -119,12 +122,12 @@ class CopiedAnswers:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The followers that changes of topics and groups wait for, also with "async"."""
+        """The followers that changes of topics and groups wait for, even with "async"."""
         return self._set.awaited if self.holds_answers else frozenset()
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token of its directory is behind the name of each member."""
+        """Whether the name of each member ends with a token of its directory."""
         return self._leadership is not None
 
     def is_certain(self) -> bool:
@@ -153,9 +156,9 @@ class CopiedAnswers:
 
     @property
     def acknowledged(self) -> int:
-        """The position up to which readers see the log here, and no fail-over cuts it.
+        """The position up to which readers see the log and no fail-over cuts it.
 
-        Every member that may lead has it durably. -1 before that is known.
+        Every member that may lead has the log durably up to here. -1 until that is known.
         """
         ends = [self._set.copied_to(member) for member in self._set.awaited]
         end = min([self._store.checkpoints.published, self._store.log.durable, *ends])
@@ -163,9 +166,10 @@ class CopiedAnswers:
         return self._acknowledged
 
     def acknowledged_end(self) -> LogEnd | None:
-        """The end of the part that every member in sync has.
+        """The end of the part that every in-sync member has.
 
-        ``None`` until that is all that this leader began with: before, the epoch is unknown.
+        ``None`` until they have everything that this leader began with: before that, the epoch of
+        the end is unknown.
         """
         position = self.acknowledged
         if position <= self._began.position:
@@ -181,13 +185,13 @@ class CopiedAnswers:
     async def opened(self) -> None:
         """Return when every follower in the set has the log that this leader began with.
 
-        Readers see nothing before: what a single copy has may be lost with it.
+        Until then readers see nothing: messages that only one copy has may still be lost.
         """
         if self._awaits:
             await self._until_copied(self._answered)
 
     async def settled(self) -> None:
-        """Return when every follower in the set has the whole log, or after a while."""
+        """Return when every follower in the set has the whole log, or after a few seconds."""
         if self.holds_answers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
@@ -222,7 +226,7 @@ class CopiedAnswers:
         return bool(self._held) or self._leadership is not None
 
     def tick(self, connected: Iterable[str]) -> None:
-        """Drop the followers that are late, or did not come back.
+        """Drop followers that are late or did not come back.
 
         Args:
             connected: The followers that are connected.
@@ -241,7 +245,7 @@ class CopiedAnswers:
 
     def _drop_behind(self, end: int, seconds: float) -> None:
         if late := self._set.drop_behind(end):
-            log.warning("not in sync any more, %g s behind: %s", seconds, ", ".join(late))
+            log.warning("no longer in sync, %g s behind: %s", seconds, ", ".join(late))
 
     def _is_late(self, held: HeldSpan) -> bool:
         return self._clock.monotonic() - held.since >= self._wait_max
@@ -274,7 +278,7 @@ class CopiedAnswers:
         try:
             confirmed = await leadership.record(wanted)
         except Exception as error:
-            # Answers would wait for ever for a set that does not change any more.
+            # Answers would wait forever for a set that no longer changes.
             log.exception("the in-sync set could not be changed")
             leadership.end(f"it cannot change its in-sync set: {error!r}")
             return
@@ -296,8 +300,8 @@ class CopiedAnswers:
     def hold(self, span: Span, tickets: Tickets) -> None:
         """Send a durable span's answers once every in-sync follower has it.
 
-        If followers leave meanwhile and too few copies are left, the answers wait until more
-        followers have it: an answer promises ``min_in_sync`` copies.
+        An answer promises ``min_in_sync`` copies. So if followers leave and too few copies remain,
+        the answers wait until more followers have the span.
         """
         self._held.append(HeldSpan(span, tickets, self._clock.monotonic()))
         self._release_held()
@@ -318,7 +322,7 @@ class CopiedAnswers:
             self._release(span, tickets)
 
     def close(self) -> None:
-        """Give up: what is held is never answered."""
+        """Give up: held answers are never sent."""
         self._held.clear()
         if self._recording is not None:
             self._recording.cancel()
@@ -327,7 +331,7 @@ class CopiedAnswers:
 
 
 def _change_codes(tickets: Tickets, code: int) -> None:
-    """Have the answers to sends say that the leader alone has the message."""
+    """Change the answers to sends: only the leader has the message."""
     for requests, answers in tickets.values():
         for number, request in enumerate(requests):
             if request.code in _SENDS:
@@ -344,7 +348,7 @@ def _with_code(answer: bytes, code: int, kind: int) -> bytes:
 
 
 NEAR_BYTES: Final = 1024 * 1024
-"""A follower that lacks no more than this is waited for, so that it can join."""
+"""Answers wait for a joining follower that lacks no more than this."""
 
 
 class InSyncSet:
@@ -352,17 +356,17 @@ class InSyncSet:
 
     Args:
         confirmed: The followers in the set as the store has it.
-        former: The leader before; it is gone, so the set is to lose it.
+        former: The previous leader. It is gone, so it leaves the set.
     """
 
     def __init__(self, confirmed: Iterable[str] = (), former: str = "") -> None:
         self.confirmed = frozenset(confirmed)
         """The set that the store has confirmed."""
         self._asked: frozenset[str] | None = None
-        """The set that the store was asked for; it may have it already."""
+        """The set that the store was asked to record; it may have done so already."""
         self._present = set(self.confirmed) - {former}
         self._joining: set[str] = set()
-        """Those that answers wait for until they have everything that was answered."""
+        """The followers that answers wait for until they have everything that was answered."""
         self._copied: dict[str, int] = {}
 
     @property
@@ -373,7 +377,7 @@ class InSyncSet:
 
     @property
     def present(self) -> frozenset[str]:
-        """The followers that are to be in the set."""
+        """The followers that should be in the set."""
         return frozenset(self._present)
 
     def copied_to(self, member: str) -> int:
@@ -395,12 +399,12 @@ class InSyncSet:
     def note_copied(self, member: str, position: int, answered: int) -> None:
         """Note that a follower has the log durably up to a position.
 
-        One that is near is waited for first: under load there is always something new.
+        Answers wait for a follower that is near: under load it would never catch up otherwise.
 
         Args:
             member: The follower.
             position: The end of its durable copy.
-            answered: The end of what was answered; who has less does not join yet.
+            answered: The end of what was answered; a follower with less does not join yet.
         """
         self._copied[member] = position
         if position >= answered:
@@ -416,7 +420,7 @@ class InSyncSet:
         self._joining.discard(member)
 
     def drop_behind(self, position: int) -> list[str]:
-        """Have those leave that lack a part of the log before a position; returns them."""
+        """Drop followers that lack a part of the log before a position, and return them."""
         near = self._present | self._joining
         late = sorted(member for member in near if self.copied_to(member) < position)
         self._present.difference_update(late)
@@ -426,13 +430,69 @@ class InSyncSet:
     # Changes of the set
 
     def next_change(self) -> frozenset[str] | None:
-        """The set that the store is to be asked for now; ``None`` if there is nothing to ask."""
+        """The set that the store should record now; ``None`` if it need not change."""
         if self._asked is not None or self._present == self.confirmed:
             return None
         self._asked = frozenset(self._present)
         return self._asked
 
     def confirm(self, members: Iterable[str]) -> None:
-        """Note the set that the store has, after it was asked."""
+        """Note the set that the store has recorded."""
         self.confirmed = frozenset(members)
         self._asked = None
+
+
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
+"""The versions of the topics, the groups and the accounts."""
+
+
+class HeldChange(NamedTuple):
+    """The answer to a change that some followers do not have yet."""
+
+    versions: TableVersions
+    connection: Connection
+    answer: bytes
+
+
+class HeldChanges:
+    """The answers to changes of tables, held until every follower in the set has the changes.
+
+    Args:
+        answers: Knows which followers count, and whether this member leads.
+        taken_by: Returns the versions that a follower has saved; ``None`` before the first.
+    """
+
+    def __init__(
+        self, answers: Acknowledgements, taken_by: Callable[[str], TableVersions | None]
+    ) -> None:
+        self._answers = answers
+        self._taken_by = taken_by
+        self._held: deque[HeldChange] = deque()
+
+    @property
+    def are_held(self) -> bool:
+        """Whether an answer waits."""
+        return bool(self._held)
+
+    def hold(self, versions: TableVersions, connection: Connection, answer: bytes) -> None:
+        """Hold an answer until the followers have at least these versions."""
+        self._held.append(HeldChange(versions, connection, answer))
+
+    def release(self) -> None:
+        """Send the answers whose changes every follower in the set has."""
+        while self._held and self._answers.is_certain():
+            versions, connection, answer = self._held[0]
+            if not all(self._has(member, versions) for member in self._answers.awaited):
+                return
+            self._held.popleft()
+            connection.send(answer)
+
+    def _has(self, member: str, wanted: TableVersions) -> bool:
+        taken = self._taken_by(member)
+        return taken is not None and all(
+            own.counter >= version.counter for own, version in zip(taken, wanted, strict=True)
+        )
+
+    def clear(self) -> None:
+        """Give up: held answers are never sent."""
+        self._held.clear()

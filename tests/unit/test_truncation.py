@@ -162,7 +162,7 @@ async def test_tables_that_are_ahead_of_a_cut_come_back_with_it():
     copy = FollowedShelf(new, disk)
     segments = new.store.log.segments
     copy.copy.open_as(segments.log_id, segments.start, new.tables())
-    copy.copy.cut_back(copy.last_shared(), new.tables())
+    copy.copy.cut_back(copy.last_shared(), segments.start, new.tables())
     left = disk.clone()
     await copy.follow()
     await copy.close()

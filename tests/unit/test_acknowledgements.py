@@ -6,7 +6,7 @@ import pytest
 
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import COPIES, Admission
-from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.acknowledgements import Acknowledgements
 
 SPAN = SimpleNamespace(end=20)
 
@@ -19,7 +19,7 @@ class Leader:
         log, checkpoints = SimpleNamespace(end=10), SimpleNamespace(published=10)
         self.admission = Admission()
         self.released = []
-        self.answers = CopiedAnswers(
+        self.answers = Acknowledgements(
             SimpleNamespace(log=log, checkpoints=checkpoints),
             SimpleNamespace(monotonic=lambda: 0.0),
             settings,

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.forms import Forms
+from txmq.databases.tables import Forms
 from txmq.errors import ConfigError, UsageError
 
 __all__ = ["django_adapter", "is_connection"]
@@ -34,14 +34,12 @@ _IN_TRANSACTION: Final = 2
 _DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sqlite_dialect})
 
 
-def django_adapter(source: Any) -> DatabaseAdapter[Any] | None:
-    """The adapter of a Django connection; ``None`` for anything else.
+def django_adapter(source: Any) -> DatabaseAdapter[Any]:
+    """The adapter of a Django connection.
 
     Raises:
         ConfigError: Its database does not support a fence.
     """
-    if not is_connection(source):
-        return None
     if source.vendor not in _DIALECTS:
         raise ConfigError(
             f"no fence for {source.vendor} through Django: it is postgresql or sqlite; give an "
@@ -146,9 +144,7 @@ class _DjangoSession:
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
         with self.session.cursor() as cursor:
-            cursor.execute(*self._forms.of(statement, values))
-            rows = cursor.fetchall() if cursor.description else []
-            return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
+            return self._forms.run(cursor, statement, values)
 
     async def flush(self) -> None:
         """Django's ORM writes at once; there is nothing to flush."""

@@ -24,12 +24,16 @@ with named_extra():
     from sqlalchemy import Engine, inspect
     from sqlalchemy.exc import SQLAlchemyError
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.adapter import (
+    DatabaseAdapter,
+    DatabaseSession,
+    lock_timeout,
+    open_with_lock_timeout,
+)
 from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.lock_timeout import lock_timeout, open_with_lock_timeout
 from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.databases.tables import create_command
 from txmq.errors import (

@@ -24,8 +24,15 @@ from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, reading
 from txmq.databases.canary import SAME
 from txmq.databases.failures import Failure, failure
 from txmq.databases.guarded_transaction import RowTransaction, drive
-from txmq.databases.session_adapters import AwaitedSession, BlockingSession, SessionAdapters
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
+from txmq.databases.sources import (
+    AsyncPool,
+    AwaitedSession,
+    BlockingSession,
+    CallerSessions,
+    DjangoConnection,
+    Pool,
+    adapter_of,
+)
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
@@ -197,7 +204,7 @@ class VersionGuard(Generic[S]):
             model, version, key, first=first, takes_gaps=gaps == "accept"
         )
         self._bump = self._versions.bump(self._adapter.kind)
-        self._session_adapters = SessionAdapters(self._versions.table)
+        self._sessions = CallerSessions(self._versions.table)
         self._wait = VersionWait(
             wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._adapter.is_blocking
         )
@@ -258,7 +265,7 @@ class VersionGuard(Generic[S]):
                 by itself, or has unwritten changes of the row.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._session_adapters.find(session)
+        place, given = self._versions.place(key), self._sessions.find(session)
         statement = self._versions.bump(given.kind, values)
         expire_loaded(session, self._versions, place)
         work = self._bump_in(given, place, statement)
@@ -289,7 +296,7 @@ class VersionGuard(Generic[S]):
             UsageError: The statement changed several rows; or as for :meth:`bump`.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._session_adapters.find(session)
+        place, given = self._versions.place(key), self._sessions.find(session)
         work = self._judge_in(given, place, changed)
         return drive(work) if given.is_blocking else work
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import text
-
-__all__ = ["SAME", "TRANSACTION", "TURN", "Canary"]
+__all__ = ["TRANSACTION", "TURN", "Canary"]
 
 _SETTING: Final = "default_transaction_read_only"
 
@@ -27,9 +25,6 @@ TURN: Final = (
 TRANSACTION: Final = "txid_current()"
 """Identifies a transaction while it lasts, also inside savepoints, whose rows have another
 transaction id."""
-
-SAME: Final = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
-"""Returns a row if the transaction is still the same."""
 
 
 class Canary:

@@ -30,7 +30,6 @@ from txmq.databases.adapter import (
     lock_timeout,
     open_with_lock_timeout,
 )
-from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
@@ -172,14 +171,8 @@ class UniqueKeyTable(Generic[S]):
             UsageError: The key is invalid.
             LimitExceeded: It is too long.
         """
-        row = KeyRow(
-            self._done,
-            self._adapter,
-            check_text(scope, "scope"),
-            check_text(key),
-            fingerprint(payload),
-        )
-        return UniqueKeyAttempt(self._done, self._adapter, row)
+        checked = check_text(scope, "scope"), check_text(key), fingerprint(payload)
+        return UniqueKeyAttempt(self._done, self._adapter, *checked)
 
     async def verify(self) -> None:
         """Check that the table exists, and that a rollback removes its rows.
@@ -203,8 +196,8 @@ class UniqueKeyTable(Generic[S]):
         try:
             # Closing rolls back what is not committed.
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                row = KeyRow(done, self._adapter, _TRIAL, trial, "")
-                await row.put(db)
+                attempt = UniqueKeyAttempt(done, self._adapter, _TRIAL, trial, "")
+                await attempt._insert_row(db)  # noqa: SLF001 - in a session with a lock timeout
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 this = {"of_scope": _TRIAL, "of_key": trial}
                 if (await db.execute(done.look, **this)).rows:
@@ -304,59 +297,34 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
     Args:
         done: The table.
         adapter: The database.
-        row: The row.
-    """
-
-    def __init__(self, done: DoneTable, adapter: DatabaseAdapter[S], row: KeyRow) -> None:
-        super().__init__(adapter, row)
-        self._done = done
-        self._row = row
-
-    async def finish(self, db: DatabaseSession[Any]) -> None:
-        """Store the result with the key."""
-        if self.kept is None:
-            return
-        await db.flush()  # Otherwise the update belongs to a savepoint that was left open.
-        await db.execute(self._done.keep, **self._row.this, as_result=self.kept)
-
-
-class KeyRow:
-    """The row of a key, as the witness of its transaction.
-
-    Args:
-        done: The table.
-        adapter: The database.
         scope: The scope of the key.
         key: The key.
         payload: The fingerprint of the payload.
     """
 
     def __init__(
-        self, done: DoneTable, adapter: DatabaseAdapter[Any], scope: str, key: str, payload: str
+        self, done: DoneTable, adapter: DatabaseAdapter[S], scope: str, key: str, payload: str
     ) -> None:
+        super().__init__(adapter)
         self._done = done
-        self._adapter = adapter
         self._payload = payload
-        self._transaction: int | None = None
+        self._this: dict[str, object] = {"of_scope": scope, "of_key": key}
         self._values: dict[str, object] = {"as_fingerprint": payload}
         if adapter.kind == "postgresql":
             self._values["of_lock"] = done.lock(scope, key)
-        self.this: dict[str, object] = {"of_scope": scope, "of_key": key}
 
     @property
-    def of(self) -> str:
-        """The transaction's name in error messages."""
-        return f"the transaction of key {self.this['of_key']!r}"
+    def _name(self) -> str:
+        return f"the transaction of key {self._this['of_key']!r}"
 
-    async def put(self, db: DatabaseSession[Any]) -> None:
-        """Insert the row, or raise :class:`NothingToDo` with the state of the key."""
+    async def _insert_row(self, db: DatabaseSession[Any]) -> None:
         adapter = self._adapter
         try:
             if adapter.kind == "mysql":
                 async with lock_timeout(adapter, db, _WAIT_MS):
-                    is_new = await self._insert(db)
+                    is_new = await self._claim(db)
             else:
-                is_new = await self._insert(db)
+                is_new = await self._claim(db)
             if not is_new:
                 raise NothingToDo(await self._look(db))
         except adapter.problems as error:
@@ -365,10 +333,10 @@ class KeyRow:
             _check_missing(self._done, error)
             raise
 
-    async def _insert(self, db: DatabaseSession[Any]) -> bool:
+    async def _claim(self, db: DatabaseSession[Any]) -> bool:
         claim = self._done.claims[self._adapter.kind]
         try:
-            answer = await db.execute(claim, **self.this, **self._values)
+            answer = await db.execute(claim, **self._this, **self._values)
         except self._adapter.problems as error:
             if failure(error) is not Failure.DUPLICATE:
                 raise
@@ -379,21 +347,19 @@ class KeyRow:
 
     async def _look(self, db: DatabaseSession[Any]) -> KeyState:
         look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
-        found = (await db.execute(look, **self.this)).rows
+        found = (await db.execute(look, **self._this)).rows
         if not found:
             # Or just rolled back; the next attempt will see.
             return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
         return judge(self._payload, theirs, result)
 
-    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """True if the session is still in the transaction that inserted the row."""
-        # Do not check the row: after a commit inside, a stored result would make it look like ours.
-        return bool((await db.execute(SAME, transaction=self._transaction)).rows)
+    async def _before_commit(self, db: DatabaseSession[Any]) -> None:
+        if self.kept is not None:
+            await db.execute(self._done.keep, **self._this, as_result=self.kept)
 
-    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """True if the row is visible."""
-        return bool((await db.execute(self._done.look, **self.this)).rows)
+    async def _is_row_committed(self, db: DatabaseSession[Any]) -> bool:
+        return bool((await db.execute(self._done.look, **self._this)).rows)
 
 
 def _check_missing(done: DoneTable, error: Exception) -> None:

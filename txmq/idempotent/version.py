@@ -21,9 +21,8 @@ from typing import (
 )
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, reading
-from txmq.databases.canary import SAME
 from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import RowTransaction, drive
+from txmq.databases.guarded_transaction import drive
 from txmq.databases.sources import (
     AsyncPool,
     AwaitedSession,
@@ -205,9 +204,8 @@ class VersionGuard(Generic[S]):
         )
         self._bump = self._versions.bump(self._adapter.kind)
         self._sessions = CallerSessions(self._versions.table)
-        self._wait = VersionWait(
-            wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._adapter.is_blocking
-        )
+        self._wait_s = wait_s if gaps == "wait" else 0.0
+        self._clock = clock or SystemClock()
 
     def attempt(
         self, key: tuple[Any, int], *, scope: str = "", payload: Payload = None
@@ -219,8 +217,10 @@ class VersionGuard(Generic[S]):
             UsageError: The key is not a pair of a key and a version.
         """
         del scope, payload
-        row = VersionRow(self._versions, self._adapter.kind, self._bump, self._versions.place(key))
-        return VersionAttempt(self._adapter, row, self._wait)
+        place = self._versions.place(key)
+        return VersionAttempt(
+            self._adapter, self._versions, place, self._bump, self._wait_s, self._clock
+        )
 
     @overload
     def bump(
@@ -309,49 +309,35 @@ class VersionGuard(Generic[S]):
         return versions.judge(place, await versions.now(given.kind, given.execute, place))
 
 
-class VersionWait:
-    """The wait of an attempt for missing versions.
-
-    Args:
-        wait_s: How long.
-        clock: Where the time comes from.
-        is_blocking: Whether the wait blocks the thread.
-    """
-
-    def __init__(self, wait_s: float, clock: Clock, is_blocking: bool) -> None:
-        self.wait_s = wait_s
-        self._clock = clock
-        self._is_blocking = is_blocking
-
-    def until(self) -> float:
-        """The end of a wait that begins now."""
-        return self._clock.monotonic() + self.wait_s
-
-    async def pause(self, seconds: float, until: float) -> bool:
-        """Wait a little; returns false if the time is over."""
-        left = until - self._clock.monotonic()
-        if left <= 0:
-            return False
-        if self._is_blocking:
-            time.sleep(min(seconds, left))  # noqa: ASYNC251 - a blocking source has no event loop
-        else:
-            await asyncio.sleep(min(seconds, left))
-        return True
-
-
 class VersionAttempt(TransactionAttempt[S]):
-    """An attempt that bumps the version first.
+    """An attempt that bumps the version first: its guard row is the changed row.
 
     Args:
         adapter: The database.
-        row: The row.
-        wait: How to wait for missing versions.
+        versions: The rows of the table.
+        place: The row's key and version.
+        bump: The statement.
+        wait_s: How long to wait for missing versions.
+        clock: Where the time comes from.
     """
 
-    def __init__(self, adapter: DatabaseAdapter[S], row: VersionRow, wait: VersionWait) -> None:
-        super().__init__(adapter, row)
-        self._row = row
-        self._wait = wait
+    def __init__(
+        self,
+        adapter: DatabaseAdapter[S],
+        versions: VersionedRows,
+        place: RowVersion,
+        bump: Any,
+        wait_s: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(adapter)
+        self._versions = versions
+        self._place = place
+        self._bump = bump
+        self._wait_s = wait_s
+        self._clock = clock
+        self._is_new = False
+        """Whether the function must insert the row."""
 
     def keep(self, result: object) -> NoReturn:
         """Refuse a result.
@@ -364,94 +350,68 @@ class VersionAttempt(TransactionAttempt[S]):
 
     async def begin(self) -> Self:
         """See :meth:`Attempt.begin`."""
-        until, pause_s = self._wait.until(), FIRST_PAUSE_S
+        until, pause_s = self._clock.monotonic() + self._wait_s, FIRST_PAUSE_S
         while True:
             try:
                 return await super().begin()
             except VersionGap:
                 while not await self._is_next():
-                    if not await self._wait.pause(pause_s, until):
+                    left_s = until - self._clock.monotonic()
+                    if left_s <= 0:
                         raise
+                    await self._pause(min(pause_s, left_s))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._inner = RowTransaction(self._adapter, self._row)
+            self._db = None  # It begins once more.
+
+    async def _pause(self, seconds: float) -> None:
+        if self.is_blocking:
+            time.sleep(seconds)  # noqa: ASYNC251 - a blocking source has no event loop
+        else:
+            await asyncio.sleep(seconds)
 
     async def _is_next(self) -> bool:
-        """True if this version is next now; read in a transaction of its own."""
-        if not self._wait.wait_s:
+        """Whether no earlier version is missing any more, read in a separate transaction."""
+        if not self._wait_s:
             return False
         async with reading(self._adapter.open()) as db:
-            return await self._row.is_next(db)
-
-    async def finish(self, db: DatabaseSession[Any]) -> None:
-        """Check that the function inserted the first version."""
-        await self._row.check_inserted(db)
-
-    def is_undone_for_others(self, error: Exception) -> bool:
-        """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
-        version.
-        """
-        is_overtaken = self._row.is_new and failure(error) is Failure.DUPLICATE
-        return is_overtaken or super().is_undone_for_others(error)
-
-
-class VersionRow:
-    """The row of a key, as a witness: it has the version, or will be inserted with it.
-
-    Args:
-        versions: The rows of the table.
-        kind: The kind of database.
-        bump: The statement.
-        place: The row's key and version.
-    """
-
-    def __init__(self, versions: VersionedRows, kind: str, bump: Any, place: RowVersion) -> None:
-        self._versions = versions
-        self._kind = kind
-        self._bump = bump
-        self._place = place
-        self._result = BumpResult(Verdict.IN_PROGRESS)
-
-    @property
-    def of(self) -> str:
-        """The transaction's name in error messages."""
-        return f"the transaction of {self._place.of}"
-
-    @property
-    def is_new(self) -> bool:
-        """True if the function must insert the row."""
-        return self._result.is_new
-
-    async def put(self, db: DatabaseSession[Any]) -> None:
-        """Bump the version, or raise :class:`NothingToDo`."""
-        versions, place = self._versions, self._place
-        self._result = BumpResult(Verdict.IN_PROGRESS)
-        try:
-            self._result = await versions.bump_to(self._kind, db.execute, place, self._bump)
-        except Exception as error:
-            if failure(error) is Failure.LOCKED:
-                raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
-            raise
-        if self._result.verdict is not Verdict.FIRST:
-            raise NothingToDo(KeyState(self._result.verdict))
-
-    async def is_next(self, db: DatabaseSession[Any]) -> bool:
-        """True if no earlier version is missing."""
-        found = await self._versions.at(db.execute, self._place)
+            found = await self._versions.at(db.execute, self._place)
         try:
             self._versions.judge(self._place, found)
         except VersionGap:
             return False
         return True
 
-    async def check_inserted(self, db: DatabaseSession[Any]) -> None:
-        """Check that a new row exists; otherwise the next message of this version repeats the work.
-
-        Raises:
-            UsageError: The function did not insert it.
+    def is_undone_for_others(self, error: Exception) -> bool:
+        """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
+        version.
         """
-        if not self.is_new:
+        is_overtaken = self._is_new and failure(error) is Failure.DUPLICATE
+        return is_overtaken or super().is_undone_for_others(error)
+
+    @property
+    def _name(self) -> str:
+        return f"the transaction of {self._place.of}"
+
+    async def _insert_row(self, db: DatabaseSession[Any]) -> None:
+        self._is_new = False
+        try:
+            result = await self._versions.bump_to(
+                self._adapter.kind, db.execute, self._place, self._bump
+            )
+        except Exception as error:
+            if failure(error) is Failure.LOCKED:
+                raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
+            raise
+        if result.verdict is not Verdict.FIRST:
+            raise NothingToDo(KeyState(result.verdict))
+        self._is_new, self._transaction = result.is_new, result.transaction
+
+    async def _before_commit(self, db: DatabaseSession[Any]) -> None:
+        """Check that the function inserted a new row; otherwise the next message of this version
+        would repeat the work.
+        """
+        if not self._is_new:
             return
-        await db.flush()
         found = await self._versions.at(db.execute, self._place)
         if found != [self._place.version]:
             raise UsageError(
@@ -459,12 +419,7 @@ class VersionRow:
                 f"{self._versions.table.name}, with this version"
             )
 
-    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """True if the session is still in the transaction that bumped the version."""
-        return bool((await db.execute(SAME, transaction=self._result.transaction)).rows)
-
-    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """True if the row has reached the version."""
+    async def _is_row_committed(self, db: DatabaseSession[Any]) -> bool:
         found = await self._versions.at(db.execute, self._place)
         return bool(found) and found[0] is not None and found[0] >= self._place.version
 

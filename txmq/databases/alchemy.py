@@ -99,6 +99,7 @@ class AlchemyAdapter:
         self.can_prepare: bool = engine.dialect.driver == "psycopg"
         self._sessions = sessions
         self._engine = engine
+        self._blocking_engine = engine if isinstance(engine, Engine) else engine.sync_engine
         # psycopg runs them directly, at half the cost.
         self._forms = PsycopgForms() if self.can_prepare else None
         self._launcher = None if self.is_blocking else AsyncSession()
@@ -106,18 +107,13 @@ class AlchemyAdapter:
     async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Any]:
         """See :meth:`DatabaseAdapter.open`; psycopg sends BEGIN with the first statement anyway."""
         del begins_at_once
-        greenlet = self._greenlet()
+        launcher = self._launcher
+        greenlet = HERE if launcher is None else StandingGreenlet(launcher)
         return await greenlet.run(partial(self._open, greenlet))
 
-    def _greenlet(self) -> StandingGreenlet | Here:
-        return HERE if self._launcher is None else StandingGreenlet(self._launcher)
-
-    def _connect(self) -> Connection:
-        engine = self._engine
-        return (engine if isinstance(engine, Engine) else engine.sync_engine).connect()
-
     def _open(self, greenlet: StandingGreenlet | Here) -> _AlchemySession:
-        connection, engine = self._connect(), self._engine
+        engine = self._engine
+        connection = self._blocking_engine.connect()
         try:
             if isinstance(engine, Engine):
                 session = plain = self._sessions(bind=connection)
@@ -134,10 +130,12 @@ class AlchemyAdapter:
         """See :meth:`DatabaseAdapter.execute_outside`."""
 
         def work() -> None:
-            with self._connect() as connection:
+            with self._blocking_engine.connect() as connection:
                 _execute_outside(connection, statement)
 
-        await self._greenlet().run(work, is_last=True)
+        launcher = self._launcher
+        greenlet = HERE if launcher is None else StandingGreenlet(launcher)
+        await greenlet.run(work, is_last=True)
 
 
 def _enter(session: Session, connection: Connection) -> None:

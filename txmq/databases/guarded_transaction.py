@@ -190,7 +190,8 @@ class GuardedTransaction(ABC, Generic[S]):
                 of a RETURNING are unread; nothing of it remains.
             Exception: Why the database refused the commit; nothing of it remains.
         """
-        db, why = self.db, None
+        db, why = self._db, None
+        assert db is not None, "begun"
         try:
             try:
                 if problem is None:

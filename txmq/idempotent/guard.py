@@ -218,7 +218,10 @@ class Guarded:
                 f"payload= of {self.scope} returned a {kind}; let it return bytes or text"
             )
         handled = HANDLED_BODY.get()
-        return handled[1] if handled is not None and handled[0] is self else body_of(args)
+        if handled is not None and handled[0] is self:
+            return handled[1]
+        bodies = (getattr(one, "body", None) for one in args)
+        return next((body for body in bodies if isinstance(body, _PAYLOADS)), None)
 
     def arguments(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The positional arguments of the function."""
@@ -360,12 +363,6 @@ def idempotent(
         return _decorate(Guarded(function, guard, key, payload, chosen_scope, keeps, is_method))
 
     return decorate
-
-
-def body_of(args: tuple[object, ...]) -> Payload:
-    """The body of the first argument of a call that has one."""
-    bodies = (getattr(one, "body", None) for one in args)
-    return next((body for body in bodies if isinstance(body, _PAYLOADS)), None)
 
 
 def _decorate(guarded: Guarded) -> Callable[..., Any]:

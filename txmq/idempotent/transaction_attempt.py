@@ -50,9 +50,9 @@ class TransactionAttempt(GuardedTransaction[S], Attempt[S]):
         Raises:
             UsageError: There is no work to do.
         """
-        if self.verdict is not Verdict.FIRST:
+        if self._db is None or self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
-        return self.db.session
+        return self._db.session
 
     async def begin(self) -> Self:
         """See :meth:`Attempt.begin`."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from hashlib import blake2b
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     Self,
     TypeAlias,
@@ -20,34 +21,10 @@ from typing import (
     overload,
 )
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, reading
-from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import drive
-from txmq.databases.sources import (
-    AsyncPool,
-    AwaitedSession,
-    BlockingSession,
-    CallerSessions,
-    DjangoConnection,
-    Pool,
-    adapter_of,
-)
-from txmq.errors import ConfigError, UsageError, VersionGap
-from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
-from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
-from txmq.runtime.clock import Clock, SystemClock
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
-from collections.abc import Awaitable, Sequence
-from hashlib import blake2b
-from typing import NamedTuple
-
 from sqlalchemy import (
     Column,
     ColumnElement,
+    Engine,
     MetaData,
     Select,
     Table,
@@ -59,13 +36,32 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session, sessionmaker
 
-from txmq.databases.adapter import StatementResult
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, StatementResult, reading
 from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.errors import DatabaseFailed
+from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.sources import (
+    AsyncPool,
+    AwaitedSession,
+    BlockingSession,
+    CallerSessions,
+    DjangoConnection,
+    Pool,
+    adapter_of,
+)
+from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
+from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
+from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
+from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = [
     "BumpResult",
@@ -78,9 +74,9 @@ __all__ = [
 ]
 
 S = TypeVar("S")
-A = TypeVar("A", bound="AsyncSession")
-B = TypeVar("B", bound="Session")
-C = TypeVar("C", bound="DjangoConnection")
+A = TypeVar("A", bound=AsyncSession)
+B = TypeVar("B", bound=Session)
+C = TypeVar("C", bound=DjangoConnection)
 
 Gaps: TypeAlias = Literal["retry", "wait", "accept"]
 

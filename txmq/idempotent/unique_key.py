@@ -37,8 +37,8 @@ with named_extra():
     from sqlalchemy.dialects import postgresql as _postgresql
     from sqlalchemy.dialects import sqlite as _sqlite
     from sqlalchemy.exc import SQLAlchemyError
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
 
 from txmq.databases.adapter import (
     DatabaseAdapter,
@@ -90,8 +90,6 @@ class _BlockingSession(Protocol):
 S = TypeVar("S")
 AwaitedS = TypeVar("AwaitedS", bound=_AwaitedSession)
 BlockingS = TypeVar("BlockingS", bound=_BlockingSession)
-A = TypeVar("A", bound=AsyncSession)
-B = TypeVar("B", bound=Session)
 C = TypeVar("C", bound=DjangoConnection)
 T = TypeVar("T")
 
@@ -151,23 +149,13 @@ class UniqueKeyTable(Generic[S]):
     ) -> None: ...
     @overload
     def __init__(
-        self: UniqueKeyTable[B], source: sessionmaker[B], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: UniqueKeyTable[A], source: async_sessionmaker[A], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
         self: UniqueKeyTable[C], source: C, **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self, source: AsyncPool[S] | Pool[S], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[UniqueKeyOptions]
+        self,
+        source: AsyncPool[S] | Pool[S] | Callable[[], Coroutine[Any, Any, S]],
+        **options: Unpack[UniqueKeyOptions],
     ) -> None: ...
     @overload
     def __init__(self, source: Callable[[], S], **options: Unpack[UniqueKeyOptions]) -> None: ...

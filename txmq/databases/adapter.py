@@ -47,7 +47,7 @@ class SessionStatus(Enum):
     ENDED = "ended"
     """The application has committed it, or rolled it back."""
     UNSURE = "unsure"
-    """This driver does not say; the database must be asked."""
+    """The driver cannot tell; the database must be asked."""
 
 
 class DatabaseSession(Protocol[S_co]):
@@ -72,7 +72,7 @@ class DatabaseSession(Protocol[S_co]):
         ...
 
     def status(self) -> SessionStatus:
-        """The transaction's status, as far as the client knows."""
+        """The transaction's status as the client sees it."""
         ...
 
     async def commit(self, *, is_last: bool = False) -> None:

@@ -74,7 +74,7 @@ def _refuse_memory(engine: Engine | AsyncEngine) -> None:
 def _bound(settings: dict[str, Any], wanted: type[Any]) -> Any:
     engine = settings.get("bind")
     if not isinstance(engine, wanted):
-        raise ConfigError(f"a sessionmaker for a resource is bound to an {wanted.__name__}")
+        raise ConfigError(f"a sessionmaker for a resource must be bound to an {wanted.__name__}")
     if settings.get("binds") or settings.get("twophase"):
         raise ConfigError(
             "sessions with several databases have no single commit, so one fence cannot guard it"
@@ -148,20 +148,20 @@ def _enter(session: Session, connection: Connection) -> None:
     elif not is_direct:
         is_used = bool(getattr(driver, "in_transaction", False))  # SQLite drivers report it.
     else:
-        # A pool that resets its connections returns clean ones. Only an event listener may have run
-        # a statement, and psycopg begins a transaction with the first one.
+        # A pool that resets its connections returns clean ones. At most an event listener has run a
+        # statement since then, with which psycopg began a transaction.
         is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
         is_used = not is_reset and driver.info.transaction_status != _IDLE
     if is_used:
         connection.invalidate()  # No other code would end its transaction.
-        raise DatabaseFailed("the source gave a connection that is in a transaction already")
+        raise DatabaseFailed("the source returned a connection that is already in a transaction")
     session.begin()
     if session.connection() is not connection:
         session.close()
-        raise ConfigError("sessions that choose their connection themselves write past the fence")
+        raise ConfigError("sessions that choose their own connection would bypass the fence")
     if driver.autocommit if is_direct else commits_each(connection):
         raise FenceUnsafe(
-            "the source gave a connection that commits each statement: switch autocommit off"
+            "the source returned a connection that commits each statement: switch autocommit off"
         )
 
 
@@ -457,7 +457,7 @@ class StandingGreenlet:
     functions start it again.
 
     Args:
-        launcher: A session of no database: sessions are SQLAlchemy's way to start a greenlet.
+        launcher: A session without a database; SQLAlchemy starts greenlets only through sessions.
     """
 
     __slots__ = ("_inside", "_job", "_launcher")
@@ -468,7 +468,7 @@ class StandingGreenlet:
         self._job = _Job()
 
     async def run(self, work: Callable[[], T], *, is_last: bool = False) -> T:
-        """Run a function that awaits as SQLAlchemy's own do, and return its result.
+        """Run a function, which awaits as SQLAlchemy's own do, and return its result.
 
         Args:
             work: The function.

@@ -35,7 +35,7 @@ class Canary:
     """
 
     def __init__(self, connection: Any) -> None:
-        # libpq's own function costs a tenth of psycopg's; psycopg2, under Django, does not show it.
+        # libpq's own function costs a tenth of psycopg's. Django's psycopg2 does not expose it.
         pgconn = getattr(connection, "pgconn", None)
         self._setting: bytes | str = _SETTING if pgconn is None else _SETTING.encode()
         self._reader: Any = connection.info if pgconn is None else pgconn
@@ -43,7 +43,7 @@ class Canary:
         self._known: bytes | str | None = None
         self._is_turned = False
 
-    def know(self) -> None:
+    def remember(self) -> None:
         """Remember the value of the flipped setting."""
         self._is_turned, self._known = True, self._now()
 
@@ -60,6 +60,6 @@ class Canary:
     def _now(self) -> bytes | str | None:
         try:
             shown: bytes | str | None = self._reader.parameter_status(self._setting)
-        except Exception:  # noqa: BLE001 - it is closed, and its next statement says so better
+        except Exception:  # noqa: BLE001 - it is closed, and its next statement raises a better error
             return None
         return shown

@@ -42,8 +42,8 @@ def django_adapter(source: Any) -> DatabaseAdapter[Any]:
     """
     if source.vendor not in _DIALECTS:
         raise ConfigError(
-            f"no fence for {source.vendor} through Django: it is postgresql or sqlite; give an "
-            "engine of SQLAlchemy's"
+            f"no fence for {source.vendor} through Django, only for postgresql and sqlite; pass an "
+            "SQLAlchemy engine"
         )
     return DjangoAdapter(source.alias, source.vendor)
 
@@ -95,9 +95,9 @@ def _refuse_used(session: Any) -> None:
     # Releasing a savepoint is not a commit, so reporting COMMIT after it would be too early.
     if session.in_atomic_block:
         raise UsageError(
-            f"this thread is in a transaction of Django's on {session.alias!r} already; with "
-            "ATOMIC_REQUESTS the view is for transaction.non_atomic_requests, and in tests the "
-            "class is a TransactionTestCase"
+            f"this thread already has an open Django transaction on {session.alias!r}; with "
+            "ATOMIC_REQUESTS decorate the view with transaction.non_atomic_requests, and in tests "
+            "use a TransactionTestCase"
         )
     if not session.get_autocommit():
         raise UsageError(
@@ -185,14 +185,10 @@ class _DjangoSession:
             raise
         self._hooks = hooks
 
-    async def prepare(self, statement: str) -> str:
-        raise UsageError(f"through Django nothing is prepared: {statement}")
+    async def _refuse(self, statement: str = "") -> Any:
+        raise UsageError(f"a Django connection cannot prepare transactions: {statement}")
 
-    async def begin_again(self) -> DatabaseSession[Any]:
-        raise UsageError("through Django nothing is prepared")
-
-    async def execute_outside(self, statement: str) -> None:
-        raise UsageError(f"through Django nothing is prepared: {statement}")
+    prepare = begin_again = execute_outside = _refuse
 
     async def close(self) -> None:
         session = self.session
@@ -218,4 +214,6 @@ class _DjangoSession:
             try:
                 function()
             except Exception:
-                log.exception("after a commit %r failed; the transaction is committed", function)
+                log.exception(
+                    "on_commit function %r failed; the transaction is committed", function
+                )

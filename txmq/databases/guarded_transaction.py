@@ -57,7 +57,7 @@ class DualContext(ABC, Generic[T]):
             Exception: As for :meth:`begin`.
         """
         if not self.is_blocking:
-            raise UsageError("this source's sessions are for `async with`")
+            raise UsageError("use this source with `async with`")
         return drive(self.begin())
 
     def __exit__(
@@ -78,7 +78,7 @@ class DualContext(ABC, Generic[T]):
     def __aenter__(self) -> Coroutine[Any, Any, T]:
         """See :meth:`__enter__`."""
         if self.is_blocking:
-            raise UsageError("this source blocks: its sessions are for `with`, in a thread")
+            raise UsageError("this source blocks: use it with `with`, in a thread")
         return self.begin()
 
     def __aexit__(
@@ -114,7 +114,7 @@ class GuardedTransaction(ABC, Generic[S]):
     def __init__(self, adapter: DatabaseAdapter[S]) -> None:
         self.is_blocking: bool = adapter.is_blocking
         self._adapter = adapter
-        self._savepoint = dialects.HOLDS.get(adapter.kind)
+        self._savepoint = dialects.SAVEPOINTS.get(adapter.kind)
         self._db: DatabaseSession[S] | None = None
         self._has_savepoint = False
         """Whether a savepoint lasts as long as the transaction."""
@@ -166,7 +166,7 @@ class GuardedTransaction(ABC, Generic[S]):
                 nothing was done.
         """
         if self._db is not None:
-            raise UsageError("one object is one local transaction; ask the resource for another")
+            raise UsageError("a local transaction is used once; ask the resource for another")
         db = self._db = await self._adapter.open(begins_at_once=True)
         try:
             await self._insert_row(db)
@@ -174,7 +174,7 @@ class GuardedTransaction(ABC, Generic[S]):
                 await db.execute(self._savepoint[0])
                 self._has_savepoint = True
             if db.canary is not None:
-                db.canary.know()
+                db.canary.remember()
         except BaseException:
             await self._close(db)
             raise
@@ -212,7 +212,7 @@ class GuardedTransaction(ABC, Generic[S]):
             if status is SessionStatus.ABORTED:
                 self._raise_if_unread(why)
                 raise TransactionBroken(
-                    f"the database gave {self._name} up after an error that was not passed on"
+                    f"the database aborted {self._name} after an error that was not passed on"
                 ) from why
             await self._before_commit(db)
             self.commit_state = CommitState.UNKNOWN  # Also if this process is killed now.
@@ -240,7 +240,7 @@ class GuardedTransaction(ABC, Generic[S]):
             await db.close()
         except self._adapter.problems as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
-            log.warning("could not give a session back: %s", error)
+            log.warning("could not return a session: %s", error)
 
     def _raise_if_unread(self, why: Exception | None) -> None:
         if why is not None and has_unread_rows(why):

@@ -1,4 +1,4 @@
-"""The adapter for psycopg without SQLAlchemy: pools, and functions that connect.
+"""psycopg without SQLAlchemy: pools, functions that connect, and notifications.
 
 The application's function receives the connection itself, inside a psycopg transaction block. There
 psycopg refuses to commit or roll back.
@@ -16,11 +16,15 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Identifier
 from psycopg.waiting import Ready, Wait
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
@@ -28,9 +32,12 @@ from txmq.databases.tables import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
 __all__ = [
+    "LISTENING_PROBLEMS",
     "AnyConnection",
     "FirstStatement",
     "PsycopgForms",
+    "likeness",
+    "listen",
     "psycopg_adapter",
     "psycopg_execute",
     "result_of",
@@ -47,8 +54,8 @@ def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     """
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
         raise ConfigError(
-            "one connection is too few: checks need their own. Give a pool, or a function that "
-            "connects, such as functools.partial(psycopg.connect, conninfo)"
+            "a single connection is not enough, because checks need their own: pass a pool, or a "
+            "function that connects, such as functools.partial(psycopg.connect, conninfo)"
         )
     if hasattr(source, "getconn") and hasattr(source, "putconn"):
         return PsycopgAdapter(source.getconn, source.putconn)
@@ -144,7 +151,7 @@ class PsycopgAdapter:
         if not self.is_blocking:
             connection = await connection
         elif inspect.isawaitable(connection):
-            raise ConfigError("a function that connects without blocking is an `async def`")
+            raise ConfigError("a function that connects without blocking must be an `async def`")
         try:
             _refuse_used(connection)
             session = _PsycopgSession(connection, self._forms, self._give)
@@ -166,7 +173,7 @@ class PsycopgAdapter:
 def _refuse_used(connection: AnyConnection) -> None:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise DatabaseFailed(
-            "the source gave a connection that is in a transaction already, or broken"
+            "the source returned a connection that is broken or already in a transaction"
         )
 
 
@@ -374,7 +381,7 @@ def _run_first(
         error = errors.error_from_result(failed, encoding="utf-8")
         if not may_repeat or error.sqlstate != (_NO_SUCH if is_prepared else _EXISTS):
             raise error
-        # The connection's statements are not those that we know.
+        # Our notes about the connection's prepared statements were wrong.
         may_repeat = False
         (prepared.discard if is_prepared else prepared.add)(statement.name)
         pgconn.send_query(b"ROLLBACK")
@@ -422,3 +429,50 @@ def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
         if result.status == ExecStatus.PIPELINE_SYNC:
             return results
         results.append(result)
+
+
+LISTENING_PROBLEMS: Final = (psycopg.Error, OSError)
+
+LOOK_S: Final = 10.0
+"""The time between two checks that the connection is alive."""
+
+
+async def likeness(session: Any) -> str | None:
+    """The parameters to open another connection like a session's; ``None`` if it is not
+    psycopg's.
+    """
+    found: Any = session
+    if isinstance(session, AsyncSession):
+        raw = await (await session.connection()).get_raw_connection()
+        found = raw.driver_connection
+    elif isinstance(session, Session):
+        found = session.connection().connection.driver_connection
+    if not isinstance(found, psycopg.Connection | psycopg.AsyncConnection):
+        return None
+    known = found.info
+    return make_conninfo(known.dsn, **({"password": known.password} if known.password else {}))
+
+
+async def listen(like: str, channel: str, heard: Callable[[], None]) -> None:
+    """Call a function at each NOTIFY of a channel, and once at the beginning.
+
+    The connection stays outside transactions, so it does not hold back VACUUM.
+
+    Args:
+        like: The result of :func:`likeness`.
+        channel: The channel.
+        heard: The function to call; one call may cover several notifications.
+
+    Raises:
+        Exception: One of :data:`LISTENING_PROBLEMS`; the connection failed or was lost.
+    """
+    connection = await psycopg.AsyncConnection.connect(like, autocommit=True)
+    try:
+        await connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
+        heard()
+        while True:
+            async for _ in connection.notifies(timeout=LOOK_S):
+                heard()
+            await connection.execute("SELECT 1")
+    finally:
+        await connection.close()

@@ -95,8 +95,8 @@ def adapter_of(source: Any) -> DatabaseAdapter[Any]:
         adapter = django_adapter(source)
     if adapter is None:
         raise ConfigError(
-            f"{type(source).__name__} gives no sessions: give an engine, a sessionmaker, a pool of "
-            "psycopg's, or a function that connects"
+            f"{type(source).__name__} is not a source of sessions: pass an engine, a sessionmaker, "
+            "a psycopg pool, or a function that connects"
         )
     return adapter
 
@@ -129,7 +129,7 @@ class CallerSessions:
         self._forms = PsycopgForms()
         self._django_forms = Forms(psycopg_dialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
         self._launcher = AsyncSession()
-        """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
+        """A session without a database; SQLAlchemy starts greenlets only through sessions."""
 
     def find(self, session: object) -> CallerSession:
         """How to run statements in a session.
@@ -159,8 +159,8 @@ class CallerSessions:
         if _is_django(session):
             return CallerSession(kind_of(session.vendor), True, partial(self._in_django, session))
         raise UsageError(
-            f"{type(session).__name__} is not a session: give SQLAlchemy's Session, Connection or "
-            "their asyncio twins, a connection of psycopg's, or django.db.connection"
+            f"{type(session).__name__} is not a session: pass a Session or Connection of "
+            "SQLAlchemy, its asyncio twin, a psycopg connection, or django.db.connection"
         )
 
     async def _in_psycopg(

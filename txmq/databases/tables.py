@@ -47,7 +47,9 @@ def plain_names(*names: str | None) -> None:
     """
     for name in names:
         if name is not None and not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is not a plain name of a table or schema")
+            raise ConfigError(
+                f"{name!r} is not a plain name of a table or schema: use letters, digits and _"
+            )
 
 
 def create_command(what: str, table: Table) -> str:

@@ -253,9 +253,9 @@ class UniqueKeyTable(Generic[S]):
         least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
         if older_than_s < least_s:
             raise ConfigError(
-                f"a message can come again for {least_s:.0f} s, so rows of {older_than_s:.0f} s "
-                "are still needed: keep them longer, or set horizon_s (--horizon) to the time for "
-                "which messages really come again"
+                f"a message can be delivered again for {least_s:.0f} s, so rows that are "
+                f"{older_than_s:.0f} s old are still needed: keep them longer, or set horizon_s "
+                "(--horizon) to the real time"
             )
         work = self._clean(int(older_than_s * 1000), max(1, batch))
         return drive(work) if self.is_blocking else work
@@ -273,7 +273,7 @@ class UniqueKeyTable(Generic[S]):
         except self._adapter.problems as error:
             _check_missing(self._done, error)
             raise DatabaseFailed(
-                f"{self._done.name} could not be cleaned now: {words(error)}"
+                f"{self._done.name} could not be cleaned: {words(error)}; try again"
             ) from error
         return removed
 
@@ -350,7 +350,7 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
         look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
         found = (await db.execute(look, **self._this)).rows
         if not found:
-            # Or just rolled back; the next attempt will see.
+            # Another attempt has just rolled back; the next one will find the key free.
             return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
         return judge(self._payload, theirs, result)
@@ -367,9 +367,9 @@ def _check_missing(done: DoneTable, error: Exception) -> None:
     """Raise :class:`TableMissing` if an error means that."""
     if failure(error) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
-            f"there is no table {done.name} as this version uses it: run "
-            f"`{create_command('done', done.table)}`, or have a migration run what "
-            f"`txmq schema sql done` prints ({words(error)})"
+            f"there is no table {done.name} with the columns that this version needs: run "
+            f"`{create_command('done', done.table)}`, or have a migration run the output of "
+            f"`txmq schema sql done` ({words(error)})"
         ) from error
 
 

@@ -570,7 +570,7 @@ class VersionedRows:
                 await execute(_LOCK, txmq_lock=self._lock(target))
                 is_locked = True
         raise DatabaseFailed(
-            f"{self.table.name} does not reach {target}: its row kept changing; try again"
+            f"{self.table.name} did not reach {target}, because its row kept changing; try again"
         )
 
     async def look(self, execute: Execute, target: RowVersion, kind: str = "") -> list[Any]:
@@ -596,14 +596,14 @@ class VersionedRows:
         """
         if not found:
             if target.version > self._first and not self._takes_gaps:
-                raise VersionGap(f"{target} came, and {self.table.name} has no row of it yet")
+                raise VersionGap(f"{target} arrived, but {self.table.name} has no row for it yet")
             return Verdict.FIRST
         if (at := found[0]) is None:
             raise UsageError(f"the row of {target} in {self.table.name} has no version")
         if at >= target.version:
             return Verdict.DONE
         if at < target.version - 1 and not self._takes_gaps:
-            raise VersionGap(f"{target} came, and {self.table.name} is at {at}")
+            raise VersionGap(f"{target} arrived, but {self.table.name} is at {at}")
         return Verdict.IN_PROGRESS
 
     def _lock(self, target: RowVersion) -> int:

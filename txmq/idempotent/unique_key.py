@@ -91,7 +91,6 @@ S = TypeVar("S")
 AwaitedS = TypeVar("AwaitedS", bound=_AwaitedSession)
 BlockingS = TypeVar("BlockingS", bound=_BlockingSession)
 C = TypeVar("C", bound=DjangoConnection)
-T = TypeVar("T")
 
 _WAIT_MS: Final = 1_000
 """MySQL has no lock to try: the second attempt waits, and this is the shortest wait it offers."""
@@ -183,7 +182,8 @@ class UniqueKeyTable(Generic[S]):
             FenceUnsafe: Rows survive a rollback.
             DatabaseFailed: The database does not answer.
         """
-        await self._in_thread(self.verify_here())
+        work = self.verify_here()
+        await (asyncio.to_thread(drive, work) if self.is_blocking else work)
 
     async def verify_here(self) -> None:
         """Check the same in this thread.
@@ -264,10 +264,11 @@ class UniqueKeyTable(Generic[S]):
         removed, last = 0, batch
         try:
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                now_ms = await _now_ms(self._adapter, db)
+                clock = await db.execute(f"SELECT {NOW_MS[self._adapter.kind]}")
+                before_ms = int(clock.rows[0][0]) - older_ms
             while last >= batch:
                 async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                    last = await self._remove(db, now_ms - older_ms, batch)
+                    last = await self._remove(db, before_ms, batch)
                     await db.commit()
                 removed += last
         except self._adapter.problems as error:
@@ -285,11 +286,6 @@ class UniqueKeyTable(Generic[S]):
         for scope, key in (await db.execute(done.old, **old)).rows:
             gone += (await db.execute(done.remove, of_scope=scope, of_key=key)).changed
         return gone
-
-    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._adapter.is_blocking:
-            return await asyncio.to_thread(drive, work)
-        return await work
 
 
 class UniqueKeyAttempt(TransactionAttempt[S]):
@@ -350,7 +346,7 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
         look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
         found = (await db.execute(look, **self._this)).rows
         if not found:
-            # Another attempt has just rolled back; the next one will find the key free.
+            # Another attempt holds the key, or has just rolled back; the next one will know.
             return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
         return judge(self._payload, theirs, result)
@@ -371,10 +367,6 @@ def _check_missing(done: DoneTable, error: Exception) -> None:
             f"`{create_command('done', done.table)}`, or have a migration run the output of "
             f"`txmq schema sql done` ({words(error)})"
         ) from error
-
-
-async def _now_ms(adapter: DatabaseAdapter[Any], db: DatabaseSession[Any]) -> int:
-    return int((await db.execute(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])
 
 
 def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = None) -> bool:

@@ -1,14 +1,13 @@
 """The adapter for SQLAlchemy: engines and sessionmakers, blocking and asyncio.
 
 SQLAlchemy's asyncio sessions are blocking ones that run in a greenlet. So everything is written
-once, as plain functions: a blocking session calls them, and an asyncio session runs them in its
-greenlet. Only statements that psycopg runs directly need no greenlet.
+once, for blocking sessions; those for asyncio run the same coroutines in a greenlet. Only
+statements that psycopg runs directly need none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, text
@@ -27,10 +26,11 @@ from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStat
 from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import drive
 from txmq.databases.postgres import PsycopgForms, psycopg_execute, result_of
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["HERE", "StandingGreenlet", "alchemy_adapter", "commits_each", "execute"]
+__all__ = ["StandingGreenlet", "alchemy_adapter", "commits_each", "execute"]
 
 T = TypeVar("T")
 
@@ -107,11 +107,12 @@ class AlchemyAdapter:
     async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Any]:
         """See :meth:`DatabaseAdapter.open`; psycopg sends BEGIN with the first statement anyway."""
         del begins_at_once
-        launcher = self._launcher
-        greenlet = HERE if launcher is None else StandingGreenlet(launcher)
-        return await greenlet.run(partial(self._open, greenlet))
+        if self._launcher is None:
+            return self._open(None)
+        greenlet = StandingGreenlet(self._launcher)
+        return await greenlet.run(lambda: self._open(greenlet))
 
-    def _open(self, greenlet: StandingGreenlet | Here) -> _AlchemySession:
+    def _open(self, greenlet: StandingGreenlet | None) -> _AlchemySession:
         engine = self._engine
         connection = self._blocking_engine.connect()
         try:
@@ -121,7 +122,8 @@ class AlchemyAdapter:
                 session = self._sessions(bind=AsyncConnection(engine, connection))
                 plain = session.sync_session
             _enter(plain, connection)
-            return _AlchemySession(session, plain, connection, self._forms, greenlet)
+            kind = _AlchemySession if greenlet is None else _AsyncAlchemySession
+            return kind(session, plain, connection, self._forms, greenlet)
         except BaseException:
             connection.close()
             raise
@@ -133,9 +135,10 @@ class AlchemyAdapter:
             with self._blocking_engine.connect() as connection:
                 _execute_outside(connection, statement)
 
-        launcher = self._launcher
-        greenlet = HERE if launcher is None else StandingGreenlet(launcher)
-        await greenlet.run(work, is_last=True)
+        if self._launcher is None:
+            work()
+        else:
+            await self._launcher.run_sync(lambda _: work())
 
 
 def _enter(session: Session, connection: Connection) -> None:
@@ -170,7 +173,16 @@ def _execute_outside(connection: Connection, statement: str) -> None:
 
 
 class _AlchemySession:
-    """A session, and the plain one below it if it is one for asyncio."""
+    """A blocking session: none of its coroutines suspends.
+
+    Args:
+        session: The application's session.
+        plain: The same, or the blocking session below one for asyncio.
+        connection: The connection of both.
+        forms: Statements compiled for psycopg, if that is the driver.
+        greenlet: The greenlet that has opened a session for asyncio.
+        is_lent: Whether the connection stays with the session that lends it.
+    """
 
     def __init__(
         self,
@@ -178,7 +190,7 @@ class _AlchemySession:
         plain: Session,
         connection: Connection,
         forms: PsycopgForms | None,
-        greenlet: StandingGreenlet | Here,
+        greenlet: StandingGreenlet | None,
         *,
         is_lent: bool = False,
     ) -> None:
@@ -190,10 +202,7 @@ class _AlchemySession:
         self._forms = None if is_renamed else forms
         self._greenlet = greenlet
         self._is_lent = is_lent
-        """Whether the connection stays with the session that lends it."""
         self._root = plain.get_transaction()
-        self._is_closed = False
-        self._close_error: BaseException | None = None
         is_direct = connection.dialect.driver == "psycopg"
         self.canary = Canary(connection.connection.driver_connection) if is_direct else None
 
@@ -215,34 +224,25 @@ class _AlchemySession:
         return SessionStatus.ABORTED if status == _IN_ERROR else SessionStatus.ENDED
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
-        run = self._greenlet.run
+        run = None if self._greenlet is None else self._greenlet.run
         return await execute(self._connection, self._forms, statement, values, run)
 
     async def flush(self) -> None:
-        plain = self._plain
-        is_nested = plain.get_nested_transaction() is not None
-        if is_nested or plain.new or plain.dirty or plain.deleted:
-            await self._greenlet.run(self._flush)
-
-    def _flush(self) -> None:
         plain, session = self._plain, self.session
         while (nested := plain.get_nested_transaction()) is not None:
             nested.commit()  # The commit would do the same later.
         # The application's session class may override the method.
         if isinstance(session, AsyncSession) and type(session).flush is not AsyncSession.flush:
             await_only(session.flush())
-        else:
+        elif plain.new or plain.dirty or plain.deleted:
             plain.flush()
 
     async def commit(self, *, is_last: bool = False) -> None:
-        await self._greenlet.run(partial(self._commit, closes=is_last), is_last=is_last)
-
-    def _commit(self, *, closes: bool) -> None:
+        del is_last
         session, connection = self.session, self._connection
+        is_asyncio = isinstance(session, AsyncSession)
         try:
-            if isinstance(session, AsyncSession) and (
-                type(session).commit is not AsyncSession.commit
-            ):
+            if is_asyncio and type(session).commit is not AsyncSession.commit:
                 await_only(session.commit())
             else:
                 self._plain.commit()
@@ -252,46 +252,25 @@ class _AlchemySession:
         except BaseException:
             connection.invalidate()
             raise
-        if closes:
-            self._is_closed = True
-            try:
-                self._close()
-            except BaseException as error:  # noqa: BLE001 - raised by close()
-                # The transaction is committed; a broken connection does not change that.
-                self._close_error = error
 
     async def prepare(self, statement: str) -> str:
         driver: Any = self._connection.connection.driver_connection
         return str((await result_of(driver.execute(statement))).statusmessage)
 
     async def begin_again(self) -> _AlchemySession:
-        return await self._greenlet.run(self._begin_again)
-
-    def _begin_again(self) -> _AlchemySession:
+        connection = self._connection
         self._plain.close()
-        plain = Session(self._connection)
+        plain = Session(connection)
         plain.begin()
         plain.connection()
         # The application never sees this session, so a plain one will do for asyncio, too.
-        return _AlchemySession(
-            plain, plain, self._connection, self._forms, self._greenlet, is_lent=True
-        )
+        return type(self)(plain, plain, connection, self._forms, self._greenlet, is_lent=True)
 
     async def execute_outside(self, statement: str) -> None:
-        def work() -> None:
-            self._plain.close()
-            _execute_outside(self._connection, statement)
-
-        await self._greenlet.run(work)
+        self._plain.close()
+        _execute_outside(self._connection, statement)
 
     async def close(self) -> None:
-        if not self._is_closed:
-            await self._greenlet.run(self._close, is_last=True)
-        elif self._close_error is not None:
-            error, self._close_error = self._close_error, None
-            raise error
-
-    def _close(self) -> None:
         connection = self._connection
         try:
             try:
@@ -307,21 +286,66 @@ class _AlchemySession:
             raise
 
 
+class _AsyncAlchemySession(_AlchemySession):
+    """A session for asyncio: runs the coroutines of a blocking one in its greenlet."""
+
+    _is_closed = False
+    _close_error: BaseException | None = None
+
+    def _run(
+        self, work: Coroutine[Any, Any, T], *, is_last: bool = False
+    ) -> Coroutine[Any, Any, T]:
+        assert self._greenlet is not None, "a session for asyncio"
+        return self._greenlet.run(lambda: drive(work), is_last=is_last)
+
+    async def flush(self) -> None:
+        plain = self._plain
+        is_nested = plain.get_nested_transaction() is not None
+        if is_nested or plain.new or plain.dirty or plain.deleted:
+            await self._run(super().flush())
+
+    async def commit(self, *, is_last: bool = False) -> None:
+        work = self._commit_and_close() if is_last else super().commit()
+        await self._run(work, is_last=is_last)
+
+    async def _commit_and_close(self) -> None:
+        await super().commit()
+        self._is_closed = True
+        try:
+            await super().close()
+        except BaseException as error:  # noqa: BLE001 - raised by close()
+            # The transaction is committed; a broken connection does not change that.
+            self._close_error = error
+
+    async def begin_again(self) -> _AlchemySession:
+        return await self._run(super().begin_again())
+
+    async def execute_outside(self, statement: str) -> None:
+        await self._run(super().execute_outside(statement))
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            await self._run(super().close(), is_last=True)
+        elif self._close_error is not None:
+            error, self._close_error = self._close_error, None
+            raise error
+
+
 async def execute(
     connection: Connection,
     forms: PsycopgForms | None,
     statement: Any,
     values: dict[str, object],
-    run: Callable[[Callable[[], StatementResult]], Awaitable[StatementResult]],
+    run: Callable[[Callable[[], StatementResult]], Awaitable[StatementResult]] | None,
 ) -> StatementResult:
     """Run a statement in an open transaction.
 
     Args:
-        connection: The plain connection.
+        connection: The blocking connection.
         forms: psycopg runs the statement directly, from these; without them SQLAlchemy runs it.
         statement: An SQLAlchemy statement or a text.
         values: Its values.
-        run: Runs SQLAlchemy's own functions: :meth:`Here.run`, or in a greenlet.
+        run: Runs a function in a greenlet, for asyncio.
     """
     if forms is not None:
         driver: Any = connection.connection.driver_connection
@@ -329,14 +353,11 @@ async def execute(
             return await psycopg_execute(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
-
-    def work() -> StatementResult:
-        words = text(statement) if isinstance(statement, str) else statement
-        found = connection.execute(words, values)
-        rows = [tuple(row) for row in found] if found.returns_rows else []
-        return StatementResult(found.rowcount, rows)
-
-    return await run(work)
+    if run is not None:
+        return await run(lambda: drive(execute(connection, None, statement, values, None)))
+    found = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
+    rows = [tuple(row) for row in found] if found.returns_rows else []
+    return StatementResult(found.rowcount, rows)
 
 
 def commits_each(connection: Connection) -> bool:
@@ -397,18 +418,6 @@ def _abandon(connection: Connection) -> None:
         connection.dialect.do_rollback(connection.connection)
     except Exception as error:  # noqa: BLE001 - it is not used again
         connection.invalidate(error)
-
-
-class Here:
-    """Runs the functions of a blocking session in the calling thread."""
-
-    async def run(self, work: Callable[[], T], *, is_last: bool = False) -> T:
-        """Run a function; see :meth:`StandingGreenlet.run`."""
-        del is_last
-        return work()
-
-
-HERE: Final = Here()
 
 
 _PAUSE: Final = object()

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from txmq.databases.adapter import DatabaseAdapter, StatementResult
-from txmq.databases.alchemy import HERE, alchemy_adapter, commits_each, execute
+from txmq.databases.alchemy import alchemy_adapter, commits_each, execute
 from txmq.databases.dialects import kind_of
 from txmq.databases.postgres import AnyConnection, PsycopgForms, psycopg_adapter, psycopg_execute
 from txmq.databases.tables import Forms
@@ -145,7 +145,7 @@ class CallerSessions:
             return CallerSession("postgresql", is_blocking, partial(self._in_psycopg, session))
         if isinstance(session, Session | Connection):
             kind = _kind(session, self._table)
-            return CallerSession(kind, True, partial(self._in_alchemy, session, HERE.run))
+            return CallerSession(kind, True, partial(self._in_alchemy, session, None))
         if isinstance(session, AsyncSession | AsyncConnection):
             plain = (
                 session.sync_session
@@ -173,15 +173,17 @@ class CallerSessions:
     async def _in_alchemy(
         self,
         session: Session | Connection,
-        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]] | None,
         statement: Any,
         /,
         **values: object,
     ) -> StatementResult:
-        if isinstance(session, Connection) and session.in_transaction():
-            connection = session  # Needs no greenlet.
+        if run is None:
+            connection = _begun(session, self._table)
+        elif isinstance(session, Connection) and session.in_transaction():
+            connection = session  # It needs no greenlet.
         else:
-            connection = await run(partial(_begun, session, self._table))
+            connection = await run(lambda: _begun(session, self._table))
         if commits_each(connection):
             raise _autocommit("begin it on a connection whose isolation level is not AUTOCOMMIT")
         is_psycopg = connection.dialect.driver == "psycopg"

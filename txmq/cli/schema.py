@@ -97,7 +97,7 @@ def sql(
 ) -> None:
     """Print the statements that create the tables, for a migration of your own."""
     with database_errors():
-        from txmq.idempotent.done_table import DoneTable
+        from txmq.idempotent.unique_key import DoneTable
         from txmq.outbox.table import Outbox
         from txmq.transaction.resources.fence import Fence
 

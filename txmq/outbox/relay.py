@@ -14,7 +14,7 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
 from txmq.databases.failures import words
-from txmq.databases.notifications import LISTENING_PROBLEMS, likeness, listen
+from txmq.databases.postgres import LISTENING_PROBLEMS, likeness, listen
 from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
 from txmq.outbox.completion import PublishedRows, RowRemover

@@ -45,11 +45,11 @@ from txmq.client.identity import UniqueIds
 from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.session_adapters import (
+from txmq.databases.sources import (
     AwaitedSession,
     BlockingSession,
     CallerSession,
-    SessionAdapters,
+    CallerSessions,
 )
 from txmq.databases.tables import any_text, create_command, plain_names, statements
 from txmq.errors import DatabaseFailed, LocalProtocolError, TableMissing
@@ -106,7 +106,7 @@ class Outbox:
         self.relays: Table = _relays(name, schema, self.metadata)
         self.lanes: Table = _lanes(name, schema, self.metadata)
         self._prepare_create_all()
-        self._session_adapters = SessionAdapters(self.rows)
+        self._sessions = CallerSessions(self.rows)
         self._writer = OutboxWriter(
             self.rows,
             (self.lanes, LANES),
@@ -144,7 +144,7 @@ class Outbox:
             Exception: Whatever the session's library raises; a deadlock if two transactions add
                 to the same two lanes in different order.
         """
-        given = self._session_adapters.find(session)
+        given = self._sessions.find(session)
         work = _first(self._writer.insert(given, [message], lane))
         return drive(work) if given.is_blocking else work
 
@@ -170,7 +170,7 @@ class Outbox:
         Raises:
             Exception: As for :meth:`add`; then none of them was added.
         """
-        given = self._session_adapters.find(session)
+        given = self._sessions.find(session)
         work = self._writer.insert(given, messages, lane)
         return drive(work) if given.is_blocking else work
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import CommitState, GuardedTransaction, drive
+from txmq.databases.guarded_transaction import CommitState, DualContext, GuardedTransaction, drive
 from txmq.errors import (
     CommittedBefore,
     DatabaseFailed,
@@ -112,7 +112,7 @@ async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> i
         await db.close()
 
 
-class FencedTransaction(GuardedTransaction[S]):
+class FencedTransaction(GuardedTransaction[S], DualContext[S]):
     """A local transaction, for ``with`` or ``async with``: a session whose first write is the fence
     row.
 
@@ -137,6 +137,9 @@ class FencedTransaction(GuardedTransaction[S]):
         self._ours = ours
         self._final: LocalTransactionState | None = None
         """The fence's final answer, which this attempt can no longer change."""
+
+    begin = GuardedTransaction.start
+    end = GuardedTransaction.finish
 
     @property
     def state(self) -> LocalTransactionState:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from txmq.databases import dialects
-from txmq.databases.adapter import DatabaseAdapter
+from txmq.databases.adapter import DatabaseAdapter, open_with_lock_timeout
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.lock_timeout import open_with_lock_timeout
 from txmq.databases.tables import create_command
 from txmq.errors import (
     DatabaseFailed,

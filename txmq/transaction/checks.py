@@ -23,9 +23,8 @@ from txmq.message import ReceivedMessage
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks, Threads
-from txmq.transaction.end import EndAnswer, EndSender
-from txmq.transaction.listener import LocalAnswer, LocalState, ask, is_async
-from txmq.transaction.machine import ActiveCount
+from txmq.transaction.listener import LocalState
+from txmq.transaction.machine import EndAnswer, EndSender, LocalAnswer, ask, is_async
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -40,6 +39,33 @@ __all__ = ["CheckAnswerer"]
 log = logging.getLogger(__name__)
 
 _UNKNOWN: Final = LocalAnswer(LocalTransactionState.UNKNOWN)
+
+
+class ActiveCount:
+    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def until_done(self, task: asyncio.Task[Any]) -> None:
+        """Count one until a task has ended."""
+        self.__enter__()
+        task.add_done_callback(self.__exit__)
+
+    async def wait(self) -> None:
+        """Wait until the count is zero."""
+        await self._idle.wait()
 
 
 class _Check:

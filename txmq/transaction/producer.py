@@ -31,18 +31,12 @@ from txmq.runtime.tasks import Runner, Tasks
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
-from txmq.transaction.listener import (
-    HalfMessage,
-    LocalAnswer,
-    LocalState,
-    TransactionListener,
-    check_listener,
-    is_async,
-)
-from txmq.transaction.machine import ActiveTransactions, TransactionMachine
+from txmq.transaction.listener import LocalState, TransactionListener, check_listener
+from txmq.transaction.machine import LocalAnswer, ProducerContext, Transaction, is_async
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
+    HalfMessage,
     LocalTransactionState,
     Phase,
     TransactionOutcome,
@@ -96,7 +90,7 @@ class HalfMessageProducer(Producer):
         self.stories: story.Stories = story.Stories(lambda: self._hooks)
         self._check = check
         self._resource = resource
-        self._active: ActiveTransactions | None = None
+        self._context: ProducerContext | None = None
         self._checks: CheckAnswerer | None = None
         self._recovery = Tasks()
         self._marked: tuple[str | None, str] | None = None
@@ -104,23 +98,23 @@ class HalfMessageProducer(Producer):
         """The name error messages use for it."""
 
     async def __aenter__(self) -> Self:
-        if self._active is not None:
+        if self._context is not None:
             raise UsageError("this producer is open already")
         # Before the first broker knows this producer: it may send checks at once.
-        active = ActiveTransactions(
+        context = ProducerContext(
             self.client, self.group, self.settings, self.tally, self.stories,
             self._send_half, self.half_of, self._resource,
         )  # fmt: skip
         checks = CheckAnswerer(
-            self.group, self._check, active.ends, self.settings, self.tally, self.stories.look,
-            active.undecided,
+            self.group, self._check, context.ends, self.settings, self.tally, self.stories.look,
+            context.undecided,
         )  # fmt: skip
-        self._active, self._checks = active, checks
+        self._context, self._checks = context, checks
         try:
             await super().__aenter__()
         except BaseException:
-            self._active = self._checks = None
-            await _stop(active, checks)
+            self._context = self._checks = None
+            await _stop(context, checks)
             raise
         if self._resource is not None:
             self._recovery.start(self._resource.attend(), f"recovery of group {self.group}")
@@ -134,39 +128,39 @@ class HalfMessageProducer(Producer):
     ) -> None:
         if not self.client.session.owner.is_current:
             return
-        active, checks = self._active, self._checks
+        context, checks = self._context, self._checks
         async with AsyncExitStack() as stack:
             # These run even if the steps below are cancelled. Transactions in progress keep their
             # connections, and the recovery, until they have ended.
             stack.push_async_callback(self._recovery.stop)
             stack.push_async_callback(super().__aexit__, kind, problem, trace)
-            if active is not None and checks is not None:
+            if context is not None and checks is not None:
                 stack.callback(self._forget)
-                stack.push_async_callback(_stop, active, checks)
-                await self._finish(active, checks)
+                stack.push_async_callback(_stop, context, checks)
+                await self._finish(context, checks)
 
     def _forget(self) -> None:
-        self._active = self._checks = None
+        self._context = self._checks = None
         self.stories.close()
 
-    async def _finish(self, active: ActiveTransactions, checks: CheckAnswerer) -> None:
+    async def _finish(self, context: ProducerContext, checks: CheckAnswerer) -> None:
         """Let transactions and checks in progress end, while brokers send no new checks here."""
-        active.is_closing = True
+        context.is_closing = True
         try:
             async with asyncio.timeout(self.settings.stop_s):
                 await self.client.leave(self)
-                await active.wait()
+                await context.idle.wait()
                 await checks.active.wait()
         except TimeoutError:
             log.warning(
                 "group %s leaves %s and %s behind; brokers will ask", self.group,
-                quantity(active.count, "local transaction"),
+                quantity(sum(context.undecided.values()), "local transaction"),
                 quantity(checks.active.count, "check"),
             )  # fmt: skip
 
     # Transactions
 
-    def new(self, message: Message | None = None) -> TransactionMachine[Any]:
+    def new(self, message: Message | None = None) -> Transaction[Any]:
         """A transaction that has not begun.
 
         Args:
@@ -176,18 +170,18 @@ class HalfMessageProducer(Producer):
             LocalProtocolError: The message cannot be sent in a transaction.
             UsageError: The producer is not open, or closes.
         """
-        active = self._active
-        if active is None or self._sender is None:
+        context = self._context
+        if context is None or self._sender is None:
             raise self._not_open()
         owner = self.client.session.owner
         if not owner.is_current:
             owner.check()
-        if active.is_closing:
+        if context.is_closing:
             raise UsageError(f"this {self._noun} closes, and begins no more transactions")
         xid = None if message is None else self.check_half(message)
         if xid is None:
             xid = self.client.session.ids.next()
-        return TransactionMachine(self.group, xid, active, self._is_followed(), message)
+        return Transaction(self.group, xid, context, self._is_followed(), message)
 
     def _is_followed(self) -> bool:
         return self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
@@ -197,10 +191,16 @@ class HalfMessageProducer(Producer):
         if sender is None:
             raise self._not_open()
         is_watched = self._hooks is not None or self._chain is not None
-        if not (is_watched or message.properties) and message.wait_stored:
-            return sender.send_half(message, None, xid, self._marks())
-        half = self.half_of(message, xid)
-        return self._send_watched(sender, half, xid) if is_watched else sender.send_half(half, None)
+        if is_watched or message.properties or not message.wait_stored:
+            half = self.half_of(message, xid)
+            if is_watched:
+                return self._send_watched(sender, half, xid)
+            return sender.send_half(half, None)
+        # The marks of all plain messages are the same text.
+        identity = None if self._resource is None else self._resource.identity
+        if self._marked is None or self._marked[0] != identity:
+            self._marked = identity, properties.render(self._marks_of(identity))
+        return sender.send_half(message, None, xid, self._marked[1])
 
     async def _send_watched(self, sender: Sender, half: Message, xid: str) -> SendResult:
         send = sender.send_half
@@ -211,17 +211,10 @@ class HalfMessageProducer(Producer):
                 return await self._chain.send(send, half, None)
             return await send(half, None)
 
-    def _marks(self) -> str:
-        """The properties that make a message a half message, as text."""
-        identity = None if self._resource is None else self._resource.identity
+    def _marks_of(self, identity: str | None) -> dict[str, str]:
+        """The properties that make a message a half message."""
         if identity == "":
             raise LocalProtocolError("the resource has no identity that checks could name")
-        if self._marked is None or self._marked[0] != identity:
-            named = self._marks_of(identity)
-            self._marked = identity, properties.render(named)
-        return self._marked[1]
-
-    def _marks_of(self, identity: str | None) -> dict[str, str]:
         fence = {} if identity is None else {properties.FENCE: identity}  # Checks need that.
         return {
             **fence, properties.TRANSACTION: "true", properties.PRODUCER_GROUP: self.group
@@ -277,12 +270,12 @@ class HalfMessageProducer(Producer):
             self._checks.take(connection, header, message)
 
 
-async def _stop(active: ActiveTransactions, checks: CheckAnswerer) -> None:
-    active.is_stopped = True
+async def _stop(context: ProducerContext, checks: CheckAnswerer) -> None:
+    context.is_stopped = True
     try:
         await checks.stop()
     finally:
-        await active.stop()
+        await context.stop()
 
 
 class TransactionProducer(HalfMessageProducer):
@@ -372,7 +365,7 @@ class TransactionProducer(HalfMessageProducer):
             TxmqError: As for :meth:`send_in_transaction`.
         """
         transaction, execute = self.new(message), self.listener.execute_local_transaction
-        threads = None if self._is_async else runner or transaction.active.threads
+        threads = None if self._is_async else runner or transaction.context.threads
         outcome = await transaction.run(lambda: execute(transaction.message, arg), threads)
         assert outcome is not None, "its half message was sent"
         return outcome
@@ -406,10 +399,10 @@ class TransactionProducer(HalfMessageProducer):
             OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
             UsageError: The producer is not open.
         """
-        if self._active is None:
+        if self._context is None:
             raise self._not_open()
-        transaction: TransactionMachine[None] = TransactionMachine(
-            self.group, half.id, self._active, self._is_followed(),
+        transaction: Transaction[None] = Transaction(
+            self.group, half.id, self._context, self._is_followed(),
             sent=half.sent, known_half=half, phase=Phase.BEGUN,
         )  # fmt: skip
         outcome = await transaction.decide(LocalAnswer(state, problem))

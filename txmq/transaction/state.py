@@ -13,9 +13,9 @@ from enum import Enum, StrEnum
 from itertools import product
 from typing import Any, Final
 
-from txmq.client.values import SendResult
+from txmq.client.values import SendResult, SendStatus
 from txmq.errors import OutcomeUnknown, RollBack, UsageError
-from txmq.message import Queue, QueueOffset
+from txmq.message import Message, Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
 
 __all__ = [
@@ -23,12 +23,14 @@ __all__ = [
     "SPELLINGS",
     "TRANSITIONS",
     "EndReply",
+    "HalfMessage",
     "LocalTransactionState",
     "Phase",
     "TransactionOutcome",
     "TransactionState",
     "TransactionTally",
     "Verb",
+    "doubt_of",
 ]
 
 
@@ -132,6 +134,33 @@ SPELLINGS: Final = {
     LocalTransactionState.UNKNOWN: "UNKNOW",
 }
 """The names in traces and logs of stock clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfMessage(Message):
+    """A message that is stored and that no consumer sees yet; its transaction is not decided."""
+
+    id: str
+    """The transaction's id, ``xid``; a check names the same id. Store it with what the local
+    transaction writes."""
+    sent: SendResult
+
+    @property
+    def key(self) -> str:
+        """The first of its keys, or its id if it has no key."""
+        return self.keys[0] if self.keys else self.id
+
+    def doubt(self) -> UsageError | None:
+        """Why its local transaction must not commit; ``None`` if the message is stored safely."""
+        return doubt_of(self.sent)
+
+
+def doubt_of(sent: SendResult) -> UsageError | None:
+    """See :meth:`HalfMessage.doubt`."""
+    # As stock producers do: a message that the broker may lose with its memory is given up.
+    if sent.status is SendStatus.OK:
+        return None
+    return UsageError(f"the half message is stored, but not safely: {sent.status.name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,7 @@ async def test_transactions_are_not_nested(stage):
             await take(session, order)
             await inner(order)
 
-        with pytest.raises(UsageError, match="not nested.*outbox"):
+        with pytest.raises(UsageError, match="cannot be nested.*outbox"):
             await transfer(tm, outer)(Order("o-1", 30))
         assert tm.tally.rolled_back == 1
         assert tm.current() is None

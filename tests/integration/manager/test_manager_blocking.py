@@ -188,10 +188,10 @@ def test_transactions_are_not_nested(tm, bank):
         take_plainly(session, order)
         inner(order)
 
-    with pytest.raises(UsageError, match="not nested"):
+    with pytest.raises(UsageError, match="cannot be nested"):
         outer(ORDER)
     message = Message(topic=TOPIC, body=b"block")
-    with pytest.raises(UsageError, match="not nested"), tm.transaction(message):
+    with pytest.raises(UsageError, match="cannot be nested"), tm.transaction(message):
         inner(ORDER)
     assert bank.balance == 100
 

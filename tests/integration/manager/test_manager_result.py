@@ -463,7 +463,7 @@ async def test_what_is_known_of_the_transaction_that_runs(stage):
         outcome = await decorated(tm, curious)(30)
         assert (seen[0].xid, seen[0].group) == (outcome.xid, tm.group)
         assert seen[0].message.id == outcome.xid
-        with pytest.raises(UsageError, match="not nested"):
+        with pytest.raises(UsageError, match="cannot be nested"):
             await decorated(tm, outer)(30)
         assert tm.current() is None
     assert bills(stage.bank) == [30]

@@ -21,7 +21,7 @@ from txmq.errors import (
 from txmq.transaction.resources.fence import COMMITTED, Fence
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["Claim", "FenceRow", "FencedTransaction", "claim", "no_row", "outcome"]
+__all__ = ["Claim", "FenceRow", "SQLLocalTransaction", "claim", "no_row", "outcome"]
 
 S = TypeVar("S")
 
@@ -112,7 +112,7 @@ async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> i
         await db.close()
 
 
-class FencedTransaction(GuardedTransaction[S]):
+class SQLLocalTransaction(GuardedTransaction[S]):
     """A local transaction, for ``with`` or ``async with``: a session whose first write is the fence
     row.
 

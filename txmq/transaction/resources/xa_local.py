@@ -22,11 +22,11 @@ from txmq.databases.adapter import (
 from txmq.databases.guarded_transaction import DualContext, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.local import FencedTransaction
+from txmq.transaction.resources.local import SQLLocalTransaction
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
 
-__all__ = ["Branch", "XALocal"]
+__all__ = ["Branch", "XALocalTransaction"]
 
 S = TypeVar("S")
 
@@ -124,7 +124,7 @@ class Branch(Generic[S]):
             log.warning("could not give a session of %s back: %s", self.name, error)
 
 
-class XALocal(DualContext[Mapping[str, S]], Generic[S]):
+class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
     """A local transaction, for ``with`` or ``async with``: one session of each database, by name.
 
     As for one database, :attr:`state` is ``ROLLBACK`` before the decision is claimed, ``UNKNOWN``
@@ -142,7 +142,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         self,
         xid: str,
         branches: Mapping[str, Branch[S]],
-        claim: FencedTransaction[Any],
+        claim: SQLLocalTransaction[Any],
         keep: Callable[[str, Mapping[str, Branch[S]]], bool],
     ) -> None:
         self._xid = xid

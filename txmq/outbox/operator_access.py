@@ -28,8 +28,7 @@ from txmq.databases.failures import Failure, failure, words
 from txmq.databases.tables import create_command
 from txmq.errors import DatabaseFailed, NotFound, TableMissing
 from txmq.message import Message
-from txmq.outbox.row import unpack
-from txmq.outbox.table import Outbox
+from txmq.outbox.table import Outbox, unpack
 
 __all__ = ["COUNTED_MAX", "OutboxOperator", "OutboxSummary", "WaitingMessage"]
 

@@ -1,16 +1,19 @@
-"""Sends rows to a broker in batches and in order, and handles failures."""
+"""Sends rows to a broker in batches and in order, handles failures, and deletes published rows."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from txmq.client.routes import MASTER, queue_of_key
 from txmq.client.send.producer import Producer
+from txmq.databases.failures import words
 from txmq.errors import (
     BatchCutShort,
     BrokerBusy,
@@ -27,10 +30,8 @@ from txmq.errors import (
 )
 from txmq.limits import REASON_CHARS_MAX
 from txmq.message import Message, Queue
-from txmq.outbox.completion import RowRemover
-from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch
+from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch, Slots
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots
 from txmq.outbox.store import OutboxStore
 from txmq.protocol import properties
 from txmq.runtime.backoff import Backoff
@@ -38,7 +39,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["Publisher", "PublisherCounts", "SendFailure", "classify"]
+__all__ = ["PublishedRows", "Publisher", "PublisherCounts", "SendFailure", "classify"]
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Publisher:
         slots: The leased slots.
         producer: Sends the messages.
         store: Records the reason of a permanent failure.
-        remover: Deletes published rows.
+        published: Deletes published rows.
         settings: The size of batches, and the handling of messages that every broker refuses.
         clock: Where the time comes from.
         entropy: Where randomness comes from.
@@ -110,7 +111,7 @@ class Publisher:
         slots: Slots,
         producer: Producer,
         store: OutboxStore,
-        remover: RowRemover,
+        published: PublishedRows,
         settings: RelaySettings,
         clock: Clock,
         entropy: Entropy,
@@ -120,7 +121,7 @@ class Publisher:
         self._slots = slots
         self._producer = producer
         self._store = store
-        self._remover = remover
+        self._published = published
         self._settings = settings
         self._clock = clock
         self._entropy = entropy
@@ -204,7 +205,7 @@ class Publisher:
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
         # Before the row leaves memory: otherwise it could be read again.
-        self._remover.add(rows)
+        self._published.add(rows)
         self._lanes.land(rows)
 
     # Failures
@@ -275,7 +276,7 @@ class Publisher:
             if policy == "skip":
                 if await self._store.put_aside(row.id, why):
                     log.error("%s is put aside: %s", name, why)
-                self._remover.forget(row.id)
+                self._published.gone.add(row.id)
                 self._lanes.land([row])
                 return
             if policy == "dead_letter" and row.message is not None:
@@ -316,7 +317,7 @@ class Publisher:
             )
         )
         self.counts.dead_letters += 1
-        self._remover.add([row])
+        self._published.add([row])
         self._lanes.land([row])
 
     async def _block(self, row: OutboxRow, name: str, why: str) -> None:
@@ -326,3 +327,78 @@ class Publisher:
         except self._store.problems as worse:
             log.warning("could not record why %s waits: %s", name, worse)
         self._lanes.rest(row, self._clock.monotonic() + self._settings.blocked_s)
+
+
+REMOVED_TOGETHER: Final = 2_000
+LINGER_S: Final = 0.01
+"""Deletes wait this long to share a commit: no caller waits for them."""
+
+
+class PublishedRows:
+    """The rows that a broker has stored, until it has deleted them from the table.
+
+    Args:
+        store: The database.
+        backoff: The pauses after failures.
+        missed: Called when some rows were gone already, or belong to another relay.
+    """
+
+    def __init__(self, store: OutboxStore, backoff: Backoff, missed: Callable[[], None]) -> None:
+        self._store = store
+        self._backoff = backoff
+        self._missed = missed
+        self._slots: dict[int, int] = {}
+        self._of_slot: Counter[int] = Counter()
+        self._wanted = asyncio.Event()
+        self.idle: asyncio.Event = asyncio.Event()
+        """Set while no row is left to delete."""
+        self.idle.set()
+        self.gone: set[int] = set()
+        """Rows deleted or set aside since the current read began: that read may still return them.
+        """
+
+    def __contains__(self, row_id: int) -> bool:
+        return row_id in self._slots or row_id in self.gone
+
+    def add(self, rows: Iterable[OutboxRow]) -> None:
+        """Delete these rows soon: a broker has stored their messages."""
+        for row in rows:
+            if row.id not in self._slots:
+                self._slots[row.id] = row.slot
+                self._of_slot[row.slot] += 1
+        self.idle.clear()
+        self._wanted.set()
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Forget rows that are deleted, or that belong to another relay now."""
+        for row_id in ids:
+            self._of_slot[self._slots.pop(row_id)] -= 1
+            self.gone.add(row_id)
+
+    def between(self, low: int, high: int) -> list[int]:
+        """The ids after ``low``, up to ``high``."""
+        return [row_id for row_id in self._slots if low < row_id <= high]
+
+    def is_clear(self, slot: int) -> bool:
+        """True if a slot has none of them."""
+        return not self._of_slot[slot]
+
+    async def run(self) -> None:
+        """Delete rows until cancelled."""
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(LINGER_S)
+            ids = list(islice(self._slots, REMOVED_TOGETHER))
+            try:
+                removed = await self._store.remove(ids)
+            except self._store.problems as error:
+                log.warning("published rows stay in the outbox for now: %s", words(error))
+                await asyncio.sleep(self._backoff.next_pause())
+                continue
+            self._backoff.reset()
+            self.drop(ids)
+            if removed < len(ids):
+                self._missed()
+            if not self._slots:
+                self._wanted.clear()
+                self.idle.set()

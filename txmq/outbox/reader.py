@@ -15,12 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from txmq.client.send_request import travels_alone
 from txmq.errors import TxmqError
-from txmq.outbox.completion import PublishedRows
-from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow
-from txmq.outbox.row import unpack
+from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow, Slots
+from txmq.outbox.publisher import PublishedRows
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots
 from txmq.outbox.store import OutboxStore, Page
+from txmq.outbox.table import unpack
 from txmq.protocol import properties
 from txmq.runtime.clock import Clock
 

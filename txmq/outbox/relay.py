@@ -17,15 +17,13 @@ from txmq.databases.failures import words
 from txmq.databases.notifications import LISTENING_PROBLEMS, likeness, listen
 from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
-from txmq.outbox.completion import PublishedRows, RowRemover
-from txmq.outbox.lanes import Lanes
-from txmq.outbox.publisher import Publisher
+from txmq.outbox.lanes import Lanes, Slots, fair_share
+from txmq.outbox.metrics import Backlog, RelayTally
+from txmq.outbox.publisher import PublishedRows, Publisher
 from txmq.outbox.reader import OutboxReader
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots, fair_share
 from txmq.outbox.store import OutboxStore
 from txmq.outbox.table import Outbox
-from txmq.outbox.tally import Backlog, RelayTally
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -92,18 +90,15 @@ class Relay(Lifecycle):
             chosen.rows_max, max(1, min(chosen.batch_rows, chosen.rows_max // 4)),
             chosen.batch_rows, chosen.batch_bytes, chosen.bytes_max,
         )  # fmt: skip
-        self._published = PublishedRows()
+        self._beat_soon = asyncio.Event()
+        self._send_soon = asyncio.Event()
+        self._published = PublishedRows(self._store, self._backoff(), self._beat_soon.set)
         self._reader = OutboxReader(
             self._store, self._lanes, self._slots, self._published, chosen, self._clock,
             self._outbox.rows.name,
         )  # fmt: skip
-        self._beat_soon = asyncio.Event()
-        self._send_soon = asyncio.Event()
-        self._remover = RowRemover(
-            self._published, self._store, self._backoff(), self._beat_soon.set
-        )
         self._publisher = Publisher(
-            self._lanes, self._slots, self._producer, self._store, self._remover, chosen,
+            self._lanes, self._slots, self._producer, self._store, self._published, chosen,
             self._clock, self._entropy, self._on_send_ended,
         )  # fmt: skip
         self._wake_up = WakeUp(chosen.poll_s)
@@ -149,7 +144,7 @@ class Relay(Lifecycle):
 
     async def _start(self) -> None:
         for work in (
-            self._beat_loop, self._read_loop, self._send_loop, self._remover.run,
+            self._beat_loop, self._read_loop, self._send_loop, self._published.run,
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
         if self._outbox.notifies and self._adapter.kind == "postgresql":
@@ -176,7 +171,7 @@ class Relay(Lifecycle):
                     while len(self._publisher):
                         self._send_soon.clear()
                         await self._send_soon.wait()
-                    await self._remover.wait()
+                    await self._published.idle.wait()
             await self._publisher.stop()
             await self._tasks.stop()
             try:

@@ -22,10 +22,10 @@ LocalState: TypeAlias = LocalTransactionState | Awaitable[LocalTransactionState]
 
 
 class TransactionListener(Protocol):
-    """Runs local transactions, and knows their outcome afterwards.
+    """Runs local transactions, and reports their outcome afterwards.
 
-    Both methods may be ``async``. A plain one runs in a thread: in a thread of the producer, or for
-    ``execute_local_transaction`` of a :class:`txmq.blocking.TransactionProducer` in the caller's.
+    Both methods may be ``async``. A plain one runs in a thread of the producer; with
+    :class:`txmq.blocking.TransactionProducer`, ``execute_local_transaction`` runs in the caller's.
     """
 
     @abstractmethod
@@ -36,23 +36,23 @@ class TransactionListener(Protocol):
         :class:`txmq.errors.RollBack`, which means ``ROLLBACK``.
 
         Args:
-            message: The message; its ``id`` belongs into what the local transaction writes.
+            message: The message; store its ``id`` with the writes of the local transaction.
             arg: The argument of ``send_in_transaction``.
         """
         ...
 
     @abstractmethod
     def check_local_transaction(self, message: ReceivedMessage, /) -> LocalState:
-        """Return the state of a local transaction, perhaps of another process of the group.
+        """Return the state of a local transaction, which may have run in another process.
 
-        Look up what it has written under the message's ``id``. Before you return ``ROLLBACK``, make
-        sure that it can no longer commit: it may still be running.
+        Look up its writes by the message's ``id``. Before you return ``ROLLBACK``, make sure that
+        it can no longer commit: it may still be running.
         """
         ...
 
 
 def check_listener(listener: object) -> None:
-    """Refuse a listener that cannot be called, before the first check needs it.
+    """Refuse an unusable listener before the first check needs it.
 
     Raises:
         UsageError: A method is missing, or takes other arguments.
@@ -60,7 +60,9 @@ def check_listener(listener: object) -> None:
     for name, count in (("execute_local_transaction", 2), ("check_local_transaction", 1)):
         method = getattr(listener, name, None)
         if isinstance(listener, type) or not callable(method):
-            raise UsageError(f"a TransactionListener has {name}; {listener!r} has none to call")
+            raise UsageError(
+                f"a TransactionListener needs a method {name}; {listener!r} has none to call"
+            )
         try:
             signature_of(method).bind(*[object()] * count)
         except TypeError as error:
@@ -70,7 +72,7 @@ def check_listener(listener: object) -> None:
 
 
 class CallerThread(background.WaitingThread):
-    """A thread that waits for the loop, and meanwhile runs plain functions for it."""
+    """A thread that waits for the loop, and runs plain functions for it while it waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,14 +95,14 @@ class CallerThread(background.WaitingThread):
         while self._jobs:
             future, _ = self._jobs.popleft()
             if not future.done():
-                text = "the thread that was to run a function was interrupted"
+                text = "the thread that was to run this function was interrupted"
                 future.set_exception(RuntimeError(text))
 
     def serve(self) -> None:
         """Run functions for the loop until the loop reports the end of the call.
 
-        Ctrl-C, and whatever else is not an ``Exception``, ends it and is raised; the loop receives
-        an error.
+        Ctrl-C, or any other ``BaseException`` that is not an ``Exception``, ends the wait and is
+        raised here; the loop receives an error.
         """
         is_over = False
         while not is_over:

@@ -82,11 +82,9 @@ LONGEST_PAUSE_S: Final = 1.0
 _END: Final = RequestCode.END_TRANSACTION
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 _UNFOLLOWED: Final = nullcontext()
-_CLOSED: Final = "this producer was closed meanwhile"
+_CLOSED: Final = "this producer was closed before the transaction was settled"
 _IF_STORED: Final = "if it is stored, the broker will ask;"
-_NOT_CONFIRMED: Final = (
-    "transaction %s is %s, but its broker has not confirmed that, and may ask: %s"
-)
+_NOT_CONFIRMED: Final = "transaction %s is %s, but its broker has not confirmed it, and may ask: %s"
 
 
 @dataclass(slots=True, eq=False)
@@ -132,10 +130,12 @@ class Transaction(Generic[S]):
         Raises:
             UsageError: It has no message yet: the function's result makes it.
         """
-        # Made when needed: most functions of managers never look at it.
+        # Made on demand: most functions of managers never read it.
         if self.known_half is None:
             if self.sent is None or self.to_send is None:
-                raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
+                raise UsageError(
+                    f"transaction {self.xid} has no message yet: its function must return first"
+                )
             half = self.context.half_of(self.to_send, self.xid)
             self.known_half = HalfMessage(
                 topic=half.topic, body=half.body, tags=half.tags, keys=half.keys,
@@ -165,7 +165,7 @@ class Transaction(Generic[S]):
 
         Raises:
             TransactionConflict: The transaction had been decided otherwise before.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
             TxmqError: The half message was not stored, or its broker did not answer.
         """
         self.enter()
@@ -217,7 +217,7 @@ class Transaction(Generic[S]):
             self.context.stories.tell(self.xid, step, detail)
 
     def inside(self) -> AbstractContextManager[None]:
-        """While inside, spans and notes of this task or thread belong to the present step."""
+        """While inside, spans and notes of this task or thread belong to the current step."""
         return self.context.stories.inside(self.xid) if self.is_followed else _UNFOLLOWED
 
     # Begin
@@ -319,7 +319,7 @@ class Transaction(Generic[S]):
 
         Raises:
             TransactionConflict: The transaction had been decided otherwise before.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
         """
         return await self._see_through(self._decide(answer))
 
@@ -360,11 +360,11 @@ class Transaction(Generic[S]):
         taken = EndAnswer(EndReply.NONE)
         if sent is None:
             with self.inside():
-                note(xid, "no half message is stored for certain, so no broker receives a decision")
+                note(xid, "no half message is certainly stored, so no broker receives a decision")
             return await self.settle(answer, taken)
         waiting = self.waiting
         if waiting is not None and not (context.awaits_end or waiting.done()):
-            # The caller does not wait for the END: this much is certain.
+            # The caller does not wait for the END; this state is certain already.
             known, _ = OUTCOMES[state, EndReply.NONE]
             waiting.set_result(
                 TransactionOutcome(
@@ -379,7 +379,7 @@ class Transaction(Generic[S]):
         taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
         try:
             taken = await context.ends.send(sent, state)
-        except asyncio.CancelledError:  # Only a stop cancels this, and the state is known.
+        except asyncio.CancelledError:  # A stop cancels this, and the local state is known.
             log.info("it is not known whether the broker received the END of %s", xid)
         finally:
             if ended is not None:
@@ -498,7 +498,7 @@ class ProducerContext:
 
 
 class LocalAnswer(NamedTuple):
-    """The state of a local transaction as the application gives it, and the exception it raised."""
+    """The state of a local transaction, as the application reports it, and its exception."""
 
     state: LocalTransactionState
     problem: Exception | None = None
@@ -523,21 +523,21 @@ async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> Lo
         if runner is None:
             state = await cast("Awaitable[object]", call())
         else:
-            # The caller's context goes along, as with asyncio.to_thread: traces are in it.
+            # Copies the context, as asyncio.to_thread does: traces are in it.
             state = await runner.run(partial(copy_context().run, call))
             if inspect.isawaitable(state):
-                state = await state  # A plain function may return what an async one returned.
+                state = await state  # A plain function may return a coroutine.
     except asyncio.CancelledError:
         if task is not None and task.cancelling():
             raise
-        # This task is not cancelled, but an operation that the application awaited.
+        # Not this task was cancelled, but an operation that the application awaited.
         return _unknown(xid, RuntimeError("an operation that the listener awaited was cancelled"))
     except RollBack as error:
         return LocalAnswer(LocalTransactionState.ROLLBACK, error)
     except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
         return _unknown(xid, error)
     if task is not None and task.cancelling():
-        # The application has swallowed its cancellation; its answer counts all the same.
+        # The application has swallowed its cancellation; its answer still counts.
         log.warning("the listener ignored its cancellation in transaction %s", xid)
     if isinstance(state, LocalTransactionState):
         return LocalAnswer(state)
@@ -555,18 +555,18 @@ def _unknown(xid: str, error: Exception) -> LocalAnswer:
 
 
 class EndAnswer(NamedTuple):
-    """The broker's answer to an END, and the error if the broker did not take it."""
+    """The broker's answer to an END, and the error if the broker did not accept it."""
 
     reply: EndReply
     error: TxmqError | None = None
 
 
 class EndSender:
-    """Sends decisions to the brokers that store the half messages, and classifies their answers.
+    """Sends decisions to the brokers that store the half messages, and classifies the answers.
 
-    An END here is a request with an answer; stock brokers answer it too when a client asks for one.
-    Stock clients do not ask, so they never notice a lost END. Nothing here raises: a broker that
-    did not receive the END checks the transaction.
+    It requests an answer to each END; stock brokers support this, but stock clients do not ask, and
+    never notice a lost END. Nothing here raises: a broker that missed the END checks the
+    transaction.
 
     Args:
         client: The connections to the brokers.
@@ -585,8 +585,8 @@ class EndSender:
         half: SendResult,
         state: LocalTransactionState,
     ) -> EndAnswer:
-        """Send an END to the broker that stored the half message; repeat it as long as the broker
-        cannot have received it.
+        """Send an END to the broker that stored the half message; repeat it while the broker cannot
+        have received it.
 
         Args:
             half: The answer to the half message.
@@ -606,7 +606,7 @@ class EndSender:
         deadline = now + self._settings.end_timeout_s
         backoff: Backoff | None = None
         route = session.routes.get(queue.topic, now)
-        # A topic that this very message created has no route yet.
+        # If this message created the topic, there is no route yet.
         address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
         while True:
             try:
@@ -615,7 +615,7 @@ class EndSender:
                     left_s = deadline - clock.monotonic()
                     connection = await self._connect(queue, address, left_s)
                 left_s = max(0.0, deadline - clock.monotonic())
-                # Not urgent: where many transactions end at once, their ENDs share a write.
+                # Not urgent: the ENDs of concurrent transactions share a write.
                 await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
             except TxmqError as refused:
                 error = refused
@@ -645,7 +645,7 @@ class EndSender:
             raise late from error
 
     def _may_repeat(self, error: TxmqError) -> bool:
-        # While a broker is away for a moment, its topic has no route either.
+        # While a broker is briefly away, its topic has no route either.
         if not error.retryable and not isinstance(error, TopicNotFound):
             return False
         return error.effect is Effect.NONE or self._settings.repeats_end
@@ -658,9 +658,7 @@ class EndSender:
         xid: str,
         state: LocalTransactionState,
     ) -> EndAnswer:
-        """Answer a check over the connection on which it came. The check names the half message's
-        present offset.
-        """
+        """Answer a check over its connection. It names the half message's current offset."""
         end = EndTransaction(
             producer_group=self._group,
             tran_state_table_offset=check.tran_state_table_offset,

@@ -94,7 +94,7 @@ _MARK: Final = "__txmq_transaction__"
 
 @dataclass(slots=True)
 class Entered:
-    """While inside, a transaction is the current one, and has this session."""
+    """While inside, a transaction is the current one and has this session."""
 
     transaction: Transaction[Any]
     session: object
@@ -115,7 +115,7 @@ _CURRENT: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", def
 def _current() -> Transaction[Any] | None:
     """The transaction of this task or thread, or of the one that started it."""
     found = _CURRENT.get()
-    # A task that began inside a transaction keeps its context, even if it outlives it.
+    # A task that was started inside a transaction keeps its context, even after its end.
     return None if found is None or found.is_over else found.transaction
 
 
@@ -137,8 +137,8 @@ class Work(Generic[S]):
     """Spreads the pauses between attempts."""
     call: Call | None
     late: LateMessage | None
-    """Makes and sends the message, if the result makes it. Then each attempt needs a transaction of
-    its own: its result is another one, and so is its half message."""
+    """Makes and sends the message, if it is made from the result. Each attempt then has its own
+    result and half message, so it is a transaction of its own."""
     deadline: float = 0.0
     failures: int = 0
     backoff: Backoff | None = None
@@ -158,7 +158,7 @@ class Work(Generic[S]):
 
     def run(self) -> LocalTransactionState:
         """Run the function of a resource that blocks; returns the state of its last attempt."""
-        assert self.call is not None, "a block runs by itself"
+        assert self.call is not None, "blocks do not run here"
         function, args, kwargs = self.call
         self.has_begun = True
         while True:
@@ -183,7 +183,7 @@ class Work(Generic[S]):
 
     async def arun(self) -> LocalTransactionState:
         """Run the function of an asyncio resource; returns the state of its last attempt."""
-        assert self.call is not None, "a block runs by itself"
+        assert self.call is not None, "blocks do not run here"
         function, args, kwargs = self.call
         self.has_begun = True
         while True:
@@ -199,7 +199,7 @@ class Work(Generic[S]):
                 if task is None or task.cancelling():
                     self.transaction.left = local.state
                     raise
-                # This task is not cancelled, but something that the function waited for.
+                # Not this task was cancelled, but an operation that the function awaited.
                 self.problem = error
                 return local.state
             except Exception as error:  # noqa: BLE001 - the resource knows what it means
@@ -262,7 +262,7 @@ class Work(Generic[S]):
 
 
 def _refuse_awaitable(result: object) -> NoReturn:
-    """Refuse the result of a plain function that nothing has awaited: its work is not done."""
+    """Refuse an awaitable result: nothing awaits it, so its work is not done."""
     if inspect.iscoroutine(result):
         result.close()
     raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
@@ -270,16 +270,16 @@ def _refuse_awaitable(result: object) -> NoReturn:
 
 @dataclass(slots=True)
 class LateMessage:
-    """The message of a function whose result makes it. It cannot be stored before the function
-    runs, so it is stored before the commit. If it is not stored safely, nothing is committed.
+    """A message that is made from a function's result. It is stored after the function has run and
+    before the commit; if it is not stored safely, nothing is committed.
     """
 
     topic: str
-    """Its topic, if that is known before."""
+    """Its topic, if known in advance."""
     make: Callable[[object], Message]
     """Makes the message from a result, in the function's thread or task."""
     begin: Callable[[Transaction[Any], Message], Coroutine[Any, Any, None]]
-    """Sends its half message, in the producer's loop."""
+    """Sends the half message, in the producer's loop."""
 
     def send(self, work: Work[Any], result: object) -> None:
         """Send the half message, while this thread waits.
@@ -296,16 +296,16 @@ class LateMessage:
             sending = asyncio.run_coroutine_threadsafe(steps, loop)
         except RuntimeError as error:
             steps.close()
-            raise UsageError("the manager was closed meanwhile") from error
+            raise UsageError("the manager was closed before the message was sent") from error
         try:
             while not sending.done():
                 work.check_time()
-                # Ctrl-C may come just before this thread begins to wait, and would not wake it.
+                # A Ctrl-C just before this thread begins to wait would not wake it.
                 with suppress(TimeoutError):
                     sending.exception(min(LOOK_S, max(0.0, work.left_s)))
             sending.result()
         except concurrent.futures.CancelledError as error:
-            raise UsageError("the manager was closed meanwhile") from error
+            raise UsageError("the manager was closed before the message was stored") from error
         finally:
             sending.cancel()
 
@@ -337,7 +337,7 @@ class TransactionDecorator(Protocol[S_co]):
 
 
 class TransactionManager(Lifecycle, Generic[S]):
-    """Makes a database's commit and a message's visibility one fact.
+    """Makes a message visible if, and only if, a database transaction commits.
 
     ::
 
@@ -358,13 +358,13 @@ class TransactionManager(Lifecycle, Generic[S]):
         resource: The database.
         settings: The settings.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
-        ConfigError: ``names`` names no server, or holds an invalid address; or the resource is not
-            a resource.
-        LocalProtocolError: The group's name holds a character that names may not hold.
+        ConfigError: ``names`` is empty or holds an invalid address, or ``resource`` is not a
+            resource.
+        LocalProtocolError: The group's name has an invalid character.
         LimitExceeded: The group's name is too long.
     """
 
@@ -407,7 +407,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             ResourceError: The database cannot take part, or does not answer.
             UsageError: It is open already.
         """
-        # Done first, because a broker may send checks at once.
+        # Verify first, because a broker may send checks at once.
         await self._resource.verify()
         await self._producer.__aenter__()
         return self
@@ -428,7 +428,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
+        """The client, if it is shared."""
         return self._producer.needs
 
     # Decorated functions
@@ -444,16 +444,16 @@ class TransactionManager(Lifecycle, Generic[S]):
         made_from: MadeFrom = "arguments",
     ) -> TransactionDecorator[S]:
         """Make a function a transaction. Its first argument is the session; the caller gives the
-        others, and awaits the outcome. Of a method, the session comes after ``self``, which is no
-        part of the message.
+        others, and awaits the outcome. In a method, the session comes after ``self``, which does
+        not go into the message.
 
-        The message is made from these arguments, before the function runs. Each part is the same
-        for all calls, or a function of the arguments. An ``async`` function is for a resource of
-        asyncio; a plain one is for one that blocks, and runs in a thread.
+        The message is made from the arguments, before the function runs. Each part is a constant or
+        a function of the arguments. An asyncio resource needs an ``async`` function; a blocking one
+        needs a plain function, which runs in a thread.
 
-        Made from the result, the message is sent after the function has run and before the commit,
-        while the local transaction keeps its locks. Each part is the same for all calls, or a
-        function of the result.
+        A message made from the result is sent after the function has run and before the commit,
+        while the local transaction keeps its locks. Each part is a constant or a function of the
+        result.
 
         An exception of the function rolls back both sides, and reaches the caller;
         :class:`txmq.errors.RollBack` does not, and is the outcome's ``problem``.
@@ -466,11 +466,10 @@ class TransactionManager(Lifecycle, Generic[S]):
                 argument, or all arguments by their names if there are several; or the result.
             properties: Its properties.
             made_from: ``"arguments"``, or ``"result"`` if the message needs what only the database
-                knows, such as keys that it generates.
+                knows, such as generated keys.
 
         Raises:
-            UsageError: The function is of the wrong kind for the resource, or a part of the message
-                cannot be made so.
+            UsageError: The function does not fit the resource, or a part of the message is invalid.
         """
 
         def decorate(
@@ -505,21 +504,22 @@ class TransactionManager(Lifecycle, Generic[S]):
         name = getattr(function, "__qualname__", repr(function))
         limit_s = self._settings.local_timeout_s
         if made_from == "result" and limit_s > LATE_SECONDS_MAX:
-            # The half message would be so much younger than its row that the row is removed first.
+            # The fence row could be cleaned up before a check arrives.
             raise ConfigError(
-                f"a message is made from a result {LATE_SECONDS_MAX} s after its transaction began "
-                f"at the latest: local_timeout_s is {limit_s}"
+                f"local_timeout_s is {limit_s}, but a message made from a result must be sent "
+                f"within {LATE_SECONDS_MAX} s"
             )
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(
-                f"{name} is a transaction already, and has one message; others belong into an "
-                "outbox, a table that it writes"
+                f"{name} is already a transaction, and a transaction has one message; send others "
+                "through an outbox, a table that it writes"
             )
         if inspect.iscoroutinefunction(function) is self._resource.is_blocking:
-            wanted = "blocks: a plain" if self._resource.is_blocking else "is awaited: an async"
-            raise UsageError(f"this resource {wanted} function is for it, unlike {name}")
+            if self._resource.is_blocking:
+                raise UsageError(f"a blocking resource needs a plain function; {name} is async")
+            raise UsageError(f"an asyncio resource needs an async function; {name} is not async")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{name} yields, and would run after its transaction if at all")
+            raise UsageError(f"{name} is a generator; its body would run after the transaction")
         signature = signature_of(function)
         arguments = list(signature.parameters.values())
         owner = object_parameter(signature)
@@ -527,9 +527,9 @@ class TransactionManager(Lifecycle, Generic[S]):
             del arguments[0]
         if not arguments or arguments[0].kind in _NO_SESSION:
             place = "first argument" if owner is None else f"argument after {owner.name}"
-            raise UsageError(f"the {place} of {name} is the session, and it takes none")
+            raise UsageError(f"{name} takes no session: its {place} must be one")
         if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-            del arguments[0]  # Otherwise it takes the session, and everything after it.
+            del arguments[0]  # *args take the session and everything after it.
         return MessageTemplate(
             name=name,
             signature=signature.replace(parameters=arguments),
@@ -550,7 +550,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         kwargs: Mapping[str, Any],
         runner: Runner | None = None,
     ) -> Coroutine[Any, Any, TransactionOutcome]:
-        """One call of a decorated function, to be awaited. The message is made at once, in the
+        """One call of a decorated function, to be awaited. It makes the message at once, in the
         caller's thread.
 
         Raises:
@@ -572,13 +572,13 @@ class TransactionManager(Lifecycle, Generic[S]):
     async def run(
         self, message: Message | LateMessage, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """Run a function in a transaction; see :meth:`transactional`. If its result makes the
-        message, each attempt is a transaction of its own, under an id that its message will have.
+        """Run a function in a transaction; see :meth:`transactional`. If the message is made from
+        the result, each attempt is a transaction of its own.
 
         Args:
-            message: The message, or how the result makes it.
+            message: The message, or how it is made from the result.
             call: The function, and its arguments after the session.
-            runner: Where a plain function runs, unless in a thread of the producer.
+            runner: Where a plain function runs; by default in a thread of the producer.
 
         Raises:
             TransactionOverdue: It took too long.
@@ -631,8 +631,8 @@ class TransactionManager(Lifecycle, Generic[S]):
         running = None if failed is not None else _current()
         if running is not None:
             raise UsageError(
-                f"transaction {running.xid} is still open here, and transactions cannot be nested: "
-                "use its session; send further messages through an outbox"
+                f"transaction {running.xid} is open here, and transactions cannot be nested: use "
+                "its session, and send further messages through an outbox"
             )
         session = self._producer.client.session
         born_ms = session.clock.wall_ms()
@@ -653,8 +653,8 @@ class TransactionManager(Lifecycle, Generic[S]):
         return work
 
     async def _begin_late(self, transaction: Transaction[Any], message: Message) -> None:
-        """Send the half message of a local transaction that runs, even while the producer closes:
-        a transaction that has begun is finished.
+        """Send the half message of a running local transaction, even while the producer closes: it
+        finishes the transactions that have begun.
 
         Raises:
             TxmqError: As for :meth:`run`; that transaction must not commit.
@@ -669,11 +669,11 @@ class TransactionManager(Lifecycle, Generic[S]):
         problem = problem or answer.problem
         if answer.state is not _ROLLBACK:
             raise OutcomeUnknown(
-                f"local transaction {xid} was left or ended inside before it had a message; none "
-                "is sent, and what became of it is not known"
+                f"local transaction {xid} was interrupted, or ended by its function, before it had "
+                "a message; no message is sent, and its own outcome is not known"
             ) from problem
         assert problem is not None, "a function that returns sends a message"
-        # No broker has a half message of it, so no broker must confirm it.
+        # There is no half message, so no broker needs to confirm the rollback.
         outcome = TransactionOutcome(
             state=TransactionState.ROLLED_BACK, xid=xid, sent=None, is_acknowledged=True
         )
@@ -684,7 +684,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @asynccontextmanager
     async def transaction(self, message: Message) -> AsyncIterator[Transaction[S]]:
-        """A transaction for a block of code: its end commits, an exception rolls back.
+        """A transaction for a block of code. The end of the block commits, an exception rolls back.
 
         ::
 
@@ -692,9 +692,9 @@ class TransactionManager(Lifecycle, Generic[S]):
                 transaction.session.add(...)
             print(transaction.outcome)
 
-        It runs once: a serialization failure reaches the caller, and both sides are rolled back.
-        The resource must be an asyncio one. A blocking one would stall the loop: use it with
-        decorated functions, or with :mod:`txmq.blocking`.
+        A block runs once: after a serialization failure both sides are rolled back, and the error
+        reaches the caller. The resource must be an asyncio one; use a blocking one with decorated
+        functions or :mod:`txmq.blocking`, as it would stall the loop here.
 
         Raises:
             TxmqError: As for :meth:`run`.
@@ -738,7 +738,7 @@ class TransactionManager(Lifecycle, Generic[S]):
                 await transaction.decide(LocalAnswer(_ROLLBACK))
                 raise doubt
             if transaction.context.is_stopped:
-                raise UsageError("this manager was closed meanwhile; a broker will ask")
+                raise UsageError("this manager was closed; a broker will ask")
             block.open()
             transaction.work_begins()
             unless_begun.pop_all()
@@ -779,7 +779,7 @@ class TransactionManager(Lifecycle, Generic[S]):
     # Checks
 
     async def _check(self, message: ReceivedMessage) -> LocalTransactionState:
-        """The state of a local transaction, from the fence."""
+        """The state of a local transaction, as the fence records it."""
         identity = message.properties.get(properties.FENCE, "")
         if not identity:
             # The sender does not use a fence, so a missing row proves nothing.
@@ -791,7 +791,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
 
 def _explain(conflict: TransactionConflict, problem: BaseException | None) -> None:
-    """Keep a conflict from hiding the exception of the local transaction."""
+    """Note the exception of the local transaction, which the conflict would hide."""
     if problem is not None:
         conflict.add_note(f"its local transaction raised {problem!r}")
 
@@ -799,7 +799,7 @@ def _explain(conflict: TransactionConflict, problem: BaseException | None) -> No
 def _result(
     outcome: TransactionOutcome, problem: BaseException | None, result: object
 ) -> TransactionOutcome:
-    """The outcome for the caller, or the exception that the caller receives."""
+    """The outcome that the caller receives, or the exception, which is raised."""
     if problem is None:
         return outcome if result is None else replace(outcome, result=result)
     if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):

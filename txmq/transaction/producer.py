@@ -1,6 +1,6 @@
 """Sends messages that become visible only if a local transaction commits.
 
-The half message is stored first, then the local transaction runs, then the broker receives its
+The broker stores the half message, then the local transaction runs, then the broker receives the
 decision. If anything fails on the way, the broker asks this producer's group, and a member answers.
 """
 
@@ -51,9 +51,9 @@ _DELAYS: Final = frozenset(properties.DELAYS)
 
 
 class HalfMessageProducer(Producer):
-    """A producer of half messages, which runs their transactions and answers brokers that check
-    them. :class:`TransactionProducer` is one for a listener; a manager has one for its resource,
-    which carries out decisions and recovers the transactions of crashed processes.
+    """A producer of half messages, which runs their transactions and answers brokers' checks.
+    :class:`TransactionProducer` is one for a listener. A manager has one for its resource, which
+    carries out decisions and recovers the transactions of crashed processes.
 
     Args:
         group: The producer group, whose members answer for each other.
@@ -100,7 +100,7 @@ class HalfMessageProducer(Producer):
     async def __aenter__(self) -> Self:
         if self._context is not None:
             raise UsageError("this producer is open already")
-        # Before the first broker knows this producer: it may send checks at once.
+        # Before any broker knows this producer: checks may arrive at once.
         context = ProducerContext(
             self.client, self.group, self.settings, self.tally, self.stories,
             self._send_half, self.half_of, self._resource,
@@ -130,8 +130,8 @@ class HalfMessageProducer(Producer):
             return
         context, checks = self._context, self._checks
         async with AsyncExitStack() as stack:
-            # These run even if the steps below are cancelled. Transactions in progress keep their
-            # connections, and the recovery, until they have ended.
+            # These run even if the steps below are cancelled. Transactions in progress need their
+            # connections and the recovery until they have ended.
             stack.push_async_callback(self._recovery.stop)
             stack.push_async_callback(super().__aexit__, kind, problem, trace)
             if context is not None and checks is not None:
@@ -177,7 +177,7 @@ class HalfMessageProducer(Producer):
         if not owner.is_current:
             owner.check()
         if context.is_closing:
-            raise UsageError(f"this {self._noun} closes, and begins no more transactions")
+            raise UsageError(f"this {self._noun} is closing, and begins no more transactions")
         xid = None if message is None else self.check_half(message)
         if xid is None:
             xid = self.client.session.ids.next()
@@ -221,7 +221,7 @@ class HalfMessageProducer(Producer):
         }  # fmt: skip
 
     def check_half(self, message: Message) -> str | None:
-        """Check a message that is sent in a transaction, and return the id that it brings, if any.
+        """Check a message for a transaction, and return its own id, if it has one.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.
@@ -229,8 +229,8 @@ class HalfMessageProducer(Producer):
         if type(message) is not Message:
             if not isinstance(message, Message):
                 raise LocalProtocolError(
-                    f"a Message is sent, not a {type(message).__name__}; a transaction has one, "
-                    "and others belong into an outbox, a table that the local transaction writes"
+                    f"a transaction sends one Message, not a {type(message).__name__}; send others "
+                    "through an outbox, a table that the local transaction writes"
                 )
             check_kind(message)
         named = message.properties
@@ -240,18 +240,18 @@ class HalfMessageProducer(Producer):
             or message.deliver_after_s is not None
             or (named and not _DELAYS.isdisjoint(named))
         ):
-            raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")
+            raise LocalProtocolError("a message of a transaction cannot be delayed")
         if not named or properties.UNIQUE_KEY not in named:
             return None
         if self._resource is not None:
-            raise LocalProtocolError("a message of a manager is given its id, and brings none")
+            raise LocalProtocolError("a manager assigns its messages' ids; remove the unique key")
         return named[properties.UNIQUE_KEY]
 
     def half_of(self, message: Message, xid: str) -> Message:
         """The encoded half message of a message."""
         marks = self._marks_of(None if self._resource is None else self._resource.identity)
         named = {properties.UNIQUE_KEY: xid, **message.properties, **marks}
-        # Not replace(), which costs as much as the rest of this method.
+        # Not replace(), which would double the cost of this method.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
             properties=named, flag=message.flag, wait_stored=message.wait_stored,
@@ -279,7 +279,7 @@ async def _stop(context: ProducerContext, checks: CheckAnswerer) -> None:
 
 
 class TransactionProducer(HalfMessageProducer):
-    """A producer that also sends messages in transactions, and answers brokers that check them.
+    """A producer that also sends messages in transactions, and answers brokers' checks of them.
 
     ::
 
@@ -329,9 +329,8 @@ class TransactionProducer(HalfMessageProducer):
         """Send a message that becomes visible if its local transaction commits, and run that.
 
         The listener's ``execute_local_transaction`` runs once the half message is stored. If a
-        broker stored it, but not safely, it does not run, and both sides are rolled back. The
-        message may set the time of the first check: its property
-        ``CHECK_IMMUNITY_TIME_IN_SECONDS``.
+        broker stored it, but not safely, both sides are rolled back instead. The message's property
+        ``CHECK_IMMUNITY_TIME_IN_SECONDS`` sets the time of the first check.
 
         If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
         the outcome stays open until a broker's check. A plain one runs to its end, and is decided
@@ -345,13 +344,13 @@ class TransactionProducer(HalfMessageProducer):
             The outcome. If it is not known yet, the broker checks until a member knows it.
 
         Raises:
-            LocalProtocolError: The protocol cannot carry this message, or not in a transaction.
+            LocalProtocolError: The protocol cannot carry this message in a transaction.
             LimitExceeded: It is too large.
             TransportError: The half message was not answered, and no local transaction ran; unless
                 the effect is ``NONE``, a broker may ask about one.
             BrokerRefused: The broker refused the half message; likewise.
-            TransactionConflict: It had been decided otherwise before. A person must look at that.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """
         return await self.transact(message, arg)
@@ -359,7 +358,7 @@ class TransactionProducer(HalfMessageProducer):
     async def transact(
         self, message: Message, arg: object = None, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """The same, with a runner for a plain local transaction; for :mod:`txmq.blocking`.
+        """See :meth:`send_in_transaction`; with the thread that runs a plain local transaction.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
@@ -395,8 +394,8 @@ class TransactionProducer(HalfMessageProducer):
             problem: What it raised, for the outcome.
 
         Raises:
-            TransactionConflict: It had been decided otherwise before. A person must look at that.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """
         if self._context is None:

@@ -125,7 +125,7 @@ async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage
 
     assert outcome.state is TransactionState.COMMITTED
     assert not outcome.is_acknowledged
-    assert "closed meanwhile" in str(outcome.problem)
+    assert "closed before" in str(outcome.problem)
 
 
 @pytest.mark.parametrize("reply", [0, 204])
@@ -165,7 +165,7 @@ async def test_a_caller_is_released_if_the_last_steps_are_cancelled_before_they_
         return task
 
     context.tasks.start = cancelled
-    with pytest.raises(OutcomeUnknown, match="closed meanwhile"):
+    with pytest.raises(OutcomeUnknown, match="closed before"):
         await stage.producer.send_in_transaction(message())
     assert context.idle.is_set()
     assert context.undecided == {}

@@ -1,4 +1,4 @@
-"""The rows in a relay's memory, and those of them that may be sent now. Pure.
+"""The rows in a relay's memory, those that may be sent now, and the relay's slots. Pure.
 
 In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
 rows of its lane are visible too. So a lane is known up to its last loaded row. A later row is
@@ -140,7 +140,7 @@ class Lanes:
                 self._loose.pop(topic)
         for lane in [lane for lane in self._lanes.values() if lane.slot in gone]:
             self._forget(lane)
-        # The next holder of a slot finds its resting rows; resting rows of our slots return early.
+        # The next owner of a slot finds its resting rows; resting rows of our slots return early.
         self._resting.clear()
         self.has_left_some = True
 
@@ -394,7 +394,7 @@ class Lanes:
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
             if lane is not None and row.id > lane.seen:
-                # An earlier row was dropped meanwhile: both are fetched again, in their order.
+                # An earlier row was dropped: fetch both again, in their order.
                 self._set_behind(lane)
                 self._place(lane)
                 continue
@@ -537,7 +537,12 @@ class SlotChange(NamedTuple):
 
 
 class Slots:
-    """The slots of one relay.
+    """The slots that a relay has leased: which, how many, and until when.
+
+    A lease only keeps two relays from sending the same rows at the same time. Correctness does not
+    depend on it: every relay sends all rows of a lane in order, so two at once cause repeats but no
+    disorder. That is why a lease may end by a clock, and why a relay that was suspended for a while
+    may continue.
 
     Args:
         lease_s: The duration of a lease.
@@ -589,5 +594,5 @@ class Slots:
         self.leaving.discard(slot)
 
     def are_safe(self, now: float) -> bool:
-        """True if no other relay can hold these slots at this time."""
+        """True if no other relay can hold these slots now."""
         return bool(self._held) and now < self._until

@@ -1,4 +1,4 @@
-"""The metrics of a relay in the text that Prometheus reads. Pure."""
+"""The counters of one relay, the rows that wait for all relays, and their text for Prometheus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS: Final[Mapping[str, MetricRow]] = {
 
 
 def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
-    """The text.
+    """The metrics in Prometheus' text format.
 
     Args:
         tally: The counters of one relay.
@@ -49,7 +49,7 @@ def _samples(tally: RelayTally, waiting: Backlog | None) -> Iterator[Sample]:
         yield Sample("rows_failed", waiting.failed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RelayTally:
     """Counters, which only grow, and two gauges."""
 

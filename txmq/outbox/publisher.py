@@ -31,6 +31,7 @@ from txmq.errors import (
 from txmq.limits import REASON_CHARS_MAX
 from txmq.message import Message, Queue
 from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch, Slots
+from txmq.outbox.metrics import RelayTally
 from txmq.outbox.settings import RelaySettings
 from txmq.outbox.store import OutboxStore
 from txmq.protocol import properties
@@ -39,7 +40,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["PublishedRows", "Publisher", "PublisherCounts", "SendFailure", "classify"]
+__all__ = ["PublishedRows", "Publisher", "SendFailure", "classify"]
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ class SendFailure(Enum):
     TOPIC = "topic"
     """The topic: brokers refuse all its messages until an operator changes something."""
     UNCERTAIN = "uncertain"
-    """Perhaps the message. It is sent again, and its attempts are counted."""
+    """Perhaps the message: it is sent again, and its attempts are counted."""
     OUTAGE = "outage"
-    """No broker answers, or it is busy. The message is sent again for ever."""
+    """No broker answers, or it is busy: the message is sent again until one accepts it."""
 
 
 def classify(error: BaseException) -> SendFailure:
@@ -65,7 +66,7 @@ def classify(error: BaseException) -> SendFailure:
     if isinstance(error, LocalProtocolError | LimitExceeded | MessageIllegal):
         return SendFailure.MESSAGE
     if isinstance(error, TopicNotFound | NoPermission):
-        # A name server that has just started reports existing topics as missing, too.
+        # A name server that has just started also reports existing topics as missing.
         return SendFailure.TOPIC
     # UsageError: no name server answered in time with the queues.
     outage = (
@@ -79,17 +80,6 @@ def classify(error: BaseException) -> SendFailure:
     return SendFailure.OUTAGE if isinstance(error, outage) else SendFailure.UNCERTAIN
 
 
-class PublisherCounts:
-    """The counters of a publisher."""
-
-    def __init__(self) -> None:
-        self.published = 0
-        self.requests = 0
-        self.deferred = 0
-        self.failed = 0
-        self.dead_letters = 0
-
-
 class Publisher:
     """Sends the rows that the lanes release.
 
@@ -100,8 +90,8 @@ class Publisher:
         store: Records the reason of a permanent failure.
         published: Deletes published rows.
         settings: The size of batches, and the handling of messages that every broker refuses.
-        clock: Where the time comes from.
-        entropy: Where randomness comes from.
+        clock: The source of the time.
+        entropy: The source of randomness.
         send_ended: Called when a batch has ended, sent or not.
     """
 
@@ -128,7 +118,7 @@ class Publisher:
         self._send_ended = send_ended
         self._backoffs: dict[str, Backoff] = {}
         self._tasks = Tasks()
-        self.counts: PublisherCounts = PublisherCounts()
+        self.tally: RelayTally = RelayTally()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -200,8 +190,8 @@ class Publisher:
             self._complete(topic, rows)
 
     def _complete(self, topic: str, rows: list[OutboxRow]) -> None:
-        self.counts.published += len(rows)
-        self.counts.requests += 1
+        self.tally.published += len(rows)
+        self.tally.requests += 1
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
         # Before the row leaves memory: otherwise it could be read again.
@@ -235,7 +225,7 @@ class Publisher:
         self._defer(rows)
 
     async def _has_no_leaders(self) -> bool:
-        """True if the name servers know no leader: then they may report every topic as missing."""
+        """True if the name servers know no leader, and so may report every topic as missing."""
         try:
             async with asyncio.timeout(self._producer.settings.timeout_s):
                 brokers = await self._producer.client.admin.cluster()
@@ -257,18 +247,18 @@ class Publisher:
         backoff = self._backoffs.get(topic)
         if backoff is None:
             backoff = self._backoffs[topic] = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-            log.warning("topic %s has to wait: %s", topic, error)
+            log.warning("sends to topic %s are paused: %s", topic, error)
         now = self._clock.monotonic()
-        if not self._lanes.is_paused(topic, now):  # Many sends fail at once for one reason.
+        if not self._lanes.is_paused(topic, now):  # Several sends may fail for one reason.
             self._lanes.pause(topic, now + backoff.next_pause())
 
     def _defer(self, rows: Sequence[OutboxRow]) -> None:
-        self.counts.deferred += len(rows)
+        self.tally.deferred += len(rows)
         self._lanes.give_back(rows)
 
     async def _give_up(self, row: OutboxRow, error: BaseException) -> None:
         """Apply ``on_poison`` to a message that every broker refuses."""
-        self.counts.failed += 1
+        self.tally.failed += 1
         why = properties.one_line(f"{type(error).__name__}: {error}", REASON_CHARS_MAX)
         name = f"row {row.id} for topic {row.topic}" + (f", lane {row.lane}" if row.lane else "")
         policy = self._settings.on_poison
@@ -316,7 +306,7 @@ class Publisher:
                 deliver_after_s=None,
             )
         )
-        self.counts.dead_letters += 1
+        self.tally.dead_letters += 1
         self._published.add([row])
         self._lanes.land([row])
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -38,14 +39,14 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 ANSWER_S: Final = 10.0
-"""The shortest time that the database has to answer, before the relay asks again."""
+"""The least time that the database has to answer before the relay asks again."""
 
 
 class Relay(Lifecycle):
     """Sends the messages of an outbox and deletes their rows; ``async with``.
 
-    Every committed row is published at least once, and seldom more often: a consumer recognizes
-    repeats by the message's id. Rows of one lane are published in the order of their commits. Run
+    Every committed row is published at least once; repeats are rare, and a consumer recognizes
+    them by the message's id. Rows of one lane are published in the order of their commits. Run
     any number of relays: they share the rows. If one dies, the others take over its rows after
     ``lease_s``.
 
@@ -57,8 +58,8 @@ class Relay(Lifecycle):
             to share.
         settings: The settings.
         outbox: The tables.
-        clock: Where the time comes from.
-        entropy: Where randomness comes from.
+        clock: The source of the time.
+        entropy: The source of randomness.
 
     Raises:
         ConfigError: The source gives no sessions, or a send may outlast half a lease.
@@ -117,7 +118,7 @@ class Relay(Lifecycle):
             UsageError: The relay was opened before.
         """
         if self._stopped is not None:
-            raise UsageError("a relay is opened once; make another")
+            raise UsageError("a relay can be opened only once; create another one")
         self._stopped = asyncio.Event()
         try:
             await self._open()
@@ -199,26 +200,26 @@ class Relay(Lifecycle):
 
     @property
     def is_open(self) -> bool:
-        """Whether it works."""
+        """Whether it is open."""
         return self._stopped is not None and not self._stopped.is_set()
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client or the producer that it shares with others, if it does."""
+        """The client or producer that it shares, if any."""
         return self._producer.needs if self._is_own else (self._producer,)
 
     @property
     def tally(self) -> RelayTally:
         """Its counters so far."""
-        return RelayTally(
-            **vars(self._publisher.counts),
+        return replace(
+            self._publisher.tally,
             lost_leases=self._lost_leases,
             slots=len(self._slots),
             at_hand=len(self._lanes),
         )
 
     async def waiting(self) -> Backlog:
-        """The rows that the outbox holds now, in all slots; the database counts them.
+        """The rows that wait in the outbox now, in all slots; the database counts them.
 
         Raises:
             DatabaseFailed: The database does not answer.
@@ -335,7 +336,7 @@ def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tup
 
 FIRST_LOOK_S: Final = 0.005
 GAP_S: Final = 0.002
-"""The pause between two looks: rows committed in it are read together."""
+"""The pause between two looks; the rows committed during it are read together."""
 
 
 class WakeUp:
@@ -359,7 +360,7 @@ class WakeUp:
         self._woken.set()
 
     def wake(self) -> None:
-        """Look soon, for another reason than a notification."""
+        """Look soon, without a notification."""
         self._woken.set()
 
     def take_notification(self) -> bool:

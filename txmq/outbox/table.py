@@ -86,8 +86,8 @@ class Outbox:
         metadata: Your own, so that a tool such as Alembic sees the tables.
         notifies: Whether a commit notifies relays on PostgreSQL. A transaction that notifies
             cannot be prepared for a two-phase commit.
-        clock: For the ids of messages.
-        entropy: Likewise.
+        clock: For the messages' ids.
+        entropy: For the messages' ids.
 
     Raises:
         ConfigError: Not every database takes a name unquoted.
@@ -195,7 +195,7 @@ class Outbox:
         return [self.rows, self.slots, self.relays, *others]
 
     def first_rows(self, kind: str) -> list[str]:
-        """The statements that fill new tables: the slots, and on MySQL the rows to wait at."""
+        """The statements that fill new tables: the slots, and on MySQL the rows that lanes lock."""
         numbers = ", ".join(f"({number})" for number in range(SLOTS))
         slot = self.slots.fullname
         lines = [f"INSERT INTO {slot} (slot) VALUES {numbers}"]  # noqa: S608 - a plain name
@@ -389,7 +389,7 @@ class OutboxWriter:
         lanes: The table whose rows MySQL's writers lock, and its number of rows.
         channel: The channel of notifications; ``None`` for none.
         clock: For the messages' ids.
-        entropy: Likewise.
+        entropy: For the messages' ids.
     """
 
     def __init__(
@@ -466,12 +466,12 @@ class OutboxWriter:
                 raise self._table_missing(words(error)) from error
             raise
         if answer.changed == 0:
-            raise self._table_missing("its lane table lacks the row to wait at")
+            raise self._table_missing("its lane table lacks the row to lock")
         return [row["message_id"] for row in rows]
 
     def _table_missing(self, why: str) -> TableMissing:
         return TableMissing(
-            f"there is no outbox {self._rows.fullname} here: run "
+            f"this database has no outbox {self._rows.fullname}: run "
             f"`{create_command('outbox', self._rows)}`, or have a migration run what "
             f"`txmq schema sql outbox` prints ({why})"
         )
@@ -533,7 +533,7 @@ def _check(outbox: Outbox, kind: str, connection: Connection) -> None:
 
 
 _MARK_CHARS: Final = 256
-"""Room for what a relay adds to the properties."""
+"""Room for the properties that a relay adds."""
 _NOT_WAITING: Final = {properties.WAIT: "false"}
 _MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
 

@@ -110,7 +110,9 @@ def test_a_method_is_called_with_its_object_and_the_session_and_its_message_has_
 
 
 def test_a_method_needs_a_session_after_its_object(tm):
-    with pytest.raises(UsageError, match="alone takes no session: its argument after self must be one"):
+    with pytest.raises(
+        UsageError, match="alone takes no session: its argument after self must be one"
+    ):
 
         class Desk:
             @tm.transactional(topic=TOPIC)

@@ -354,7 +354,9 @@ async def test_a_function_that_commits_by_itself_is_found_out(stage):
     async with stage.manager() as tm:
         assert (await decorated(tm, hasty)(30)).state is NOT_KNOWN
         await stage.until_settled()
-        with pytest.raises(OutcomeUnknown, match="ended by its function, before it had a message") as raised:
+        with pytest.raises(
+            OutcomeUnknown, match="ended by its function, before it had a message"
+        ) as raised:
             await decorated(tm, hasty_and_sorry)(40)
         assert isinstance(raised.value.__cause__, Refusal)
     assert bills(stage.bank) == [30, 40]

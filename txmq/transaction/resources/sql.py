@@ -129,7 +129,7 @@ class SQLResource(Generic[S]):
         fence: The fence table.
         schema: Its schema; by default, the session's default schema.
         wait_s: How long a check waits for a local transaction that is committing.
-        entropy: Where chance comes from.
+        entropy: The source of randomness.
 
     Raises:
         ConfigError: The source is not one of these, or cannot be guarded.
@@ -186,7 +186,7 @@ class SQLResource(Generic[S]):
         self._is_closed = False
 
     has_second_phase: ClassVar[bool] = False
-    """It has committed before the decision."""
+    """False: it has committed before the decision."""
 
     @property
     def identity(self) -> str:
@@ -215,10 +215,10 @@ class SQLResource(Generic[S]):
         self._identity = await self._turn(self._verify(self._entropy.token(16).hex()))
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """Nothing to do: there is no second phase."""
+        """Do nothing: there is no second phase."""
 
     async def attend(self) -> None:
-        """Nothing to do: a crash leaves nothing prepared."""
+        """Do nothing: a crash leaves nothing prepared."""
 
     def close(self) -> None:
         """Stop the threads of a blocking source; the source stays open."""
@@ -247,7 +247,7 @@ class SQLResource(Generic[S]):
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """The outcome of a local transaction. One that has not begun by now never commits.
+        """The outcome of a local transaction. If it has not begun by now, it never commits.
 
         ``UNKNOWN`` if it is in progress, if the database does not answer, or if its row may have
         been removed from the fence.
@@ -326,8 +326,8 @@ class SQLResource(Generic[S]):
         least_s = check_horizon_s() if horizon_s is None else horizon_s
         if older_than_s < least_s:
             raise ConfigError(
-                f"checks of a transaction can come for {least_s:.0f} s: rows of {older_than_s:.0f} "
-                "s are still needed"
+                f"checks of a transaction can arrive for {least_s:.0f} s: rows that are "
+                f"{older_than_s:.0f} s old are still needed"
             )
         older_ms = int(older_than_s * 1000)
         return await self._turn(self._clean(self.identity, older_ms, max(1, batch)))
@@ -336,7 +336,7 @@ class SQLResource(Generic[S]):
         if self.is_blocking:
             if self._is_closed:
                 work.close()
-                raise UsageError("this resource is closed: no thread of it is left")
+                raise UsageError("this resource is closed: its threads have ended")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
 
@@ -425,8 +425,8 @@ class SQLResource(Generic[S]):
             version, identity, _ = marks[0]
             if version != FENCE_VERSION:
                 raise FenceOutdated(
-                    f"{fence.name} is of version {version}, and this is txmq for version "
-                    f"{FENCE_VERSION}: all services and the table change together"
+                    f"{fence.name} has version {version}, but this txmq needs version "
+                    f"{FENCE_VERSION}: change all services and the table together"
                 )
             await db.execute(fence.shape)
             values: tuple[object, ...] = ()
@@ -444,7 +444,7 @@ class SQLResource(Generic[S]):
         # Write as a check does: MySQL's statement-based logging refuses writes in READ COMMITTED.
         async with open_with_lock_timeout(adapter, TRIAL_WAIT_MS) as db:
             if await claim(fence, adapter, db, trial) is not None:
-                raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
+                raise FenceUnsafe("this driver does not report how many rows an INSERT added")
         db = await adapter.open()
         try:
             if (await db.execute(fence.outcome, of_xid=trial.xid)).rows:
@@ -527,7 +527,7 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
         )
     if found is Failure.REFUSED:
         return FenceUnsafe(
-            f"the database forbids what {fence.name} needs, which is SELECT and INSERT on it, and "
+            f"this database user lacks a right on {fence.name}: SELECT and INSERT are needed, and "
             f"UPDATE and DELETE to clean it: {words(problem)}"
         )
     return DatabaseFailed(f"the database did not answer: {words(problem)}")

@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 PREFIX: Final = "txmq:"
-"""Whatever is called otherwise is not ours, and is never touched."""
+"""Prepared transactions without this prefix are not ours, and are never touched."""
 
 _XID: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 _BRANCH: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -55,7 +55,7 @@ _GID: Final = re.compile(r"txmq:([A-Za-z0-9_.:-]+):([A-Za-z0-9_-]{1,32}):([A-Za-
 
 
 class Gid(NamedTuple):
-    """The parts of a name."""
+    """The parts of a prepared transaction's name: all that another process needs to end it."""
 
     xid: str
     branch: str
@@ -158,7 +158,7 @@ class Prepared(NamedTuple):
 
     gid: str
     parts: Gid | None
-    """None of a name that is not ours."""
+    """``None`` if the name is not ours."""
     age_s: float
     prepared_ms: int
     owner: str
@@ -185,18 +185,17 @@ async def vote(db: DatabaseSession[Any], gid: str) -> None:
     except psycopg.Error as error:
         if error.sqlstate in NO_ROOM and "prepared" in str(error):
             raise TwoPhaseUnavailable(
-                f"this server has no room for one more prepared transaction: raise "
-                f"max_prepared_transactions, or look for forgotten ones with `txmq xa list` "
-                f"({error})"
+                "this server cannot prepare another transaction: raise "
+                f"max_prepared_transactions, or find forgotten ones with `txmq xa list` ({error})"
             ) from error
         if error.sqlstate == IN_USE:
             raise OutcomeUnknown(
-                f"{gid} is prepared already: another process runs this transaction ({error})"
+                f"{gid} is already prepared: another process runs this transaction ({error})"
             ) from error
         raise
     # PREPARE silently rolls back a failed transaction.
     if answer != "PREPARE TRANSACTION":
-        raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
+        raise TransactionBroken(f"the database answered {answer!r} to the prepare of {gid}")
     # Use a new transaction and close it: no session may be idle in one until the second phase.
     again = await db.begin_again()
     try:

@@ -93,9 +93,9 @@ class Recovered(NamedTuple):
     left: int = 0
     """Not decided yet, and still may be; or the fence no longer remembers."""
     failed: int = 0
-    """Their database did not do it now."""
+    """Their database refused, or did not answer."""
     silent: tuple[str, ...] = ()
-    """Databases that did not answer; theirs is done at the next time."""
+    """Databases that did not answer; the next recovery tries them again."""
 
     @property
     def is_complete(self) -> bool:
@@ -136,11 +136,11 @@ class XAResource(Generic[S]):
         fence: The fence table.
         schema: Its schema; by default, the session's default schema.
         wait_s: How long a check waits for a decision in progress.
-        confirm_s: How long a caller waits for the second phase, which is retried meanwhile.
+        confirm_s: How long a caller waits for the second phase and its retries.
         horizon_s: How long a prepared transaction may be undecided before a recovery rolls it back,
             if no check has. Must be longer than local transactions take.
         recover_every_s: How often an open manager recovers.
-        entropy: Where chance comes from.
+        entropy: The source of randomness.
 
     Raises:
         ConfigError: A source is invalid or cannot prepare, blocking and asyncio sources are mixed,
@@ -194,7 +194,7 @@ class XAResource(Generic[S]):
         entropy: Entropy | None = None,
     ) -> None:
         if not sources:
-            raise ConfigError("an XAResource has databases, by their names")
+            raise ConfigError("an XAResource needs databases, by their names")
         self._adapters: dict[str, DatabaseAdapter[S]] = {}
         for name, source in sources.items():
             check_branch(name)
@@ -215,7 +215,7 @@ class XAResource(Generic[S]):
             if not adapter.can_prepare:
                 raise ConfigError(f"{name} is not a PostgreSQL used through psycopg")
             if adapter.is_blocking is not self.is_blocking:
-                raise ConfigError(f"{name} is of another colour: let all block, or all be async")
+                raise ConfigError(f"{name} differs from the first: let all block, or all be async")
 
     @property
     def is_blocking(self) -> bool:
@@ -352,7 +352,7 @@ class XAResource(Generic[S]):
                         seen.waiting.append(InDoubtBranch(name, item, None, Duty.NONE))
                     continue
                 xid = item.parts.xid
-                # Read the fence after the list: no attempt is decided before it is prepared.
+                # Read the fence after the list: an attempt is prepared before it is decided.
                 if xid not in known:
                     known[xid] = await self._decided(xid)
                 what = duty(known[xid], item.age_s, limit_s)
@@ -469,8 +469,8 @@ class XAResource(Generic[S]):
         oldest = max((branch.prepared.age_s for branch in waiting), default=0.0)
         if oldest >= older_than_s:
             raise ResourceError(
-                f"something has been prepared for {oldest:.0f} s, and its row is needed: run "
-                "`txmq xa list` and `txmq xa recover`"
+                f"a transaction has been prepared for {oldest:.0f} s, and its row is still needed: "
+                "run `txmq xa list` and `txmq xa recover`"
             )
         return await self._fence.clean(older_than_s, horizon_s=horizon_s, batch=batch)
 
@@ -576,7 +576,7 @@ class SecondPhase(Generic[S]):
             )
 
     async def follow(self, xid: str, state: LocalTransactionState) -> None:
-        """The same for the answer to a check, without retries.
+        """End the branches for the answer to a check, without retries.
 
         The broker waits for the decision, and another database must not delay it.
         """

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class Branch(Generic[S]):
     """One database's part of a transaction.
 
-    It keeps its connection to the end. Otherwise, sessions that wait for the prepared branch's
-    locks might hold all connections of the pool, and wait for ever.
+    It keeps its connection to the end. Otherwise, sessions that wait for the branch's locks could
+    take all connections of the pool, and wait forever.
     """
 
     def __init__(self, name: str, adapter: DatabaseAdapter[S], gid: str) -> None:
@@ -61,7 +61,7 @@ class Branch(Generic[S]):
         try:
             await two_phase.vote(self.db, self.gid)
         except OutcomeUnknown:
-            self.may_be_prepared = False  # Not by us.
+            self.may_be_prepared = False  # Another process has prepared it.
             raise
 
     @property
@@ -225,7 +225,7 @@ class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
     def _check_none_ended(self, problem: BaseException | None) -> None:
         for branch in self._branches.values():
             if branch.db is not None and branch.db.status() is SessionStatus.ENDED:
-                # The commit there is final, so a person must resolve it.
+                # The commit there may be final, so an operator must look at it.
                 text = (
                     f"the function has ended its transaction in {branch.name} itself, and all "
                     f"others of {self._xid} are rolled back; leave commit and rollback to txmq"
@@ -239,8 +239,8 @@ class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
         for branch in self._branches.values():
             if branch.db is None or branch.db.status() is not SessionStatus.OPEN:
                 raise TransactionBroken(
-                    f"{branch.name} gave its part of {self._xid} up after an error that was not "
-                    "passed on"
+                    f"{branch.name} gave up its part of {self._xid} after an error that the "
+                    "function did not raise"
                 )
         for branch in self._branches.values():
             await self._vote(branch)

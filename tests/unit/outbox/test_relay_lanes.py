@@ -277,7 +277,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, repli
         )
         publisher.send()
         await ended.wait()
-        return publisher.counts
+        return publisher.tally
 
     counts = asyncio.run(run())
     assert (counts.failed, counts.deferred) == ((1, 0) if 0 in replicas else (0, 1))

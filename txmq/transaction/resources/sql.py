@@ -527,8 +527,8 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
         )
     if found is Failure.REFUSED:
         return FenceUnsafe(
-            f"this database user lacks a right on {fence.name}: SELECT and INSERT are needed, and "
-            f"UPDATE and DELETE to clean it: {words(problem)}"
+            f"the database forbids what {fence.name} needs: SELECT and INSERT, and UPDATE and "
+            f"DELETE to clean it ({words(problem)})"
         )
     return DatabaseFailed(f"the database did not answer: {words(problem)}")
 

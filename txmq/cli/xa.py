@@ -111,7 +111,7 @@ def list_(
 
 
 def _fields(found: InDoubtBranch) -> dict[str, Any]:
-    from txmq.transaction.resources.prepared import Duty
+    from txmq.transaction.resources.two_phase import Duty
 
     is_ours = found.duty is not Duty.NONE
     fence = "undecided" if found.decided is None else _DECISIONS[found.decided.name]

@@ -38,7 +38,7 @@ from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import split, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.protocol.topics import DLQ
-from txmq.remoting.exchange import PendingResponse
+from txmq.remoting.connection import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 

@@ -493,7 +493,7 @@ class PendingSend(msgspec.Struct, eq=False):
     # Answers and failures
 
     def answered(self, answer: Command) -> None:
-        """See :meth:`txmq.remoting.exchange.Waiter.answered`."""
+        """See :meth:`txmq.remoting.connection.Waiter.answered`."""
         self.connection = None
         queue, pending = self.queue, self.pending
         assert queue is not None, "an answered request was sent to a queue"
@@ -529,7 +529,7 @@ class PendingSend(msgspec.Struct, eq=False):
         pending.finish(self, results)
 
     def failed(self, problem: TransportError) -> None:
-        """See :meth:`txmq.remoting.exchange.Waiter.failed`."""
+        """See :meth:`txmq.remoting.connection.Waiter.failed`."""
         self.connection = None
         self.lost(problem)
 

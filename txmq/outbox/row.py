@@ -9,7 +9,7 @@ from zlib import crc32
 
 import msgspec
 
-from txmq.client.send.sender import check_kind
+from txmq.client.send.producer import check_kind
 from txmq.client.send_request import sealed
 from txmq.errors import LimitExceeded, LocalProtocolError
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS

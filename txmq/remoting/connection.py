@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange[Waiter] = Exchange()
         self.number: Callable[[], int] = self._exchange.number
         """Returns the number for the next posted request."""
-        # A caller of post() limits its open requests itself, and has a deadline.
+        # Callers of post() limit their open requests themselves, and have deadlines.
         self._is_posted_to = False
         self._posted_bytes = 0
         self._caught_up: asyncio.Future[None] | None = None
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport and its peer's address."""
+        """Note the transport and its peer's address."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=CONNECTION_BACKLOG_BYTES)
         peer = transport.get_extra_info("peername")
@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
         elif self._server is not None and (
             self._reader.has_long_header or (len(parts) > 1 and self._server.is_busy)
         ):
-            # A long header waits even alone: those of several strangers would share one turn.
+            # A long header waits even alone; otherwise those of several strangers share one turn.
             self._wait(parts)
         else:
             # After a full read the loop reads on at once, up to 32 times.
@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
         out, collected = self._out, 0
         decode, serve, now = self._decode, self._service, self._clock.monotonic
         codes, serve_run, at, end = self._run_codes, self._serve_run, 0, len(parts)
-        # Up to which part the time counts: after the last one nothing is left that could wait.
+        # The time limit counts up to this part; after the last one nothing is left that could wait.
         last = 0 if self._server is None else end + (self._turn_end is not None)
         try:
             while at < end:
@@ -428,7 +428,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _has_ended_at_once(self) -> bool:
-        """Whether the peer ended before it sent anything, as a server does that expects TLS."""
+        """Whether the peer closed before it sent anything, as a server that expects TLS does."""
         age_s = self._clock.monotonic() - self._opened_at
         return self.active_at == self._opened_at and age_s < _AT_ONCE_S
 
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
         """Stop reading requests, because the peer reads our answers too slowly.
 
         While we wait for answers we keep reading: if both ends wrote much and read nothing, they
-        would wait for each other for ever.
+        would wait for each other forever.
         """
         self._unread = True
         if self._transport is not None and not self._exchange.waiting:
@@ -560,42 +560,13 @@ class Connection(asyncio.Protocol):
             RequestTimeout: No answer came in time.
         """
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        deadline = self._clock.monotonic() + timeout_s
-        opaque = self.start(
-            code, header, PendingResponse(future), deadline, body=body, is_urgent=is_urgent
-        )
+        opaque, deadline = self.number(), self._clock.monotonic() + timeout_s
+        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
+        self.post(opaque, PendingResponse(future), deadline, frame, is_urgent=is_urgent)
         try:
             return await future
         finally:
             self._exchange.waiting.pop(opaque, None)
-
-    def start(
-        self,
-        code: int,
-        header: Fields,
-        waiter: Waiter,
-        deadline: float,
-        *,
-        body: bytes = b"",
-        is_urgent: bool = False,
-    ) -> int:
-        """Send a request, and return its number for :meth:`break_off`.
-
-        Args:
-            code: The request code.
-            header: The fields.
-            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
-            deadline: The latest time for an answer, in the clock's monotonic time.
-            body: The body.
-            is_urgent: Whether to write it now, not together with the turn's other requests.
-
-        Raises:
-            ConnectionLost: The connection is closed; nothing was sent.
-        """
-        opaque = self.number()
-        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
-        self.post(opaque, waiter, deadline, frame, is_urgent=is_urgent)
-        return opaque
 
     def post(
         self,

@@ -143,5 +143,5 @@ async def test_only_middleware_is_accepted_and_only_before_the_client_opens(stag
     with pytest.raises(UsageError, match="an async function"):
         client.middleware(lambda message, call_next: call_next(message))
     async with client:
-        with pytest.raises(UsageError, match="before a client opens"):
+        with pytest.raises(UsageError, match="before the client opens"):
             client.middleware(Refusing())

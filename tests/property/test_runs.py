@@ -20,8 +20,8 @@ from txmq.protocol import command as commands
 from txmq.protocol.command import BINARY, JSON, ONEWAY
 from txmq.protocol.headers import EndTransaction, SendMessageV2
 from txmq.protocol.record import position_in
+from txmq.remoting.connection import PendingResponse
 from txmq.remoting.dispatch import Dispatcher
-from txmq.remoting.exchange import PendingResponse
 from txmq_broker.config import CheckBackSettings, StoreSettings
 
 GROUP = "P"

@@ -45,7 +45,7 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import SQLAlchemyError
 
 from txmq.client.identity import UniqueIds
-from txmq.client.send.sender import check_kind
+from txmq.client.send.producer import check_kind
 from txmq.client.send_request import sealed
 from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.databases.failures import Failure, failure, words

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txmq.client.client import Client
-from txmq.client.send.producer import Producer
-from txmq.client.send.sender import Sender, check_kind
+from txmq.client.send.producer import Producer, Sender, check_kind
 from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
@@ -265,7 +264,7 @@ class HalfMessageProducer(Producer):
     # Checks
 
     def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """Take a broker's check; see :class:`txmq.client.broker_requests.TransactionOwner`."""
+        """Take a broker's check; see :class:`txmq.client.cluster_client.TransactionOwner`."""
         if self._checks is not None:
             self._checks.take(connection, header, message)
 

@@ -56,7 +56,7 @@ from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import split, split_offset_id, unpack, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.protocol.topics import DLQ, TRACES
-from txmq.remoting.exchange import PendingResponse
+from txmq.remoting.connection import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 

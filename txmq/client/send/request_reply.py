@@ -100,7 +100,9 @@ def question(message: Message, correlation: str, client: str, timeout_s: float) 
         ConfigError: ``timeout_s`` is not more than 0.
     """
     if timeout_s <= 0:
-        raise ConfigError(f"a reply takes some time; timeout_s is more than 0, not {timeout_s}")
+        raise ConfigError(
+            f"timeout_s must be more than 0, not {timeout_s}, because a reply takes some time"
+        )
     asked = {
         CORRELATION_ID: correlation,
         REPLY_TO_CLIENT: client,
@@ -133,7 +135,7 @@ class Requester:
         Raises:
             RequestTimeout: No reply came in time.
             LimitExceeded: Too many replies are awaited already.
-            UsageError: The producer was closed meanwhile.
+            UsageError: The producer was closed before the reply came.
             TxmqError: The request could not be sent.
         """
         if len(self._awaited) >= REPLIES_AWAITED_MAX:
@@ -268,6 +270,6 @@ class Requester:
 def _late(topic: str, timeout_s: float, *, is_sent: bool) -> RequestTimeout:
     if is_sent:
         return RequestTimeout(f"no reply to a request to {topic} came within {timeout_s:g} s")
-    error = RequestTimeout(f"there was no way to a broker of {topic} within {timeout_s:g} s")
+    error = RequestTimeout(f"no broker of {topic} could be reached within {timeout_s:g} s")
     error.effect = Effect.NONE
     return error

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
-from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.handlers.pull import PullHandlers
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
@@ -91,7 +91,7 @@ SEAMS: Final = (
     Seam("answer a held pull", PullHandlers, "_resume", (COMMIT, COPY, DELIVER)),
     Seam("ask the producer", Checker, "_ask", (CHECK,)),
     Seam("hear that it is unknown", Checker, "note_unknown", (CHECK,)),
-    Seam("spend the check", Coordinator, "spend_check", (CHECK,)),
+    Seam("spend the check", Transactions, "spend_check", (CHECK,)),
     Seam("write the indexes", Checkpoints, "begin", (SAVE,)),
     Seam("note the indexes", Checkpoints, "confirm", (SAVE,)),
 )

@@ -4,7 +4,7 @@ from collections import Counter
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, event, text
 
-from txmq.idempotent.done_table import DoneTable
+from txmq.idempotent.unique_key import DoneTable
 
 __all__ = ["EFFECT", "PAYMENT", "SECRET", "STOCK", "Effects", "engine_options"]
 

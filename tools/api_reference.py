@@ -55,7 +55,12 @@ NOTE = (
 )
 OWN_PAGES = ("txmq", "txmq.errors", "txmq.blocking")
 """The modules whose pages show all of their names, also those that `txmq` has."""
-OPTIONS = {"txmq.blocking": "    options:\n      show_bases: false\n"}
+OPTIONS = {
+    "txmq.blocking": "    options:\n      show_bases: false\n",
+    # Its other methods are steps that only the manager takes.
+    "txmq.Transaction": "    options:\n      members: [group, xid, session, message, outcome]\n",
+}
+"""Options of mkdocstrings for the names of a module, or for one name."""
 
 
 def pages() -> dict[str, str]:
@@ -98,7 +103,8 @@ def entry(module: str, name: str) -> str:
     application = import_module("txmq")
     if module not in OWN_PAGES and name in application.__all__:
         return f"[`{module}.{name}`][txmq.{name}]"
-    return f"::: {module}.{name}\n{OPTIONS.get(module, '')}".rstrip("\n")
+    whole = f"{module}.{name}"
+    return f"::: {whole}\n{OPTIONS.get(whole, OPTIONS.get(module, ''))}".rstrip("\n")
 
 
 def purpose(module: str) -> str:

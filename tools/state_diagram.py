@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from txmq_broker.core.transaction import diagram
+from txmq_broker.core.transactions import diagram
 
 BLOCK = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 

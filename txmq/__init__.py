@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from txmq.outbox.table import create_outbox
     from txmq.security.signatures import Credentials
     from txmq.security.tls import ClientTls
-    from txmq.transaction.listener import HalfMessage, TransactionListener
+    from txmq.transaction.listener import TransactionListener
     from txmq.transaction.machine import Transaction
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from txmq.transaction.resources.schema import create_fence
     from txmq.transaction.settings import ManagerSettings, TransactionSettings
     from txmq.transaction.state import (
+        HalfMessage,
         LocalTransactionState,
         TransactionOutcome,
         TransactionState,
@@ -149,7 +150,7 @@ _LATER: Final = {
     "create_outbox": "txmq.outbox.table",
     "Relay": "txmq.outbox.relay",
     "RelaySettings": "txmq.outbox.settings",
-    "HalfMessage": "txmq.transaction.listener",
+    "HalfMessage": "txmq.transaction.state",
     "TransactionListener": "txmq.transaction.listener",
     "TransactionManager": "txmq.transaction.manager",
     "Transaction": "txmq.transaction.machine",

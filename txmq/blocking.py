@@ -56,12 +56,11 @@ from txmq.runtime.tasks import Threads
 from txmq.settings.units import DurationLike
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.machine import Transaction
-from txmq.transaction.manager import signed
+from txmq.transaction.manager import Entered, Work, signed
 from txmq.transaction.message import Keys, MadeFrom, Properties, Text
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome, TransactionTally
-from txmq.transaction.work import Entered, Work
 
 __all__ = [
     "Admin",
@@ -380,7 +379,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
                 with Entered(transaction, session):
                     is_entered = True
                     yield transaction
-                begun.attempts.check_time()
+                begun.check_time()
         except Exception as raised:
             if begun is None:
                 raise

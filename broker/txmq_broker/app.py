@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
@@ -31,7 +31,6 @@ from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import FULL, Admission
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.identity import Identity
@@ -40,23 +39,32 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.handlers.families import HandlerFamily, plain_families
+from txmq_broker.handlers.groups import GroupHandlers
+from txmq_broker.handlers.offsets import OffsetHandlers
+from txmq_broker.handlers.progress import ProgressHandlers
 from txmq_broker.handlers.pull import PullHandlers
+from txmq_broker.handlers.query import QueryHandlers
 from txmq_broker.handlers.relay import RelayHandlers
-from txmq_broker.names.own_registration import OwnRegistration
-from txmq_broker.names.server import NameServer
+from txmq_broker.handlers.returns import ReturnHandlers
+from txmq_broker.handlers.send import SendHandlers
+from txmq_broker.handlers.settings import SettingHandlers
+from txmq_broker.handlers.statistics import StatisticsHandlers
+from txmq_broker.handlers.topics import TopicHandlers
+from txmq_broker.handlers.transactions import TransactionHandlers
+from txmq_broker.names.server import NameServer, OwnRegistration
 from txmq_broker.parts import Counted, Parts
 from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
-from txmq_broker.replication.log_copy import finish_cut
+from txmq_broker.replication.truncation import finish_cut
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.housekeeping import Housekeeping
-from txmq_broker.services.keeper import CopyState, Keeper
+from txmq_broker.services.keeper import CopyState, Keeper, Tables
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar, Registration
@@ -77,8 +85,16 @@ _TORN_MEANS: Final = {
 }
 
 
+class HandlerFamily(Protocol):
+    """The handlers of one family of requests."""
+
+    def table(self) -> dict[int, Handler]:
+        """The handlers by request code."""
+        ...
+
+
 class Broker:
-    """A broker, with its own name server unless the settings name others."""
+    """A broker. It runs its own name server unless the settings name others."""
 
     def __init__(
         self,
@@ -107,7 +123,7 @@ class Broker:
         self.groups = Groups(settings.topics)
         self.offsets = Offsets(self.store.end_of, lambda name: self.groups.find(name) is not None)
         self.clients: Clients[Connection] = Clients()
-        self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
+        self.transactions = Transactions(self.store.halves, self.topics, settings.transaction)
         self.schedule = Schedule(self.store, self.topics, settings.delay)
         self.filters = Filters(settings.filter)
         self.locks = Locks()
@@ -122,9 +138,7 @@ class Broker:
             self.disk,
             self.clock,
             self._keeper,
-            self.topics,
-            self.groups,
-            self.offsets,
+            Tables(self.topics, self.groups, self.offsets),
             self.statistics,
             self.admission,
             settings.retention,
@@ -218,7 +232,7 @@ class Broker:
             self._failed,
         )
         self._checker = Checker(
-            self.coordinator, self.clients, self.clock, self._flusher.decision_ms
+            self.transactions, self.clients, self.clock, self._flusher.decision_ms
         )
         if self._authorizer is not None:
             may_publish = self._authorizer.may_publish
@@ -248,7 +262,7 @@ class Broker:
         self._tasks.append(self._delivery)
 
     def _service_for(self) -> Callable[[str], Service] | None:
-        """The function that returns, for a host, what serves it; ``None`` if all get the same."""
+        """Chooses the service of each host; ``None`` if one service serves all hosts."""
         protection, gate = self._door.protection, self._gate
         limited = None if protection is None else protection.over(self._dispatch)
         if gate is None:
@@ -311,10 +325,8 @@ class Broker:
                 self.disk,
                 connections_max=self.settings.connections_max,
                 owner=self._keeper.owner,
-                authorize=self._door.authorize_names,
                 audit=self._audit,
-                protection=self._door.protection,
-                tls=self._door.port_tls,
+                door=self._door,
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client
@@ -345,7 +357,7 @@ class Broker:
 
     def _topic_of_half(self, end: EndTransaction) -> str | None:
         try:
-            half = self.coordinator.find(end).half
+            half = self.transactions.find(end).half
         except BrokerRefused:
             return None  # The handler refuses it too.
         return None if half is None else half.queue.topic
@@ -364,7 +376,7 @@ class Broker:
             groups=self.groups,
             offsets=self.offsets,
             clients=self.clients,
-            coordinator=self.coordinator,
+            transactions=self.transactions,
             schedule=self.schedule,
             filters=self.filters,
             locks=self.locks,
@@ -421,8 +433,18 @@ class Broker:
         self.store.damage.found = self._verifier.suspect
         self._damaged.on_change = self._note_damage
         self._note_damage()
+        sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
-            *plain_families(parts),
+            sends,
+            ReturnHandlers(parts, sends.topic_of_group),
+            TransactionHandlers(parts),
+            OffsetHandlers(parts),
+            QueryHandlers(parts),
+            TopicHandlers(parts),
+            GroupHandlers(parts),
+            ProgressHandlers(parts),
+            StatisticsHandlers(parts),
+            SettingHandlers(parts),
             self._account_handlers,
             self._pulls,
             self._client_handlers,
@@ -452,7 +474,7 @@ class Broker:
         if self._listener is None:
             return
         self._listener.stop_listening()
-        self.admission.refuse("stopping", "the broker is stopping")
+        self.admission.set_cause("stopping", "the broker is stopping")
         # The name server closes first: while draining it would answer that no topic exists.
         await self._close_names()
         if self._registrar is not None:
@@ -597,7 +619,7 @@ class Broker:
         self._pulls.wait_max = settings.pull_wait_max
         self.topics.defaults = settings.topics
         self.groups.defaults = settings.topics
-        self.coordinator.settings = settings.transaction
+        self.transactions.settings = settings.transaction
         self.filters.settings = settings.filter
         self.schedule.adopt(settings.delay)
 

@@ -15,7 +15,6 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.identity import Identity
@@ -24,6 +23,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.replication.held_leadership import HeldLeadership
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
@@ -34,7 +34,7 @@ __all__ = ["Counted", "Parts", "ReadParts"]
 
 
 class Counted(Protocol):
-    """A part that clients make keep something."""
+    """A part that keeps something for clients."""
 
     def figures(self) -> dict[str, int]:
         """What it keeps, and what it refused since the start."""
@@ -64,7 +64,7 @@ class ReadParts:
     statistics: Statistics
 
     figures: Callable[[], dict[str, int]]
-    """Counts what peers make the broker keep, and what it refused them, by name."""
+    """Counts what the broker keeps for its peers, and what it refused them, by name."""
     create_topics: Callable[[Iterable[TopicConfig]], None]
     """Creates the topics that a client's request needs; see ``TopicCreator.create``."""
     producers_seen: Callable[[Iterable[str]], None]
@@ -76,7 +76,7 @@ class Parts(ReadParts):
     """The parts of a running broker; each family of handlers takes the parts it needs."""
 
     entropy: Entropy
-    coordinator: Coordinator
+    transactions: Transactions
     schedule: Schedule
     admission: Admission
 

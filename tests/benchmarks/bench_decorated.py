@@ -96,7 +96,7 @@ def decorated(bench, plan):
 
 def prepare(database):
     """Accounts, and whatever tables of ours functions stand behind."""
-    from txmq.idempotent.done_table import DoneTable
+    from txmq.idempotent.unique_key import DoneTable
     from txmq.transaction.resources.schema import create_fence
 
     engine = create_engine(database)

@@ -20,8 +20,8 @@ from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq_broker.config import CheckBackSettings, StoreSettings, TopicDefaults
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.core.topics import Topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.services.checker import Checker
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending_transactions import transaction_key
@@ -60,11 +60,11 @@ class Stage:
         self.store.open({})
         self.count = count
         topics = Topics(self.store, TopicDefaults())
-        coordinator = Coordinator(self.store.halves, topics, CheckBackSettings(check_max=9999))
+        transactions = Transactions(self.store.halves, topics, CheckBackSettings(check_max=9999))
         self.clients, self.producer = Clients(), Sink()
         beat = Heartbeat("client", [ProducerRegistration(GROUP)], [])
         self.clients.beat(self.producer, beat, "JAVA", 409, 0.0)
-        self.checker = Checker(coordinator, self.clients, self.clock, self.clock.wall_ms)
+        self.checker = Checker(transactions, self.clients, self.clock, self.clock.wall_ms)
         gc.collect()
         self.empty = resident()
 

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from txmq import Producer
-from txmq.outbox.row import unpack
+from txmq.outbox.table import unpack
 
 POLL_S = 0.1
 ROWS = 500

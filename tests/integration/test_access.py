@@ -196,7 +196,7 @@ def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
                 listener = Listener(LocalTransactionState.UNKNOWN)
                 async with TransactionProducer("open", shop, listener) as producer:
                     await producer.send_in_transaction(TEA)
-            pending = broker.coordinator.halves.pending
+            pending = broker.transactions.halves.pending
             half = pending.find(next(iter(pending)))
             end = EndTransaction("open", half.offset, half.position, ROLLBACK)
             async with as_(broker, "the-bill") as bill:

@@ -192,7 +192,7 @@ def test_a_follower_leads_only_after_a_promotion(members):
     second.start()
     assert send(second.names, ["three"]) == [SendStatus.OK]
     assert stored(second) == {"one", "two", "three"}
-    # The old leader does not lead any more, once it has followed.
+    # The old leader no longer leads, once it has followed.
     first.role = "SLAVE"
     first.start()
     first.wait_for_line("following")

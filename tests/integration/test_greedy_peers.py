@@ -30,11 +30,11 @@ from txmq_broker.core import clients as client_table
 from txmq_broker.core import groups as group_table
 from txmq_broker.core import locks as lock_table
 from txmq_broker.core import offsets as offset_table
+from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.rate_limit import RateLimit
 from txmq_broker.services import topic_creator
 from txmq_broker.testing import embedded
 

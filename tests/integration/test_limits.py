@@ -23,7 +23,7 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.app import Broker
 from txmq_broker.config import CheckBackSettings
-from txmq_broker.core.held_pulls import HeldPulls
+from txmq_broker.handlers.pull import HeldPulls
 from txmq_broker.names.routes import RouteRegistry
 from txmq_broker.names.server import NameServer
 from txmq_broker.testing import settings_for_test

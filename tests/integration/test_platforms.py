@@ -18,7 +18,7 @@ from txmq.cli.common import stop_at_signals
 from txmq.runtime import file_room
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.config import BrokerSettings
-from txmq_broker.roles import running
+from txmq_broker.processes import file_limit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FULL_SYNC = 51
@@ -133,7 +133,7 @@ def test_a_system_that_does_not_raise_the_limit_on_files_is_told_and_goes_on(mon
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, endless))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    running.allow_files(10_000)
+    file_limit.allow_files(10_000)
 
     assert "only 256 files may be open; connections_max is 10000" in caplog.text
 

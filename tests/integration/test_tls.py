@@ -33,10 +33,11 @@ from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
 from txmq.security.tls import subject_of
 from txmq_broker.access.audit import read_audit
-from txmq_broker.access.front_door import ServerCertificates
+from txmq_broker.access.front_door import FrontDoor, ServerCertificates
 from txmq_broker.config import (
     BrokerSettings,
     CheckBackSettings,
+    SecuritySettings,
     ServerTlsSettings,
     StoreSettings,
 )
@@ -256,8 +257,9 @@ def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(
 
     @asynccontextmanager
     async def cluster():
-        port_tls = ServerCertificates(tls).port_tls
-        async with NameServer(SystemNetwork(), SystemClock(), tls=port_tls) as names:
+        network = SystemNetwork()
+        door = FrontDoor("", SecuritySettings(), tls, network)
+        async with NameServer(network, SystemClock(), door=door) as names:
             await names.open("127.0.0.1", 0)
             async with served(tls, names="{}:{}".format(*names.address)) as broker:
                 yield broker

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq_broker.replication.copied_answers import NEAR_BYTES, InSyncSet
+from txmq_broker.replication.acknowledgements import NEAR_BYTES, InSyncSet
 
 MEMBERS = ("m1", "m2", "m3")
 STEP = NEAR_BYTES // 2

@@ -20,8 +20,8 @@ from txmq.protocol import command as commands
 from txmq.protocol.command import BINARY, JSON, ONEWAY
 from txmq.protocol.headers import EndTransaction, SendMessageV2
 from txmq.protocol.record import position_in
+from txmq.remoting.connection import PendingResponse
 from txmq.remoting.dispatch import Dispatcher
-from txmq.remoting.exchange import PendingResponse
 from txmq_broker.config import CheckBackSettings, StoreSettings
 
 GROUP = "P"
@@ -65,7 +65,8 @@ _ops = st.builds(
 
 _kinds = st.sampled_from(
     ["message"] * 10 + ["half"] * 20 + ["end"] * 30
-    + ["batch", "delayed", "empty", "marked", "other group", "immune", "query", "broken"]
+    + ["batch", "delayed", "empty", "marked", "unmarked", "other group", "immune", "query"]
+    + ["broken"]
 )  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def _header(op, opaque, places):
         named["x"] = "x" * (40_000 if op.number % 2 else PROPERTIES_OF_HALF_MAX)
     header = sending(op.topic, queue=op.queue, shape=SendMessageV2, **named)
     header.producer_group = "P\x07" if op.twist == "group" else GROUP
-    header.sys_flag = 4 if op.what in ("half", "other group", "immune") else 0
+    header.sys_flag = 4 if op.what in ("half", "unmarked", "other group", "immune") else 0
     header.batch = op.what == "batch"
     return SEND, header, b"" if op.what == "empty" else b"body of " + op.unique.encode()
 
@@ -212,7 +213,7 @@ def _kept(broker):
         "changes": [[*pending.opened], [*pending.closings], [*pending.closed]],
         "keys": [[*keys._hashes], [*keys._positions]],
         "puts": puts,
-        "tally": asdict(broker.coordinator.tally),
+        "tally": asdict(broker.transactions.tally),
         "figures": broker._flusher.figures(),
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from txmq.protocol import command
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SignedSend
 from txmq_broker.access.accounts import AccessRules, AclFile
-from txmq_broker.access.authorizer import Authorizer
+from txmq_broker.access.front_door import Authorizer
 
 SECRETS = {"publisher": "secret of publisher", "both_sides": "secret of reader"}
 TOPICS = ("T", "U")

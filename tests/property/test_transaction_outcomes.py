@@ -11,7 +11,7 @@ from txmq.databases.guarded_transaction import drive
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.headers import CheckState
 from txmq.protocol.record import host_bytes, offset_id
-from txmq.transaction.end import EndSender
+from txmq.transaction.machine import EndSender
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,

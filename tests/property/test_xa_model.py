@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.transaction.resources.prepared import Duty, duty
+from txmq.transaction.resources.two_phase import Duty, duty
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import typer
 from rich.progress import Progress as Bar
 
-from txmq.cli.reconcile_options import report_failures, stop_on_signals
+from txmq.cli.reconcile import report_failures, stop_on_signals
 from txmq.reconcile.progress import Progress, pages_of
 from txmq.reconcile.spark import open_spark
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.reconcile import runs
 from txmq.cli.reconcile import _show_run as show_run
-from txmq.cli.reconcile_options import report_failures
+from txmq.cli.reconcile import report_failures
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.metrics import METRICS, exposition
 from txmq.reconcile.report.page import page

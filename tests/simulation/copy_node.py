@@ -15,7 +15,7 @@ from txmq.testing import Loss, Machine, MemoryDisk, SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.roles.member import SetMember
+from txmq_broker.processes.member import SetMember
 from txmq_broker.store.log.segments import path_of
 
 __all__ = ["MemberNode", "SetNode", "WatchedCoordination", "durable_end", "machine_of"]

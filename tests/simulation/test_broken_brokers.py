@@ -12,9 +12,8 @@ from tests.simulation.runs import run_seed
 from tests.soak import only_in_soak
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
-from txmq.settings.units import Size
-from txmq_broker.core.coordinator import Coordinator, TransactionStatus
-from txmq_broker.core.transaction import State
+from txmq.settings.values import Size
+from txmq_broker.core.transactions import State, Transactions, TransactionStatus
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
@@ -80,7 +79,7 @@ def with_dict(patch, name, kind):
 
 
 def a_contradiction_is_answered_as_if_it_were_none(patch):
-    patch(Coordinator, "_conflict", lambda self, found, event, source: None)
+    patch(Transactions, "_conflict", lambda self, found, event, source: None)
 
 
 def a_second_decision_is_honoured(patch):
@@ -96,8 +95,8 @@ def a_second_decision_is_honoured(patch):
     def prepared(self, key, half):
         return TransactionStatus(key, State.PREPARED, half, half.group, half.offset)
 
-    patch(Coordinator, "_as_it_stands", prepared)
-    patch(Coordinator, "_decided", prepared)
+    patch(Transactions, "_as_it_stands", prepared)
+    patch(Transactions, "_decided", prepared)
 
 
 def closing_is_forgotten(patch):
@@ -105,16 +104,16 @@ def closing_is_forgotten(patch):
 
 
 def parking_is_forgotten(patch):
-    patch(Coordinator, "park", lambda self, key, half, now_ms: None)
+    patch(Transactions, "park", lambda self, key, now_ms: None)
 
 
 def a_transaction_that_nobody_knows_is_rolled_back(patch):
-    def park(self, key, half, now_ms):
+    def park(self, key, now_ms):
         if key not in self.halves.closing:
             kind, source = DecisionKind.ROLLED_BACK, DecisionSource.BROKER
             self.halves.decide([(key, *self.halves.pending.read(key), kind, source, b"")], now_ms)
 
-    patch(Coordinator, "park", park)
+    patch(Transactions, "park", park)
 
 
 def nobody_is_asked(patch):
@@ -143,7 +142,7 @@ def answers_do_not_wait_for_the_disk(patch):
 
 
 def the_group_is_not_looked_at(patch):
-    find = Coordinator.find
+    find = Transactions.find
 
     def lenient(self, header):
         try:
@@ -152,18 +151,18 @@ def the_group_is_not_looked_at(patch):
             header.producer_group = "bank-0"
             return find(self, header)
 
-    patch(Coordinator, "find", lenient)
+    patch(Transactions, "find", lenient)
 
 
 def a_rollback_is_taken_for_a_commit(patch):
-    stage = Coordinator._stage
+    stage = Transactions._stage
     committed = {DecisionKind.ROLLED_BACK: DecisionKind.COMMITTED}
 
     def deaf(self, decisions, now_ms):
         deaf_to = [(*each[:3], committed.get(each[3], each[3]), *each[4:]) for each in decisions]
         stage(self, deaf_to, now_ms)
 
-    patch(Coordinator, "_stage", deaf)
+    patch(Transactions, "_stage", deaf)
 
 
 def a_commit_is_not_shown(patch):

@@ -16,11 +16,9 @@ from tests.soak import only_in_soak
 from txmq.client.client import Client
 from txmq.client.consume.assignment import QueueAssignment
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
-from txmq.client.consume.fetcher import QueueFetcher
+from txmq.client.consume.fetcher import ConsumeWindow, QueueFetcher
 from txmq.client.consume.offset_store import BrokerOffsets
-from txmq.client.consume.orderly_workers import OrderlyWorkers
-from txmq.client.consume.queue_locks import HeldLocks
-from txmq.client.consume.window import ConsumeWindow
+from txmq.client.consume.orderly_workers import HeldLocks, OrderlyWorkers
 
 RESTLESS = GroupMix(
     members=3, work_s=0.5, fail_chance=0.1, stay_s=3.0, stop_s=1.0, rebalance_interval=2.0

@@ -33,16 +33,17 @@ from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq.testing.coordination import SimulatedCoordination
-from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.replication.copied_answers import CopiedAnswers, InSyncSet
+from txmq_broker.processes.member import SetMember
+from txmq_broker.replication import follower
+from txmq_broker.replication.acknowledgements import Acknowledgements, InSyncSet
 from txmq_broker.replication.follower import Follower
 from txmq_broker.replication.held_leadership import HeldLeadership, LeaderGate
+from txmq_broker.replication.leader_tables import LeaderTables
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_shipper import LogShipper
-from txmq_broker.roles.member import SetMember
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.record_restorer import RecordRestorer
+from txmq_broker.store.start import RecordRestorer
 
 MIX = CopyMix(
     segment=kib(64),
@@ -125,12 +126,9 @@ def no_member_proves_its_log(patch):
     async def has_most(self, view, own):
         return True
 
-    async def refuse_to_lose(self, position):
-        pass
-
     patch(SetMember, "_doubt", doubt)
     patch(SetMember, "_has_most", has_most)
-    patch(Follower, "_refuse_to_lose", refuse_to_lose)
+    patch(follower, "refuse_to_lose", lambda *_: None)
 
 
 def a_follower_joins_with_less_than_was_answered(patch):
@@ -164,7 +162,7 @@ def a_wiped_member_is_taken_for_the_old_one(patch):
 
 
 def readers_see_what_the_copies_lack(patch):
-    hold, release = CopiedAnswers.hold, Flusher.release
+    hold, release = Acknowledgements.hold, Flusher.release
 
     def hold_shown(self, span, tickets):
         release(self._release.__self__, span, {})
@@ -174,7 +172,7 @@ def readers_see_what_the_copies_lack(patch):
         for connection, (_, answers) in tickets.items():
             connection.send(*answers)
 
-    patch(CopiedAnswers, "hold", hold_shown)
+    patch(Acknowledgements, "hold", hold_shown)
     patch(Flusher, "release", send)
 
 
@@ -182,7 +180,7 @@ def a_new_leader_shows_what_its_copies_lack(patch):
     async def opened(self):
         pass
 
-    patch(CopiedAnswers, "opened", opened)
+    patch(Acknowledgements, "opened", opened)
     return MIX.but(faults=("kill twice",))
 
 
@@ -193,12 +191,12 @@ def a_follower_that_is_gone_stays_in_the_set(patch):
 
 
 def a_new_leader_waits_for_the_one_that_is_gone(patch):
-    tick = CopiedAnswers.tick
+    tick = Acknowledgements.tick
 
     def patient(self, connected):
         tick(self, {*connected, *self._set.present})
 
-    patch(CopiedAnswers, "tick", patient)
+    patch(Acknowledgements, "tick", patient)
     patch(InSyncSet, "drop_behind", lambda self, position: [])
     init = HeldLeadership.__init__
     patch(HeldLeadership, "__init__", lambda self, *args: init(self, *args[:3], "", args[4]))
@@ -206,14 +204,14 @@ def a_new_leader_waits_for_the_one_that_is_gone(patch):
 
 
 def offsets_are_not_copied(patch):
-    tables = CopyHandlers._tables
+    tables = LeaderTables.saved
 
     def without(self):
         found = tables(self)
         return CopiedTables(found.topics, found.groups, None, found.floors)
 
-    patch(CopyHandlers, "_tables", without)
-    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
+    patch(LeaderTables, "saved", without)
+    patch(LeaderTables, "saved_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 
@@ -257,7 +255,7 @@ def a_follower_forgets_half_messages(patch):
 
 
 def a_decision_is_answered_before_the_followers_have_it(patch):
-    hold = CopiedAnswers.hold
+    hold = Acknowledgements.hold
 
     def hold_the_rest(self, span, tickets):
         for connection, (requests, answers) in tickets.items():
@@ -267,7 +265,7 @@ def a_decision_is_answered_before_the_followers_have_it(patch):
                     del requests[number]
         hold(self, span, tickets)
 
-    patch(CopiedAnswers, "hold", hold_the_rest)
+    patch(Acknowledgements, "hold", hold_the_rest)
     return TRANSACTIONS.but(members=2)
 
 
@@ -336,14 +334,14 @@ def a_store_without_its_data_is_believed(patch):
 
 
 def topics_are_not_copied(patch):
-    tables = CopyHandlers._tables
+    tables = LeaderTables.saved
 
     def without(self):
         found = tables(self)
         return CopiedTables(TopicConfigs({}), found.groups, found.offsets, found.floors)
 
-    patch(CopyHandlers, "_tables", without)
-    patch(CopyHandlers, "_table_parts", lambda self: iter([without(self).write()]))
+    patch(LeaderTables, "saved", without)
+    patch(LeaderTables, "saved_parts", lambda self: iter([without(self).write()]))
     return MIX.but(faults=("kill",))
 
 

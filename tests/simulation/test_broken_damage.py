@@ -20,11 +20,11 @@ from tests.simulation.copy_runs import run_copy_seed
 from tests.simulation.mix import kib
 from txmq.testing.coordination import SimulatedCoordinator
 from txmq_broker.handlers.copies import CopyHandlers
+from txmq_broker.processes import member
+from txmq_broker.processes.member import SetMember
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_repair import LogRepair
 from txmq_broker.replication.set_acts import StepDown
-from txmq_broker.roles import member
-from txmq_broker.roles.member import SetMember
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.store.start import Start
 

@@ -15,8 +15,8 @@ from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.delivery_runs import run_delivery_seed
 from tests.simulation.mix import kib
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
+from txmq.client.consume.fetcher import Returns
 from txmq.client.consume.orderly_workers import OrderlyWorkers
-from txmq.client.consume.returns import Returns
 from txmq.message import DEAD_LETTER
 from txmq.protocol import properties
 from txmq_broker.core import retry

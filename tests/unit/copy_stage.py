@@ -81,11 +81,7 @@ class FollowedShelf:
         heads = leader.heads()
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
-            last = self.last_shared()
-            if last is None and copy.start != segments.start:
-                copy.start_over(segments.start, leader.tables())
-            else:
-                copy.cut_back(last, leader.tables())
+            copy.cut_back(self.last_shared(), segments.start, leader.tables())
         copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
 

@@ -21,8 +21,8 @@ from txmq_broker.config import (
     RetentionSettings,
     StoreSettings,
 )
+from txmq_broker.processes.follower_server import FollowerServer
 from txmq_broker.replication.follower import Follower
-from txmq_broker.roles.follower_server import FollowerServer
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import known_log
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from txmq.errors import ConfigError
 from txmq.settings.loading import Alias, Derived, OneValue, Unused, kinds_of, load
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 STOCK = """\
 # Licensed to the Apache Software Foundation (ASF) under one or more

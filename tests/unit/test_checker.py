@@ -4,10 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.store.shelf import Shelf
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
+from txmq.protocol.span import DecisionKind
+from txmq.runtime.clock import SystemClock
+from txmq_broker.config import CheckBackSettings, TopicDefaults
 from txmq_broker.core.clients import Clients
+from txmq_broker.core.topics import Topics
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.services.checker import Checker
-from txmq_broker.store.pending_transactions import Half, PendingTransactions
+from txmq_broker.store.pending_transactions import Half, PendingTransactions, transaction_key
 
 GROUP = "tpg"
 COUNT = 2000
@@ -33,8 +39,8 @@ def crowd():
     for number, each in enumerate(members):
         beat = Heartbeat(f"client-{number}", [ProducerRegistration(GROUP)], [])
         clients.beat(each, beat, "PYTHON", 1, 0.0)
-    coordinator = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
-    return Checker(coordinator, clients, None, None), members, looks
+    transactions = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
+    return Checker(transactions, clients, None, None), members, looks
 
 
 def half(offset, origin, checks=0):
@@ -61,3 +67,28 @@ def test_all_have_their_turn_and_the_only_one_is_asked_again(crowd):
     assert checker._choose(half(7, "client-5"), members[0]).connection is members[0]
     members[0].is_backed_up = True
     assert checker._choose(half(7, "client-5"), None) is None
+
+
+def test_a_transaction_decided_before_its_last_check_counts_is_not_parked():
+    """Without syncs, the time stamp of a parking may first end a turn that has the decision."""
+    shelf = Shelf()
+    shelf.prepare(b"half", unique="U1")
+    shelf.flush()
+    key = transaction_key("U1")
+
+    def decision_ms():
+        shelf.flush()
+        return shelf.next_ms()
+
+    topics = Topics(shelf.store, TopicDefaults())
+    transactions = Transactions(shelf.store.halves, topics, CheckBackSettings(check_max=1))
+    checker = Checker(transactions, Clients(), SystemClock(), decision_ms)
+    checker.checks.ask(key, object(), 0.0)
+    shelf.decide("U1", DecisionKind.COMMITTED)
+
+    checker.note_unknown(key)
+
+    assert shelf.store.halves.pending.find(key) is None
+    assert transactions.tally.parked == 0
+    assert list(shelf.bodies().values()) == [b"half"]
+    shelf.close()

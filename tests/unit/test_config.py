@@ -12,7 +12,7 @@ from txmq.settings.loading import load, variable
 from txmq.settings.units import Duration, Size, parse_duration, parse_size
 from txmq.settings.values import Settings, show
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 
 class Inner(Settings, kw_only=True):

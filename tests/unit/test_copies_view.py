@@ -11,7 +11,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiesView, SetChange
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import Admission
-from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.acknowledgements import Acknowledgements
 
 
 async def view_at(client):
@@ -73,7 +73,7 @@ def ticked():
     store, clock = Store(), SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     settings = ReplicationSettings(lag_max=10)
-    answers = CopiedAnswers(store, clock, settings, Admission(), lambda *_: None, None)
+    answers = Acknowledgements(store, clock, settings, Admission(), lambda *_: None, None)
 
     def ticked(*ends):
         for end in ends:

@@ -15,7 +15,7 @@ from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.access.audit import read_audit
 from txmq_broker.config import BrokerSettings, ReplicationSettings, StoreSettings
 from txmq_broker.names.server import NameServer
-from txmq_broker.roles.member import SetMember
+from txmq_broker.processes.member import SetMember
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import known_log
 

@@ -323,7 +323,7 @@ async def test_while_sends_are_refused_those_who_wait_go_since_that_frees_the_di
     async with Stage() as stage:
         due_ms = stage.later("a", 5000)
         await asyncio.sleep(1)
-        stage.admission.refuse("disk", "the disk is full")
+        stage.admission.set_cause("disk", "the disk is full")
         assert stage.store.pinned() is not None
         await asyncio.sleep(60)
 
@@ -342,7 +342,7 @@ async def test_what_is_staged_when_it_stops_is_drained():
         stage.later("a", 5000)
         stage.later("b", 6000)
         await asyncio.sleep(5.01)
-        stage.admission.refuse("stopping", "the broker is stopping")
+        stage.admission.set_cause("stopping", "the broker is stopping")
         await stage.flusher.drain()
         assert stage.names() == ["a"]
         sizes = stage.shelf.sizes

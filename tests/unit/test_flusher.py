@@ -368,14 +368,18 @@ async def test_while_too_much_waits_for_the_disk_sends_are_refused(disk, monkeyp
 @in_virtual_time
 async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_staged(disk):
     async with Press(disk) as press:
-        press.admission.refuse("disk", "it is full")
+        press.admission.set_cause("disk", "it is full")
 
         with pytest.raises(ServiceUnavailable, match="it is full"):
             press.send(b"one")
         assert str(press.flusher.refusal()) == "it is full"
         assert press.flusher.figures()["sends_refused"] == 1
 
-        press.admission.lift("disk")
+        # A decision is accepted all the same, so it is not refused.
+        assert press.flusher.decision_ms() > 0
+        assert press.flusher.figures()["sends_refused"] == 1
+
+        press.admission.clear_cause("disk")
         press.send(b"two")
         await asyncio.sleep(1)
         assert press.shelf.bodies() == {0: b"two"}

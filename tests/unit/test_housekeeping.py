@@ -23,7 +23,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics
 from txmq_broker.services.housekeeping import ROUND_S, SAVE_S, Housekeeping
-from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.keeper import Keeper, Tables
 
 BIG = b"x" * 1500
 ALWAYS = RetentionSettings(delete_at=";".join(str(hour) for hour in range(24)))
@@ -67,9 +67,7 @@ class Stage:
             self.disk,
             self.clock,
             self.keeper,
-            Topics(self.store, defaults),
-            Groups(defaults),
-            self.offsets,
+            Tables(Topics(self.store, defaults), Groups(defaults), self.offsets),
             Statistics(),
             self.admission,
             retention,
@@ -345,7 +343,7 @@ async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stag
 
     marks = RetentionSettings(delete_at="", delete_above=0.9, force_above=0.9, refuse_above=0.9)
     stage.house.retention = marks
-    stage.admission.refuse("stopping", "the broker is stopping")
+    stage.admission.set_cause("stopping", "the broker is stopping")
     await asyncio.sleep(ROUND_S)
     assert "90%" in "; ".join(stage.admission.reasons.values())
 
@@ -353,7 +351,7 @@ async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stag
     await asyncio.sleep(ROUND_S)
     # Lifting one reason does not lift the others.
     assert list(stage.admission.reasons.values()) == ["the broker is stopping"]
-    stage.admission.lift("stopping")
+    stage.admission.clear_cause("stopping")
     assert stage.is_admitting
 
 
@@ -399,7 +397,7 @@ def delete_topic(disk, accepted):
     topics = Topics(shelf.store, defaults)
     topics.load(keeper.topics(), ())
     house = Housekeeping(
-        shelf.store, disk, None, keeper, topics, Groups(defaults), Offsets(), Statistics(),
+        shelf.store, disk, None, keeper, Tables(topics, Groups(defaults), Offsets()), Statistics(),
         Admission(), NEVER,
     )  # fmt: skip
     house.floors = keeper.floors().floors

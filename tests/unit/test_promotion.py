@@ -8,7 +8,7 @@ from tests.unit.copy_stage import FollowedShelf, LeadingShelf, promoted
 from txmq.errors import DirectoryInUse, UsageError
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit
-from txmq_broker.roles.promotion import promote
+from txmq_broker.offline.promotion import promote
 from txmq_broker.services.keeper import Keeper
 
 BY = {"operator": "li", "host": "m2"}

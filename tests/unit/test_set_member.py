@@ -10,8 +10,8 @@ from txmq.runtime.coordinator import AllowedLoss, Leader, LogEnd, SetAct, Standi
 from txmq.testing import World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.config import BrokerSettings, ReplicationSettings
+from txmq_broker.processes.member import SetMember
 from txmq_broker.replication.set_acts import removal_text
-from txmq_broker.roles.member import SetMember
 from txmq_broker.store.log.commit_log import HighWater, Mark
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.proof import NO_MARK

@@ -9,7 +9,7 @@ from txmq.security.tls import ClientContext, ClientTls, load_tls, subject_of
 from txmq.settings.loading import load
 from txmq_broker.access.accounts import AccessRules, AccountSettings, AclFile
 from txmq_broker.config import BrokerSettings, ServerTlsSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 
 def test_the_environment_turns_tls_on():

@@ -1,9 +1,9 @@
 """The number of topics is counted again only after they have changed, and in parts."""
 
 from txmq.protocol.topics import topics_of_brokers
-from txmq_broker.services import topic_census
+from txmq_broker.core import topics as topic_census
+from txmq_broker.core.topics import TopicCensus
 from txmq_broker.services.slices import whole
-from txmq_broker.services.topic_census import TopicCensus
 
 
 def test_topics_of_applications_and_dead_letters_are_counted(monkeypatch):

@@ -1,5 +1,7 @@
 """The command line: one file per group of commands, joined in :mod:`txmq.cli.root`.
 
+:mod:`txmq.cli.commands` makes commands of functions: their options, ``--json``, lists, ``--watch``.
+
 Exit codes are the same everywhere: 0 done, 1 refused or failed, 2 wrongly called or wrongly set up.
 Results go to standard output, everything else to standard error.
 

@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.commands import Commands, Listing, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
+    Ask,
     Cluster,
-    Names,
     Yes,
-    ask,
     confirm,
+    exit_on_errors,
     fail,
+    flag,
+    option,
 )
-from txmq.cli.lists import Listing, listed
 from txmq.cli.output import note, say
-from txmq.errors import ConfigError, Effect, TransportError, TxmqError
-from txmq.ops.rows import ACCOUNT_COLUMNS, ListColumn, account_row
+from txmq.errors import Effect, TransportError, TxmqError
+from txmq.ops.rows import ACCOUNT_COLUMNS, account_row
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="The accounts of a broker or a name server.")
+app = Commands("The accounts of a broker or a name server.")
 
 _SECRET_BYTES = 24
 
@@ -53,14 +54,7 @@ InFile = Annotated[
 
 @app.command("show")
 @listed(
-    [
-        ListColumn("account", "account"),
-        ListColumn("admin", "admin"),
-        ListColumn("topics", "topics"),
-        ListColumn("groups", "groups"),
-        ListColumn("unsigned from", "unsigned_from"),
-        ListColumn("tls subject", "tls_subject"),
-    ],
+    ["account", "admin", "topics", "groups", "unsigned from", "tls subject"],
     empty="no accounts",
 )
 def show_accounts(file: File) -> Listing:
@@ -75,8 +69,8 @@ def show_accounts(file: File) -> Listing:
 @listed(ACCOUNT_COLUMNS, empty="no accounts")
 def list_accounts(
     *,
-    broker: Annotated[str | None, typer.Option(help="Only of this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    broker: str | None = option("Only of this broker."),
+    ask: Ask,
 ) -> Listing:
     """List the accounts of brokers that run, without their secrets."""
 
@@ -88,26 +82,18 @@ def list_accounts(
             for account in (await admin.accounts(name)).plain_access_configs
         ]
 
-    return Listing(ask(names, read))
+    return Listing(ask(read))
 
 
 @app.command("test")
 def check_account(
     file: File,
     *,
-    account: Annotated[str, typer.Option(metavar="KEY", help="The access key of the account.")],
-    publish: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="May it send to this topic?")
-    ] = None,
-    subscribe: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="May it read this topic?")
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="May it consume as this group?")
-    ] = None,
-    administer: Annotated[
-        bool, typer.Option("--administer", help="May it do what operators do?")
-    ] = False,
+    account: str = option("The access key of the account.", default=..., metavar="KEY"),
+    publish: str | None = option("May it send to this topic?", metavar="TOPIC"),
+    subscribe: str | None = option("May it read this topic?", metavar="TOPIC"),
+    group: str | None = option("May it consume as this group?", metavar="GROUP"),
+    administer: bool = flag("May it do what operators do?", "--administer"),
 ) -> None:
     """Answer whether an account may do something; the exit code is 1 if not.
 
@@ -141,49 +127,32 @@ def check_account(
 def put_account(
     key: Key,
     *,
-    admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PERM",
-            help="PUB, SUB, PUB|SUB or DENY for a topic; may be repeated, and replaces all.",
-        ),
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PERM",
-            help="SUB or DENY for a consumer group; may be repeated, and replaces all.",
-        ),
-    ] = None,
-    other_topics: Annotated[
-        str | None, typer.Option(metavar="PERM", help="The permission for all other topics.")
-    ] = None,
-    other_groups: Annotated[
-        str | None, typer.Option(metavar="PERM", help="The permission for all other groups.")
-    ] = None,
-    unsigned_from: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRS", help="From these addresses it needs no signature."),
-    ] = None,
-    secret_from: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Read the secret key from a file, or from '-', standard input."
-        ),
-    ] = None,
-    keep_secret: Annotated[
-        bool, typer.Option("--keep-secret", help="Change an existing account, not its secret.")
-    ] = False,
+    admin: bool = flag("It may do everything.", "--admin"),
+    topic: list[str] | None = option(
+        "PUB, SUB, PUB|SUB or DENY for a topic; may be repeated, and replaces all.",
+        metavar="NAME=PERM",
+    ),
+    group: list[str] | None = option(
+        "SUB or DENY for a consumer group; may be repeated, and replaces all.", metavar="NAME=PERM"
+    ),
+    other_topics: str | None = option("The permission for all other topics.", metavar="PERM"),
+    other_groups: str | None = option("The permission for all other groups.", metavar="PERM"),
+    unsigned_from: str | None = option(
+        "From these addresses it needs no signature.", metavar="ADDRS"
+    ),
+    secret_from: str | None = option(
+        "Read the secret key from a file, or from '-', standard input.", metavar="FILE"
+    ),
+    keep_secret: bool = flag("Change an existing account, not its secret.", "--keep-secret"),
     file: InFile = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     cluster: Cluster = None,
 ) -> None:
     """Create an account, or change one, at all brokers of a cluster.
 
     Prints a new random secret key, unless a file has one or the account keeps its own. The secret
-    travels to the brokers as it is: run this on loopback, or over TLS. What is not given keeps its
-    value, except --admin.
+    travels to the brokers as it is: run this on loopback, or over TLS. Omitted options keep their
+    values, except --admin.
     """
     if keep_secret and secret_from is not None:
         fail("--keep-secret and --secret-from exclude each other; leave out one", WRONGLY_CALLED)
@@ -221,12 +190,12 @@ def put_account(
             except TxmqError as error:
                 is_lost = isinstance(error, TransportError) and error.effect is Effect.MAYBE
                 if is_new and (is_lost or hasattr(error, "__notes__")):
-                    # A broker may have it by now, and no request reads it back.
+                    # A broker may already have it, and no request reads it back.
                     note("the new secret, which --secret-from takes when you repeat the command:")
                     say(secret or "")
                 raise
 
-        ask(names, put, changes=True)
+        ask(put, changes=True)
     note(f"account {key} is {'in force' if file is None else f'in {file}'}")
     if is_new:
         say(secret or "")
@@ -237,7 +206,7 @@ def remove_account(
     key: Key,
     *,
     file: InFile = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     cluster: Cluster = None,
     yes: Yes = False,
 ) -> None:
@@ -246,7 +215,7 @@ def remove_account(
     if file is not None:
         _edit(file, lambda editor: editor.remove_account(key))
     else:
-        ask(names, lambda admin: admin.remove_account(key, cluster=cluster), changes=True)
+        ask(lambda admin: admin.remove_account(key, cluster=cluster), changes=True)
     note(f"account {key} is removed")
 
 
@@ -257,7 +226,7 @@ def print_secret() -> None:
 
 
 def _secret(source: str | None) -> str:
-    """A secret that no list of processes and no history of a shell shows."""
+    """The secret; not an argument, which process lists and shell histories would show."""
     if source is None:
         return secrets.token_urlsafe(_SECRET_BYTES)
     try:
@@ -280,16 +249,12 @@ def _edit(file: Path, change: Callable[[AclEditor], None]) -> None:
     from txmq_broker.access.acl_editor import AclEditor
     from txmq_broker.access.acl_files import AclFiles
 
-    try:
+    with exit_on_errors():
         change(AclEditor(AclFiles(file), SystemClock()))
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
 
 
 def _rules(file: Path) -> AccessRules:
     from txmq_broker.access.acl_files import AclFiles
 
-    try:
+    with exit_on_errors():
         return AclFiles(file).rules
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)

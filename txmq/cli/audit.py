@@ -6,20 +6,11 @@ Modules with commands evaluate their annotations at once, because typer reads th
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
-import typer
 
-from txmq.cli.common import (
-    NAMES_DEFAULT,
-    WRONGLY_CALLED,
-    AsJson,
-    Names,
-    ask,
-    fail,
-    moment_of,
-)
+from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, fail, flag, moment_of, option
 from txmq.cli.output import as_json as print_json
 from txmq.cli.output import note, say
 from txmq.client import Admin
@@ -28,7 +19,6 @@ from txmq.ops.moments import EARLIEST, LATEST
 from txmq.ops.rows import act_text
 from txmq.protocol.operations import AuditedRequest, ListAudit
 from txmq.runtime.disk import ReadOnlyDisk
-from txmq.text import printable
 
 __all__ = ["audit"]
 
@@ -37,28 +27,17 @@ _LISTED_MAX: Final = 1_000
 
 def audit(
     *,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="A broker's directory; it may be running. By default, brokers are asked.",
-        ),
-    ] = None,
-    since: Annotated[
-        str, typer.Option(help="Then or later: 2024-05-01T12:00, 2h (ago), earliest.")
-    ] = "earliest",
-    until: Annotated[str, typer.Option(help="Before this moment; latest for all.")] = "latest",
-    by: Annotated[
-        str, typer.Option(help="Only entries with this text in account, operator or address.")
-    ] = "",
-    action: Annotated[str, typer.Option(help="Only requests with this text in the name.")] = "",
-    refused: Annotated[bool, typer.Option("--refused", help="Only refused requests.")] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="The most entries; the newest are listed.")
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    data: Path | None = option(
+        "A broker's directory; it may be running. By default, brokers are asked.", metavar="DIR"
+    ),
+    since: str = option("Then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"),
+    until: str = option("Before this moment; latest for all.", default="latest"),
+    by: str = option("Only entries with this text in account, operator or address.", default=""),
+    action: str = option("Only requests with this text in the name.", default=""),
+    refused: bool = flag("Only refused requests.", "--refused"),
+    limit: int | None = option("The most entries; the newest are listed.", min=1),
+    broker: str | None = option("Only this broker."),
+    ask: Ask,
     as_json: AsJson = False,
 ) -> None:
     """List what operators did: who, from where, when, what, and whether it was refused.
@@ -80,23 +59,22 @@ def audit(
         if broker is not None:
             fail("--data is the directory of one broker; leave out --broker", WRONGLY_CALLED)
         if not data.is_dir():
-            fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
+            fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
         if hint := hint_of_brokers(data):
             fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
         rows: Iterable[tuple[str, AuditedRequest]] = (("", one) for one in _stored(data, wanted))
         rows = rows if limit is None else deque(rows, limit)
     else:
-        rows = ask(names, lambda admin: _listed(admin, broker, wanted, limit or _LISTED_MAX))
+        rows = ask(lambda admin: _listed(admin, broker, wanted, limit or _LISTED_MAX))
     for at, entry in rows:
         if as_json:
             print_json(({"broker": at} if at else {}) | msgspec.to_builtins(_fields(entry)))
         else:
-            say(printable(f"{f'{at} ' if at else ''}{act_text(entry)}"))
+            say(f"{f'{at} ' if at else ''}{act_text(entry)}")
 
 
 def _stored(data: Path, wanted: dict[str, Any]) -> Iterator[AuditedRequest]:
-    from txmq_broker.access.audit import read_audit
-    from txmq_broker.access.audit_pages import is_wanted
+    from txmq_broker.access.audit import is_wanted, read_audit
 
     query = ListAudit(**wanted)
     for entry in read_audit(ReadOnlyDisk(data), note):

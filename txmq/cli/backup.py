@@ -1,10 +1,9 @@
 """``txmq backup``: a backup of a broker's directory created, verified and restored.
 
-These commands read directories themselves and need no broker. A broker that uses the directory goes
-on meanwhile. They load its store late, as ``txmq serve`` does.
+These commands read the directory themselves, and its broker may keep running. They load the
+broker's store late, as ``txmq serve`` does.
 """
 
-import logging
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
-from txmq.cli.log_lines import holder_of, print_finding, progress_bar, summary_text
-from txmq.cli.output import as_json, print_result, say
+from txmq.cli.commands import Answer, Commands
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, flag, option
+from txmq.cli.log_lines import locked, print_finding, progress_bar, summary_text
+from txmq.cli.output import as_json, say
 from txmq.errors import StoreError
 from txmq.ops.directories import hint_of_brokers
 from txmq.ops.moments import time_text
@@ -30,34 +30,25 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Back up a broker while it runs; verify and restore the backup."
-)
+app = Commands("Back up a broker while it runs; verify and restore the backup.")
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
 
 _ALWAYS_THERE: Final = frozenset({"lost+found"})
-"""Names in the empty directory of a file system of its own."""
+"""What an empty file system has in its directory."""
 
 
 @app.command()
 def create(
     *,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The broker's directory; it may be running."),
-    ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder of the backup.")],
-    link: Annotated[
-        bool,
-        typer.Option(
-            "--link",
-            help="Link complete files of the log instead of copying them. It takes no room, and "
-            "protects from deletion only: a damage of the disk is in both.",
-        ),
-    ] = False,
-    json: AsJson = False,
-) -> None:
+    data: Path = option("The broker's directory; it may be running.", default=..., metavar="DIR"),
+    to: Path = option("The folder of the backup.", default=..., metavar="FOLDER"),
+    link: bool = flag(
+        "Link complete files of the log instead of copying them. It takes no room, and "
+        "protects from deletion only: a damage of the disk is in both.",
+        "--link",
+    ),
+) -> Answer:
     """Create a backup of a broker's directory, or bring the one in the folder up to date.
 
     The folder holds one backup. Only what is new is copied, and the earlier backup stays valid
@@ -75,7 +66,7 @@ def create(
         f"backup of {time_text(manifest.taken_ms)} in {to}: positions {manifest.start} to "
         f"{manifest.end} in {_files_text(manifest)}; {quantity(copied, 'byte is', 'bytes are')} new"
     )
-    print_result(result, text, json=json)
+    return Answer(result, text)
 
 
 def _create(
@@ -107,9 +98,9 @@ def _create(
 def verify(*, folder: Folder, json: AsJson = False) -> None:
     """Read a whole backup, and name all damage and loss; change nothing.
 
-    Compares every file with its checksum, and checks the contents as txmq log verify does. Exits
-    with 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder has no
-    backup.
+    Compares every file with its checksum, and checks the contents as txmq log verify does. The
+    exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder
+    has no backup.
     """
     with _open_folder(folder) as disk:
         verification = _verify(disk, json=json)
@@ -121,16 +112,10 @@ def verify(*, folder: Folder, json: AsJson = False) -> None:
 def restore(
     *,
     folder: Folder,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The directory to fill; empty or missing."),
-    ],
-    damaged: Annotated[
-        bool,
-        typer.Option(
-            "--damaged", help="Restore what is left of a damaged backup, to repair it there."
-        ),
-    ] = False,
+    data: Path = option("The directory to fill; empty or missing.", default=..., metavar="DIR"),
+    damaged: bool = flag(
+        "Restore what is left of a damaged backup, to repair it there.", "--damaged"
+    ),
     json: AsJson = False,
 ) -> None:
     """Verify a backup, and write it into an empty directory, which txmq serve then starts with.
@@ -217,29 +202,12 @@ def _verify(disk: LocalDisk, *, json: bool) -> "Verification":
 
 @contextmanager
 def _open_folder(folder: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
-    """The folder of a backup, locked, or the end of the program with the reason."""
-    # The commands report what the store would log.
-    logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
+    """The folder of a backup, locked."""
     if not is_writer and not folder.is_dir():
         fail(f"{folder} is not a directory; name the folder of a backup", WRONGLY_CALLED)
     disk = LocalDisk(folder) if is_writer else ReadOnlyDisk(folder)
-    lock: Lock | None = None
-    try:
-        lock = disk.lock()
-        yield disk
-    except BlockingIOError:
-        fail(
-            f"{folder} is in use by {holder_of(folder)}; wait until it has finished",
-            WRONGLY_CALLED,
-        )
-    except BrokenPipeError:
-        raise  # The reader of the output has closed its end; typer ends the program.
-    except OSError as error:
-        what = error.filename or folder
-        fail(f"{what} cannot be used: {error.strerror or error}", WRONGLY_CALLED)
-    finally:
-        if lock is not None:
-            lock.release()
+    with locked(disk, disk.lock, "wait until it has finished") as held:
+        yield held
 
 
 def _refuse_nesting(data: Path, folder: Path) -> None:

@@ -5,17 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.common import (
-    NAMES_DEFAULT,
-    WRONGLY_CALLED,
-    AsJson,
-    Cluster,
-    Names,
-    ask,
-    fail,
-)
-from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
-from txmq.cli.output import as_json, note, print_result, table
+from txmq.cli.commands import Answer, Commands, Listing, Watching, listed
+from txmq.cli.common import WRONGLY_CALLED, AsJson, Ask, Cluster, argument, fail, flag
+from txmq.cli.output import as_json, note, table
 from txmq.client import Admin
 from txmq.errors import ConfigError, NoPermission, TxmqError
 from txmq.ops.brokers import readable_figures
@@ -24,28 +16,20 @@ from txmq.ops.rows import SOURCES, ListColumn, setting_rows
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Show brokers that run, and change their settings.")
-settings = typer.Typer(no_args_is_help=True, help="Read and change settings of brokers that run.")
+app = Commands("Show brokers that run, and change their settings.")
+settings = Commands("Read and change settings of brokers that run.")
 app.add_typer(settings, name="config")
 
 AtBroker = Annotated[str | None, typer.Option("--broker", help="Only this broker.")]
-
-
-@app.callback()
-def broker() -> None:
-    """Show brokers that run, and change their settings."""
 
 
 @app.command()
 def status(
     *,
     at: AtBroker = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All figures, under the names that the broker uses.")
-    ] = False,
-    watch: Watch = False,
-    every: Every = EVERY_DEFAULT,
-    names: Names = NAMES_DEFAULT,
+    everything: bool = flag("All figures, under the names that the broker uses.", "--all"),
+    watching: Watching,
+    ask: Ask,
     json: AsJson = False,
 ) -> None:
     """Show what brokers do: rates, log, disk, open transactions, delayed messages."""
@@ -61,7 +45,7 @@ def status(
             if "problem" in row:
                 note(f"txmq: without broker {row['broker']}: {row['problem']}")
 
-    watched(lambda: ask(names, lambda admin: _figures(admin, at)), show, watch=watch, every=every)
+    watching.show(lambda: ask(lambda admin: _figures(admin, at)), show)
 
 
 async def _figures(admin: Admin, at: str | None) -> list[dict[str, Any]]:
@@ -73,7 +57,6 @@ async def _figures(admin: Admin, at: str | None) -> list[dict[str, Any]]:
         except TxmqError as error:
             if at is not None:
                 raise
-            # The other brokers are shown all the same.
             row["problem"] = str(error).strip()
         rows.append(row)
     return rows
@@ -100,22 +83,17 @@ def _print_figures(rows: list[dict[str, Any]], *, everything: bool) -> None:
 @settings.command("get")
 @listed(
     [
-        ListColumn("broker", "broker"),
-        ListColumn("setting", "setting"),
-        ListColumn("value", "value"),
-        ListColumn("default", "default"),
-        ListColumn("source", "source", lambda source: SOURCES.get(source, source)),
+        *("broker", "setting", "value", "default"),
+        ListColumn("source", show=lambda source: SOURCES.get(source, source)),
     ],
     empty="no settings",
 )
 def get(
-    setting: Annotated[
-        list[str] | None, typer.Argument(help="The settings, under RocketMQ's names.")
-    ] = None,
+    setting: list[str] | None = argument("The settings, under RocketMQ's names.", default=None),
     *,
-    everything: Annotated[bool, typer.Option("--all", help="All settings.")] = False,
+    everything: bool = flag("All settings.", "--all"),
     at: AtBroker = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Show settings that are in force now, which may differ from the broker's file."""
     if bool(setting) is everything:
@@ -125,7 +103,7 @@ def get(
         chosen = await _chosen(admin, at)
         return [row for name in chosen for row in await setting_rows(admin, name)]
 
-    found = ask(names, read)
+    found = ask(read)
     known = sorted({row["setting"] for row in found})
     for name in setting or ():
         if found and name not in known:
@@ -143,9 +121,8 @@ def set_(
     *,
     at: AtBroker = None,
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Change a setting of brokers that run; at a txmq broker until it stops.
 
     A setting that only a restart changes is refused. RocketMQ's brokers also write the new value to
@@ -162,6 +139,6 @@ def set_(
             )
             raise
 
-    changed = ask(names, change, changes=True)
+    changed = ask(change, changes=True)
     text = f"{setting} is {quote(value)} at {', '.join(changed)}"
-    print_result({"setting": setting, "value": value, "brokers": changed}, text, json=json)
+    return Answer({"setting": setting, "value": value, "brokers": changed}, text)

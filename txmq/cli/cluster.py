@@ -1,42 +1,40 @@
 """``txmq cluster``: clusters and their brokers."""
 
 import asyncio
-import getpass
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, Watching, listed
 from txmq.cli.common import (
-    FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
-    Names,
+    Ask,
+    Operator,
     Yes,
-    ask,
+    argument,
     confirm,
+    exit_on_errors,
     fail,
+    flag,
+    operator_name,
+    option,
 )
-from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
-from txmq.cli.output import as_json, print_result, say, table
+from txmq.cli.output import as_json, say, table
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import (
-    BrokerRefused,
-    ConfigError,
     IllegalOperation,
     InvalidParameter,
     NoPermission,
     RequestTimeout,
-    TransportError,
     TxmqError,
     UsageError,
 )
 from txmq.ops.brokers import copies_of, is_drained
 from txmq.ops.moments import time_text
-from txmq.ops.queries import sentence_of
 from txmq.ops.rows import ListColumn
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import SetChange, SetChanged
@@ -47,12 +45,9 @@ from txmq.text import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Show clusters and their brokers.")
+app = Commands("Show clusters and their brokers.")
 
 SetName = Annotated[str, typer.Option(help="The name of the set.")]
-Operator = Annotated[
-    str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
-]
 Reason = Annotated[str, typer.Option(help="Why; it is kept.")]
 Member = Annotated[
     str, typer.Argument(help="The member, as m3, or by its whole name, as m3.0a1b2c3d.")
@@ -61,7 +56,7 @@ BrokerName = Annotated[str, typer.Argument(help="The broker.")]
 
 ANSWER_S: Final = 10.0
 HAND_OVER_S: Final = 20.0
-"""The longest that a leader drains before it hands over, and some more."""
+"""Longer than a leader drains before it hands over."""
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -73,74 +68,52 @@ _VERIFIED: Final = ("broker", "member", "damaged parts of its log", "whole log v
 _REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
 
 
-@app.callback()
-def cluster() -> None:
-    """Show clusters and their brokers."""
-
-
 @app.command("list")
 @listed(
     [
-        ListColumn("cluster", "cluster"),
-        ListColumn("broker", "broker"),
-        ListColumn("replica", "replica"),
-        ListColumn("address", "address"),
-        ListColumn("version", "version"),
+        *("cluster", "broker", "replica", "address", "version"),
         ListColumn("in/s", "in_per_s"),
         ListColumn("out/s", "out_per_s"),
-        ListColumn("access", "access"),
-        ListColumn("drained", "drained", lambda drained: "yes" if drained else ""),
+        "access",
+        ListColumn("drained", show=lambda drained: "yes" if drained else ""),
     ],
     empty="no brokers",
 )
-def list_(*, names: Names = NAMES_DEFAULT) -> Listing:
-    """List brokers; those that answer with their version and rates."""
-    return Listing(ask(names, _brokers))
+def list_(*, ask: Ask) -> Listing:
+    """List brokers, with the versions and rates of those that answer."""
+    return Listing(ask(_brokers))
 
 
 @app.command()
-def status(
-    *,
-    watch: Watch = False,
-    every: Every = EVERY_DEFAULT,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+def status(*, watching: Watching, ask: Ask, json: AsJson = False) -> None:
     """Show the leader of each broker, its followers, and how far each of them is behind."""
-    watched(
-        lambda: ask(names, copies_of),
-        lambda brokers: _print_copies(brokers, json=json),
-        watch=watch,
-        every=every,
+    watching.show(
+        lambda: ask(copies_of),
+        lambda brokers: as_json(brokers) if json else _print_copies(brokers),
     )
 
 
-def _print_copies(brokers: list[dict[str, Any]], *, json: bool) -> None:
-    """Print the brokers and their followers as two tables, or as JSON."""
-    if json:
-        as_json(brokers)
-        return
+def _print_copies(brokers: list[dict[str, Any]]) -> None:
     table(_BROKERS, map(_broker_row, brokers))
-    followers = [
-        _follower_row(broker["broker"], follower)
-        for broker in brokers
-        for follower in broker.get("followers", [])
-    ]
-    if followers:
-        table(_FOLLOWERS, followers)
-    verified = [row for broker in brokers for row in _verified_rows(broker)]
-    if verified:
-        table(_VERIFIED, verified)
-    removed = [
-        [broker["broker"], one["name"], time_text(one["at_ms"]), one["operator"], one["reason"]]
-        for broker in brokers
-        for one in broker.get("removed", [])
-    ]
-    if removed:
-        table(_REMOVED, removed)
+    details = {
+        _FOLLOWERS: [
+            _follower_row(broker["broker"], follower)
+            for broker in brokers
+            for follower in broker.get("followers", [])
+        ],
+        _VERIFIED: [row for broker in brokers for row in _verified_rows(broker)],
+        _REMOVED: [
+            [broker["broker"], one["name"], time_text(one["at_ms"]), one["operator"], one["reason"]]
+            for broker in brokers
+            for one in broker.get("removed", [])
+        ],
+    }
+    for headings, rows in details.items():
+        if rows:
+            table(headings, rows)
     for broker in brokers:
         if "problem" in broker:
-            say(f"{broker['broker']} does not tell: {broker['problem']}")
+            say(f"{broker['broker']} gave no answer: {broker['problem']}")
         elif not broker["followers"]:
             say(f"{broker['broker']} has no followers: its log has one copy")
 
@@ -155,19 +128,23 @@ def _broker_row(broker: dict[str, Any]) -> list[object]:
 
 
 def _follower_row(broker: str, follower: dict[str, Any]) -> list[object]:
+    position, behind = follower["position"], follower["bytes_behind"]
+    seconds = follower["seconds_behind"]
     return [
         broker,
         follower["name"],
         follower["address"] or "not connected",
         "yes" if follower["in_sync"] else "no",
-        _number_text(follower["position"]),
-        _number_text(follower["bytes_behind"]),
-        _seconds_text(follower),
+        "unknown" if position is None else position,
+        "unknown" if behind is None else behind,
+        "unknown"
+        if seconds is None
+        else f"{'more than ' if follower['is_longer'] else ''}{seconds:.1f}",
     ]
 
 
 def _verified_rows(broker: dict[str, Any]) -> list[list[object]]:
-    """Which logs are damaged, and when each was verified; of those that say so."""
+    """The damage of each log and when it was verified, of the logs that report either."""
     if "problem" in broker:
         return []
     leader = {**broker, "name": broker["name"] or "leader"}
@@ -183,19 +160,8 @@ def _verified_rows(broker: dict[str, Any]) -> list[list[object]]:
     ]
 
 
-def _number_text(number: int | None) -> object:
-    return "unknown" if number is None else number
-
-
-def _seconds_text(follower: dict[str, Any]) -> str:
-    seconds = follower["seconds_behind"]
-    if seconds is None:
-        return "unknown"
-    return f"more than {seconds:.1f}" if follower["is_longer"] else f"{seconds:.1f}"
-
-
 class NewLeader(NamedTuple):
-    """The end of a hand-over."""
+    """The result of a hand-over."""
 
     leader: Leader
     epoch: int
@@ -205,41 +171,35 @@ class NewLeader(NamedTuple):
 
 @app.command()
 def promote(
-    member: Annotated[
-        str,
-        typer.Argument(
-            help="With --coordinator: the member, as m3, or by the whole name that it logs at its "
-            "start, as m3.0a1b2c3d."
-        ),
-    ] = "",
+    member: str = argument(
+        "With --coordinator: the member, as m3, or by the whole name that it logs at its "
+        "start, as m3.0a1b2c3d.",
+        default="",
+    ),
     *,
     reason: Reason,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Without a coordinator: the directory of the follower."),
-    ] = None,
-    coordinator: Annotated[
-        str, typer.Option(metavar="ADDRS", help="The etcd of the set: etcd://h1:2379,h2:2379.")
-    ] = "",
+    data: Path | None = option(
+        "Without a coordinator: the directory of the follower.", metavar="DIR"
+    ),
+    coordinator: str = option(
+        "The etcd of the set: etcd://h1:2379,h2:2379.", default="", metavar="ADDRS"
+    ),
     broker: SetName = "broker-a",
-    cluster: Annotated[str, typer.Option(help="The cluster of the set.")] = "DefaultCluster",
+    cluster: str = option("The cluster of the set.", default="DefaultCluster"),
     operator: Operator = "",
-    allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Lose what this member has not copied.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Have another member of a broker set lead.
+    allow_data_loss: bool = flag("Lose what this member has not copied.", "--allow-data-loss"),
+) -> Answer:
+    """Make another member of a broker set its leader.
 
     With a coordinator the leader hands over to the member, which has to be in sync: the leader
     answers what it has accepted, and nothing is lost.
 
-    If the set has no leader, members elect one themselves, as long as one is left that is in sync.
-    If all of those are gone, name the member that is to lead, and add --allow-data-loss; what was
-    acknowledged and what it did not copy is lost.
+    If the set has no leader, its members elect one, as long as one of them is in sync. If none is,
+    name the member that should lead and add --allow-data-loss: acknowledged messages that it has
+    not copied are lost.
 
-    Without a coordinator stop the leader for good first: of two leaders, each has messages that the
-    other one lacks. Then promote the stopped follower's directory, and start it with
+    Without a coordinator, stop the old leader for good first: two leaders would each accept
+    messages that the other lacks. Then promote the stopped follower's directory, and start it with
     brokerRole=ASYNC_MASTER or SYNC_MASTER.
     """
     if not reason.strip():
@@ -249,20 +209,15 @@ def promote(
             "name a MEMBER and its --coordinator, or the directory of a follower with --data",
             WRONGLY_CALLED,
         )
-    who = operator or getpass.getuser()
+    who = operator_name(operator)
     if data is not None:
-        _promote_directory(data, reason.strip(), who, allow_data_loss=allow_data_loss, json=json)
-        return
+        return _promote_directory(data, reason.strip(), who, allow_data_loss=allow_data_loss)
     wanted = AllowedLoss(member, who, reason.strip(), SystemClock().wall_ms(), ())
-    _promote_member(
-        coordinator, cluster, broker, wanted, allow_data_loss=allow_data_loss, json=json
-    )
+    return _promote_member(coordinator, cluster, broker, wanted, allow_data_loss=allow_data_loss)
 
 
-def _promote_directory(
-    data: Path, reason: str, operator: str, *, allow_data_loss: bool, json: bool
-) -> None:
-    from txmq_broker.roles.promotion import promote as promote_directory
+def _promote_directory(data: Path, reason: str, operator: str, *, allow_data_loss: bool) -> Answer:
+    from txmq_broker.offline.promotion import promote as promote_directory
 
     if not (data / "config").is_dir():
         fail(f"{data} is not the directory of a follower", WRONGLY_CALLED)
@@ -277,55 +232,38 @@ def _promote_directory(
     except UsageError as error:
         fail(str(error), WRONGLY_CALLED)
     except (TxmqError, OSError) as error:
-        fail(f"{data} cannot be promoted: {error}", FAILED)
+        fail(f"{data} cannot be promoted: {error}")
     newest = f", its newest record is of {time_text(done.last_ms)}" if done.last_ms else ""
-    print_result(
+    return Answer(
         {"data": str(data), "epoch": done.epoch, "end": done.end, "last_ms": done.last_ms},
         f"{data} leads from epoch {done.epoch} on: its log ends at position {done.end}{newest}; "
         "start it with brokerRole=ASYNC_MASTER or SYNC_MASTER",
-        json=json,
     )
 
 
 def _promote_member(
-    coordinator: str,
-    cluster: str,
-    broker: str,
-    wanted: AllowedLoss,
-    *,
-    allow_data_loss: bool,
-    json: bool,
-) -> None:
+    coordinator: str, cluster: str, broker: str, wanted: AllowedLoss, *, allow_data_loss: bool
+) -> Answer:
     from txmq_broker.replication.etcd import etcd_coordinator
 
-    try:
+    with exit_on_errors():
         store = etcd_coordinator(coordinator, cluster, broker)
-        done = asyncio.run(_promote(store, wanted, broker, allow_data_loss=allow_data_loss))
-    except (ConfigError, UsageError, InvalidParameter) as error:
-        fail(str(error), WRONGLY_CALLED)
-    except (BrokerRefused, TransportError) as error:
-        fail(sentence_of(error))
+        try:
+            done = asyncio.run(_promote(store, wanted, broker, allow_data_loss=allow_data_loss))
+        except InvalidParameter as error:
+            fail(str(error), WRONGLY_CALLED)
     if isinstance(done, AllowedLoss):
         former = ", ".join(map(short_name, done.former)) or "unknown"
-        print_result(
+        return Answer(
             {"broker": broker, **done._asdict()},
             f"{done.member} may lead {broker} now, by {done.operator}; in sync before: {former}",
-            json=json,
         )
-        return
     member, address = done.leader
-    print_result(
-        {
-            "broker": broker,
-            "member": member,
-            "address": address,
-            "epoch": done.epoch,
-            "former": [done.former],
-            "ms": done.ms,
-        },
+    facts = {"broker": broker, "member": member, "address": address, "epoch": done.epoch}
+    return Answer(
+        {**facts, "former": [done.former], "ms": done.ms},
         f"{member} leads {broker} at {address} in epoch {done.epoch}, {done.ms} ms after "
         f"{done.former} was asked to hand over",
-        json=json,
     )
 
 
@@ -412,20 +350,17 @@ def remove(
     reason: Reason,
     broker: SetName = "broker-a",
     operator: Operator = "",
-    allow_refused_sends: Annotated[
-        bool,
-        typer.Option(
-            "--allow-refused-sends",
-            help="Remove it even if fewer than replication.min_in_sync copies are in sync then.",
-        ),
-    ] = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    allow_refused_sends: bool = flag(
+        "Remove it even if fewer than replication.min_in_sync copies are in sync then.",
+        "--allow-refused-sends",
+    ),
+    ask: Ask,
+) -> Answer:
     """Remove a follower from a broker set with a coordinator.
 
-    It leaves the in-sync set, and the leader sends it nothing more, whatever directory it has. The
-    member keeps its directory, goes on asking, and cannot lead. `txmq cluster rejoin` lets it back.
+    The member leaves the in-sync set, and the leader sends it nothing more, whichever directory it
+    starts with. It keeps its directory and keeps asking, but cannot lead. `txmq cluster rejoin`
+    lets it back.
     """
     who = _operator_of(reason, operator)
 
@@ -438,11 +373,10 @@ def remove(
             allow_refused_sends=allow_refused_sends,
         )
 
-    name = ask(names, change, changes=True)
-    print_result(
+    name = ask(change, changes=True)
+    return Answer(
         {"broker": broker, "member": name, "operator": who, "reason": reason},
         f"removed {name} from {broker}, by {who}",
-        json=json,
     )
 
 
@@ -453,45 +387,41 @@ def rejoin(
     reason: Reason,
     broker: SetName = "broker-a",
     operator: Operator = "",
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Let a member back that was removed; it copies what it lacks, and joins the in-sync set."""
     who = _operator_of(reason, operator)
 
     async def change(admin: Admin) -> str:
         return await admin.rejoin_member(broker, member, reason=reason, operator=who)
 
-    name = ask(names, change, changes=True)
-    print_result(
+    name = ask(change, changes=True)
+    return Answer(
         {"broker": broker, "member": name, "operator": who, "reason": reason},
         f"{name} may follow {broker} again, by {who}",
-        json=json,
     )
 
 
 def _operator_of(reason: str, operator: str) -> str:
     if not reason.strip():
         fail("--reason is empty; write why the set changes", WRONGLY_CALLED)
-    return operator or getpass.getuser()
+    return operator_name(operator)
 
 
 @app.command()
-def drain(broker: BrokerName, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+def drain(broker: BrokerName, *, ask: Ask) -> Answer:
     """Make producers send to other brokers, before this one is stopped; consumers still read it.
 
     All name servers withdraw the write permission of its topics. Producers follow within 30 s by
     default. The broker stays as it is: when it registers a change of any of its topics, all of them
     are writable again, so change and create none until it is stopped.
     """
-    changed = ask(names, lambda admin: admin.forbid_writing(broker), changes=True)
-    _print_drained(broker, changed, "for reading only", json=json, is_writable=False)
+    changed = ask(lambda admin: admin.forbid_writing(broker), changes=True)
+    return _drained(broker, changed, "for reading only", is_writable=False)
 
 
 @app.command()
-def undrain(
-    broker: BrokerName, *, yes: Yes = False, names: Names = NAMES_DEFAULT, json: AsJson = False
-) -> None:
+def undrain(broker: BrokerName, *, yes: Yes = False, ask: Ask) -> Answer:
     """Let producers send to a broker again that was drained.
 
     Name servers do not remember what they withdrew. They now permit reads and writes of all its
@@ -499,17 +429,14 @@ def undrain(
     of its topics.
     """
     confirm(f"permit reads and writes of all topics of broker {broker}?", yes=yes)
-    changed = ask(names, lambda admin: admin.allow_writing(broker), changes=True)
-    _print_drained(broker, changed, "for reading and writing", json=json, is_writable=True)
+    changed = ask(lambda admin: admin.allow_writing(broker), changes=True)
+    return _drained(broker, changed, "for reading and writing", is_writable=True)
 
 
-def _print_drained(
-    broker: str, changed: dict[str, int], words: str, *, json: bool, is_writable: bool
-) -> None:
+def _drained(broker: str, changed: dict[str, int], words: str, *, is_writable: bool) -> Answer:
     topics = max(changed.values(), default=0)
     text = f"{quantity(topics, 'topic')} of broker {broker}: {words}, at {', '.join(changed)}"
-    value = {"broker": broker, "writable": is_writable, "topics": changed}
-    print_result(value, text, json=json)
+    return Answer({"broker": broker, "writable": is_writable, "topics": changed}, text)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

@@ -1,11 +1,12 @@
 """What commands share: options, exit codes, the session with a cluster, questions and signals."""
 
 import asyncio
+import getpass
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, TypeVar
 
 import typer
 
@@ -25,23 +26,33 @@ from txmq.ops.moments import moment_ms
 from txmq.ops.queries import ASKED_TOGETHER_MAX, for_each, in_doubt, sentence_of
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
+from txmq.settings.units import parse_duration
 from txmq.text import printable
 
 __all__ = [
     "FAILED",
     "WRONGLY_CALLED",
     "AsJson",
+    "Ask",
+    "AtBroker",
     "Cluster",
+    "GroupArgument",
     "MonitoringAddress",
-    "Names",
+    "Operator",
+    "TopicArgument",
     "Yes",
-    "ask",
+    "argument",
     "ask_each",
     "confirm",
+    "duration_of",
+    "exit_on_errors",
     "fail",
+    "flag",
     "has_terminal",
     "host_and_port",
     "moment_of",
+    "operator_name",
+    "option",
     "queue_of",
     "stop_at_signals",
     "unless_stopped",
@@ -51,8 +62,6 @@ FAILED: Final = 1
 WRONGLY_CALLED: Final = 2
 
 NAMES_DEFAULT: Final = "127.0.0.1:9876"
-"""What servers answer to unsigned requests, RocketMQ's too."""
-
 Names = Annotated[
     str,
     typer.Option("--names", envvar="TXMQ_NAMES", help="Name servers, host:port separated by ';'."),
@@ -69,8 +78,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON for
 Cluster = Annotated[
     str | None, typer.Option("--cluster", help="The cluster, if there are several.")
 ]
-
+AtBroker = Annotated[str | None, typer.Option("--broker", help="Only at this broker.")]
+Operator = Annotated[
+    str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
+]
+TopicArgument = Annotated[str, typer.Argument(help="The topic.")]
+GroupArgument = Annotated[str, typer.Argument(help="The consumer group.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+
+
+def option(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """An option, as the default of a parameter; ``...`` as its own default makes it required."""
+    return typer.Option(default, *names, help=text, **more)
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option without a value, as the default of a parameter."""
+    return typer.Option(False, *names, help=text)
+
+
+def argument(text: str, *, default: Any = None, **more: Any) -> Any:
+    """An argument that may be left out, as the default of a parameter."""
+    return typer.Argument(default, help=text, **more)
+
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -79,41 +109,64 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
 
-def ask(
-    names: str,
-    question: Callable[[Admin], Awaitable[T]],
-    *,
-    changes: bool = False,
-    topic: str | None = None,
-) -> T:
-    """Ask a cluster something; if that fails, print the reason and end the program.
+class Ask(NamedTuple):
+    """The cluster that a command works on; calling it asks the cluster something."""
+
+    names: Names = NAMES_DEFAULT
+
+    def __call__(
+        self,
+        question: Callable[[Admin], Awaitable[T]],
+        *,
+        changes: bool = False,
+        topic: str | None = None,
+    ) -> T:
+        """Ask the cluster; if that fails, print the reason and end the program.
+
+        Args:
+            question: What to ask.
+            changes: Whether it changes something, so that a failure may leave that in doubt.
+            topic: Its topic. If the topic does not exist, the error suggests the nearest name.
+
+        Raises:
+            typer.Exit: It failed.
+        """
+
+        async def run() -> T:
+            async with Session(self.names) as session:
+                admin = Admin(session)
+                try:
+                    return await question(admin)
+                except TopicNotFound:
+                    if topic is not None:
+                        await check_topic(admin, topic)
+                    raise
+
+        with exit_on_errors(changes=changes):
+            return asyncio.run(run())
+
+
+@contextmanager
+def exit_on_errors(*, changes: bool = False, http: str | None = None) -> Iterator[None]:
+    """Turn errors of the block into one sentence and an exit code.
 
     Args:
-        names: The name servers.
-        question: What to ask.
-        changes: Whether it changes something, so that a failure may leave that in doubt.
-        topic: Its topic. If the topic does not exist, the error suggests the nearest name.
+        changes: Whether the block changes a cluster, so that a failure may leave that in doubt.
+        http: The address where the block serves metrics, which may be taken.
 
     Raises:
-        typer.Exit: It failed.
+        typer.Exit: With 2 if the caller has to change something, otherwise with 1.
     """
-
-    async def run() -> T:
-        async with Session(names) as session:
-            admin = Admin(session)
-            try:
-                return await question(admin)
-            except TopicNotFound:
-                if topic is not None:
-                    await check_topic(admin, topic)
-                raise
-
     try:
-        return asyncio.run(run())
+        yield
     except _CALLER_ERRORS as error:
         fail(str(error), WRONGLY_CALLED)
     except TxmqError as error:
         fail(f"{sentence_of(error)}{in_doubt(error) if changes else ''}")
+    except OSError as error:
+        if http is None:
+            raise
+        fail(f"cannot serve metrics at {http}: {error}")
 
 
 async def ask_each(things: list[K], query: Callable[[K], Awaitable[T]], label: str) -> list[T]:
@@ -162,17 +215,24 @@ def confirm(question: str, *, yes: bool, code: int = WRONGLY_CALLED) -> None:
     typer.confirm(printable(question), abort=True, err=True)
 
 
+def operator_name(given: str) -> str:
+    """The operator that brokers record: the one that an option names, or who runs the command."""
+    return given or getpass.getuser()
+
+
 def has_terminal() -> bool:
     """True if the user can answer a question."""
     return sys.stdin.isatty()
 
 
-def host_and_port(text: str) -> tuple[str, int]:
-    """The address to serve pages at, from an option.
+def host_and_port(text: str | None) -> tuple[str, int] | None:
+    """The address where to serve pages, from an option; ``None`` without it.
 
     Raises:
         typer.Exit: It is not an address.
     """
+    if text is None:
+        return None
     try:
         return split_address(text)
     except ConfigError:
@@ -189,6 +249,18 @@ def moment_of(text: str, option: str) -> int:
         return moment_ms(text, SystemClock().wall_ms())
     except ValueError as error:
         raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
+
+
+def duration_of(text: str, option: str) -> float:
+    """The seconds in an option.
+
+    Raises:
+        typer.Exit: The text is not a duration.
+    """
+    try:
+        return float(parse_duration(text))
+    except ValueError as error:
+        fail(f"{option} takes {error}, not {text!r}", WRONGLY_CALLED)
 
 
 def queue_of(topic: str, text: str) -> Queue:

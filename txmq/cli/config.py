@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-import typer
-
+from txmq.cli.commands import Commands
 from txmq.cli.output import say_lines
 from txmq.cli.serve import foreign_names, settings_shape
 from txmq.settings.description import Setting, describe
@@ -11,7 +10,7 @@ from txmq.settings.loading import Alias, Derived, ForeignName, OneValue, Unused,
 
 __all__ = ["app", "reference"]
 
-app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
+app = Commands("The settings of a broker.")
 
 _HEAD = """\
 # Settings: file, environment variables and options
@@ -54,11 +53,6 @@ _UNUSED_HEAD = """
 These have no effect here.
 The broker accepts them with any value, and names them in one line when it starts.
 """
-
-
-@app.callback()
-def config() -> None:
-    """The settings of a broker."""
 
 
 @app.command("reference")

@@ -3,9 +3,6 @@
 import asyncio
 import getpass
 import socket
-from typing import Annotated
-
-import typer
 
 from txmq.cli import logs
 from txmq.cli.common import (
@@ -15,10 +12,12 @@ from txmq.cli.common import (
     MonitoringAddress,
     Names,
     fail,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
 )
-from txmq.cli.output import flush, say
+from txmq.cli.output import say_now
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop
@@ -34,33 +33,20 @@ BACKLOG = 100
 
 def console(
     *,
-    listen: Annotated[
-        str, typer.Option(help="The address for browsers, host:port.")
-    ] = "127.0.0.1:8080",
-    origin: Annotated[
-        str | None,
-        typer.Option(help="The address that browsers show, if a proxy is in between."),
-    ] = None,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Show everything, and change nothing.")
-    ] = False,
+    listen: str = option("The address for browsers, host:port.", default="127.0.0.1:8080"),
+    origin: str | None = option("The address that browsers show, if a proxy is in between."),
+    read_only: bool = flag("Show everything, and change nothing.", "--read-only"),
     http: MonitoringAddress = None,
-    database: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="TXMQ_CONSOLE_DATABASES",
-            metavar="NAME=URL",
-            help="Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
-            "table other than txmq_outbox.",
-        ),
-    ] = None,
-    reports: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIRECTORY",
-            help="Show the results of reconciliations in this directory to administrators.",
-        ),
-    ] = None,
+    database: list[str] | None = option(
+        "Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
+        "table other than txmq_outbox.",
+        envvar="TXMQ_CONSOLE_DATABASES",
+        metavar="NAME=URL",
+    ),
+    reports: str | None = option(
+        "Show the results of reconciliations in this directory to administrators.",
+        metavar="DIRECTORY",
+    ),
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:
@@ -76,7 +62,7 @@ def console(
             from txmq.console.server import serve
             from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
-        where = None if http is None else host_and_port(http)
+        where = host_and_port(http)
         is_local = SystemNetwork().is_loopback(host)
         needs_login = not is_local or _has_certificate()
         with socket.create_server((host, port), backlog=BACKLOG, family=_family(host)) as listening:
@@ -95,8 +81,7 @@ def console(
             def ready(metrics: str) -> None:
                 shown = " ".join(sorted(settings.origins, reverse=True))
                 more = f" metrics {metrics}" if metrics else ""
-                say(f"ready console {shown} names {names}{more}")
-                flush()
+                say_now(f"ready console {shown} names {names}{more}")
 
             async def run() -> None:
                 stopped = asyncio.Event()

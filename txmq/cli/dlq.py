@@ -1,42 +1,40 @@
 """``txmq dlq``: dead letters listed, shown, exported, and resent to their group."""
 
 import base64
-import getpass
 from datetime import UTC, datetime
 from functools import partial
 from operator import neg
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Final, NamedTuple
 
 import msgspec
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
-    Names,
+    Ask,
+    GroupArgument,
     Yes,
-    ask,
+    argument,
     confirm,
     fail,
+    flag,
     moment_of,
+    operator_name,
+    option,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import (
-    as_json,
-    listing,
-    message_fields,
-    print_result,
-    progress_bar,
-    say,
-    table,
-)
+from txmq.cli.output import listing, message_fields, progress_bar, say, table
 from txmq.client import Admin
-from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
-from txmq.client.admin.dead_letters import DeadLetters
-from txmq.client.admin.lookups import TIME_MAX
+from txmq.client.admin.dead_letters import (
+    RESENT_AT,
+    RESENT_BY,
+    RESENT_REASON,
+    DeadLetters,
+    provenance,
+)
+from txmq.client.admin.messages import TIME_MAX
 from txmq.message import ReceivedMessage
 from txmq.ops.known_names import check_group
 from txmq.ops.moments import LATEST, age_of
@@ -56,16 +54,32 @@ from txmq.text import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show messages that groups could not consume, and resend them."
-)
+app = Commands("Show messages that groups could not consume, and resend them.")
 
-Group = Annotated[str, typer.Argument(help="The consumer group.")]
 Since = Annotated[
     str, typer.Option(help="Dead since then or later: 2024-05-01T12:00, 2h (ago), earliest.")
 ]
 Until = Annotated[str, typer.Option(help="Dead since then or earlier, likewise; latest is now.")]
 Topic = Annotated[str | None, typer.Option(help="Only those that were sent to this topic.")]
+
+
+class Dead(NamedTuple):
+    """The dead letters that are wanted."""
+
+    since: Since = "earliest"
+    until: Until = "latest"
+    topic: Topic = None
+
+    def of(self, group: str) -> LetterFilter:
+        """Those of a group."""
+        begin_ms, end_ms = moment_of(self.since, "--since"), moment_of(self.until, "--until")
+        begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
+        # A broker's clock may be ahead, so the end stays open.
+        end_ms = TIME_MAX if end_ms == LATEST else end_ms
+        return LetterFilter(group, begin_ms, end_ms, self.topic)
+
+
+_ALL_DEAD: Final = Dead()
 
 
 def _time(time_ms: int | None) -> str:
@@ -81,8 +95,7 @@ def _age(at_ms: int | None) -> str:
 @app.command("list")
 @listed(
     [
-        ListColumn("group", "group"),
-        ListColumn("messages", "messages"),
+        *("group", "messages"),
         ListColumn("oldest", "oldest_ms", _time),
         ListColumn("newest", "newest_ms", _time),
         ListColumn("age of oldest", "oldest_ms", _age, neg),
@@ -91,8 +104,8 @@ def _age(at_ms: int | None) -> str:
 )
 def list_(
     *,
-    group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
-    names: Names = NAMES_DEFAULT,
+    group: str | None = option("Only this group."),
+    ask: Ask,
 ) -> Listing:
     """List the groups that have dead letters."""
 
@@ -102,7 +115,7 @@ def list_(
             await check_group(admin, group)
         return found
 
-    found = ask(names, read)
+    found = ask(read)
     remarks = [
         f"those of {letters.group} at {', '.join(letters.closed_at)} cannot be read yet; "
         f"'txmq dlq show {letters.group}' says how to change that"
@@ -117,31 +130,28 @@ def list_(
     [
         ListColumn("place", "offset_id"),
         ListColumn("age", "stored_ms", _age, neg),
-        ListColumn("attempts", "attempts"),
+        "attempts",
         ListColumn("topic", "origin_topic"),
         ListColumn("tag", "tags"),
         ListColumn("keys", "keys", " ".join),
-        ListColumn("id", "id"),
-        ListColumn("reason", "reason"),
+        *("id", "reason"),
     ],
     empty="no dead letters of this kind",
 )
 def show(
-    group: Group,
-    message_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One dead letter, by id or place.")
-    ] = None,
+    group: GroupArgument,
+    message_id: str | None = argument(
+        "One dead letter, by id or place.", default=None, metavar="ID"
+    ),
     *,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show, the oldest first.")] = 50,
-    since: Since = "earliest",
-    until: Until = "latest",
-    topic: Topic = None,
-    names: Names = NAMES_DEFAULT,
+    limit: int = option("The most to show, the oldest first.", default=50, min=1),
+    dead: Dead,
+    ask: Ask,
 ) -> Listing:
     """Show the dead letters of a group, or one of them in full."""
     if message_id is not None:
-        return _one_in_full(group, message_id, names)
-    wanted = _letter_filter(group, since, until, topic)
+        return _one_in_full(group, message_id, ask)
+    wanted = dead.of(group)
 
     async def read(admin: Admin) -> list[ReceivedMessage]:
         found = [message async for message in wanted.letters(admin, limit + 1)]
@@ -149,7 +159,7 @@ def show(
             await check_group(admin, group)
         return found
 
-    found = ask(names, read)
+    found = ask(read)
     more = f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows"
     return Listing(
         [_fields(message) for message in found[:limit]],
@@ -160,17 +170,14 @@ def show(
 
 @app.command()
 def export(
-    group: Group,
+    group: GroupArgument,
     *,
-    to: Annotated[Path, typer.Option(help="The file, which must not exist yet.")],
-    since: Since = "earliest",
-    until: Until = "latest",
-    topic: Topic = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    to: Path = option("The file, which must not exist yet.", default=...),
+    dead: Dead,
+    ask: Ask,
+) -> Answer:
     """Write dead letters to a file, one line of JSON each, their bodies in base64."""
-    wanted = _letter_filter(group, since, until, topic)
+    wanted = dead.of(group)
     try:
         file = to.open("xb")
     except FileExistsError:
@@ -180,7 +187,7 @@ def export(
     is_whole = False
     try:
         with file:
-            count = ask(names, partial(_write, wanted, file))
+            count = ask(partial(_write, wanted, file))
         is_whole = True
     except OSError as error:
         fail(f"{to} cannot be written: {error.strerror}")
@@ -189,75 +196,60 @@ def export(
         if not is_whole:
             to.unlink(missing_ok=True)
     letters = quantity(count, f"dead letter of {group} is", f"dead letters of {group} are")
-    written = {"group": group, "file": str(to), "messages": count}
-    print_result(written, f"{letters} in {to}", json=json)
+    return Answer({"group": group, "file": str(to), "messages": count}, f"{letters} in {to}")
 
 
 @app.command()
 def resend(
-    group: Group,
-    message_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="The dead letters, by id or place.")
-    ] = None,
+    group: GroupArgument,
+    message_ids: list[str] | None = argument(
+        "The dead letters, by id or place.", default=None, metavar="ID"
+    ),
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All that exist now and were not resent before.")
-    ] = False,
-    reason: Annotated[str, typer.Option(help="Why; kept with each message.")],
-    operator: Annotated[
-        str, typer.Option(show_default="who runs this", help="Who; kept with the reason.")
-    ] = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Also those that were resent before.")
-    ] = False,
-    since: Since = "earliest",
-    until: Until = "latest",
-    topic: Topic = None,
+    everything: bool = flag("All that exist now and were not resent before.", "--all"),
+    reason: str = option("Why; kept with each message.", default=...),
+    operator: str = option("Who; kept with the reason.", default="", show_default="who runs this"),
+    force: bool = flag("Also those that were resent before.", "--force"),
+    dead: Dead,
     yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Resend dead letters to their group, and to no other; the dead letters stay."""
     if bool(message_ids) == everything:
         fail("name the dead letters to resend, or add --all", WRONGLY_CALLED)
-    if message_ids and (since, until, topic) != ("earliest", "latest", None):
+    if message_ids and dead != _ALL_DEAD:
         fail("--since, --until and --topic work only with --all; leave out the ids", WRONGLY_CALLED)
     if not reason.strip():
         fail("--reason is empty; give a reason", WRONGLY_CALLED)
-    wanted = _letter_filter(group, since, until, topic)
-    ask(names, lambda admin: check_group(admin, group))
+    wanted = dead.of(group)
+    ask(lambda admin: check_group(admin, group))
     there = len(message_ids) if message_ids else None
     if everything and not yes:
-        there = sum(
-            letters.messages for letters in ask(names, lambda a: a.dead_letter_groups(group))
-        )
-        choice = "" if wanted == _letter_filter(group) else ", if selected,"
+        there = sum(letters.messages for letters in ask(lambda a: a.dead_letter_groups(group)))
+        choice = "" if dead == _ALL_DEAD else ", if selected,"
         confirm(f"resend the {quantity(there, 'dead letter')}{choice} to {group}?", yes=yes)
-    who = operator or getpass.getuser()
     with progress_bar("dead letters", there) as advance:
-        run = ResendRun(group, reason, who, force=force, on_progress=advance)
+        run = ResendRun(group, reason, operator_name(operator), force=force, on_progress=advance)
         resend_them = partial(run.these, message_ids) if message_ids else partial(run.all, wanted)
-        found = ask(names, resend_them, changes=True)
-    if json:
-        as_json([result._asdict() for result in found])
-    else:
-        _print_results(group, found)
+        found = ask(resend_them, changes=True)
     done = {RESENT, BEFORE} if everything else {RESENT}
-    if any(result.outcome not in done for result in found):
-        raise typer.Exit(FAILED)
+    return Answer(
+        [result._asdict() for result in found],
+        lambda: _print_results(group, found),
+        FAILED if any(result.outcome not in done for result in found) else 0,
+    )
 
 
 def _print_results(group: str, found: list[ResendResult]) -> None:
-    if not found:
-        say(f"group {group} has no dead letters of this kind")
-        return
-    table(["id", "place", "outcome", "note"], found)
+    empty = f"group {group} has no dead letters of this kind"
+    table(["id", "place", "outcome", "note"], found, empty=empty)
     counts = [
         f"{sum(result.outcome == kind for result in found)} {kind}"
         for kind in (RESENT, BEFORE, REFUSED, DOUBTFUL)
         if any(result.outcome == kind for result in found)
     ]
-    say(", ".join(counts))
+    if counts:
+        say(", ".join(counts))
     if any(result.outcome == DOUBTFUL for result in found):
         say("run it again for those in doubt: messages that arrived are found, and not sent twice")
 
@@ -275,13 +267,13 @@ async def _write(wanted: LetterFilter, file: BinaryIO, admin: Admin) -> int:
     return count
 
 
-def _one_in_full(group: str, message_id: str, names: str) -> Listing:
+def _one_in_full(group: str, message_id: str, ask: Ask) -> Listing:
     async def read(admin: Admin) -> tuple[ReceivedMessage, ReceivedMessage | None]:
         await check_group(admin, group)
         found = await admin.dead_letter(group, message_id)
         return found, await admin.resent_copy(group, found)
 
-    found, copy = ask(names, read)
+    found, copy = ask(read)
     named = {} if copy is None else copy.properties
     at_ms = named.get(RESENT_AT, "")
     resent = {
@@ -321,13 +313,3 @@ def _line(message: ReceivedMessage) -> dict[str, object]:
     fields.pop("body", None)
     body = base64.b64encode(message.body).decode()
     return fields | {"flag": message.flag, "body_base64": body}
-
-
-def _letter_filter(
-    group: str, since: str = "earliest", until: str = "latest", topic: str | None = None
-) -> LetterFilter:
-    begin_ms, end_ms = moment_of(since, "--since"), moment_of(until, "--until")
-    # Brokers' clocks may be ahead: no end is later than any of them.
-    end_ms = TIME_MAX if end_ms == LATEST else end_ms
-    begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
-    return LetterFilter(group, begin_ms, end_ms, topic)

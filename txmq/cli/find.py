@@ -1,4 +1,4 @@
-"""``txmq find``: everything in a cluster that has a name, an id or a key like a text."""
+"""``txmq find``: everything in a cluster whose name, id or key matches a text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, ask, stop_at_signals
-from txmq.cli.output import as_json, note, print_rows, progress_bar
+from txmq.cli.commands import Answer
+from txmq.cli.common import NAMES_DEFAULT, Ask, Cluster, option, stop_at_signals
+from txmq.cli.output import note, progress_bar, table
 from txmq.client import Admin
 from txmq.ops.search import HITS_MAX, ClusterHits, search_cluster, search_further
 
@@ -20,46 +21,44 @@ __all__ = ["find"]
 def find(
     text: Annotated[str, typer.Argument(help="A part of a name, or a whole id or key.")],
     *,
-    after: Annotated[
-        str, typer.Option(metavar="TOPIC", help="Search only messages, in the topics after this.")
-    ] = "",
+    after: str = option(
+        "Search only messages, in the topics after this.", default="", metavar="TOPIC"
+    ),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Find topics, groups, producers, brokers, accounts, transactions and messages.
 
-    Up to 20 of each kind are shown. Messages are searched topic by topic, so in a cluster with very
-    many topics it takes a while. Ctrl-C stops that and shows what was found; the last line says how
-    to search on.
+    Up to 20 of each kind are shown. Messages are searched topic by topic, which takes a
+    while if there are thousands. Ctrl-C stops the search and shows what was found; the last line
+    says how to search on.
     """
-    found: ClusterHits = ask(names, lambda admin: _search_all(admin, text, after, cluster))
-    if json:
-        as_json(
-            {
-                "hits": [hit._asdict() for hit in found.hits],
-                "counts": found.counts,
-                "notes": found.notes,
-                "searched_topics": found.searched,
-                "topics": found.topics,
-                "next": found.next,
-            }
-        )
-        return
-    print_rows(
-        list(found.hits),
-        ("kind", "name", "exact", "about"),
-        ((hit.kind, hit.name, "yes" if hit.is_exact else "", hit.about) for hit in found.hits),
-        json=False,
-        empty="nothing has this name, id or key",
+    found: ClusterHits = ask(lambda admin: _search_all(admin, text, after, cluster))
+
+    def show() -> None:
+        rows = [
+            (one.kind, one.name, "yes" if one.is_exact else "", one.about) for one in found.hits
+        ]
+        table(("kind", "name", "exact", "about"), rows, empty="nothing has this name, id or key")
+        for line in found.notes:
+            note(f"txmq: {line}")
+        if found.next:
+            note(
+                f"txmq: messages were searched in {found.searched:,} of {found.topics:,} topics; "
+                f"search on with: {_further(text, found.next, cluster, ask.names)}"
+            )
+
+    return Answer(
+        {
+            "hits": [hit._asdict() for hit in found.hits],
+            "counts": found.counts,
+            "notes": found.notes,
+            "searched_topics": found.searched,
+            "topics": found.topics,
+            "next": found.next,
+        },
+        show,
     )
-    for line in found.notes:
-        note(f"txmq: {line}")
-    if found.next:
-        note(
-            f"txmq: messages were searched in {found.searched:,} of {found.topics:,} topics; "
-            f"search on with: {_further(text, found.next, cluster, names)}"
-        )
 
 
 def _further(text: str, after: str, cluster: str | None, names: str) -> str:

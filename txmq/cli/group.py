@@ -1,27 +1,31 @@
 """``txmq group``: consumer groups created, watched, moved and deleted."""
 
-import getpass
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, Watching, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
+    Ask,
+    AtBroker,
     Cluster,
-    Names,
+    Operator,
+    TopicArgument,
     Yes,
-    ask,
+    argument,
     ask_each,
     confirm,
     fail,
+    flag,
     moment_of,
+    operator_name,
+    option,
 )
-from txmq.cli.lists import EVERY_DEFAULT, Every, Listing, Watch, listed, watched
-from txmq.cli.output import as_json, print_result, progress_bar, say, table
+from txmq.cli.output import as_json, progress_bar, say, table
 from txmq.client import Admin, ConsumerReport
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.client.values import GroupConnections, GroupLag, OffsetMove, QueueProgress
@@ -36,31 +40,25 @@ from txmq.text import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
+app = Commands("Create, watch, move and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
-Topic = Annotated[str, typer.Argument(help="The topic.")]
 
 
 @app.command()
 def create(
     name: Name,
     *,
-    retries: Annotated[
-        int | None,
-        typer.Option(min=0, help="Retries of a message before it is a dead letter; 16 if new."),
-    ] = None,
-    enabled: Annotated[
-        bool | None, typer.Option("--enabled/--no-enabled", help="Whether it may consume.")
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    retries: int | None = option(
+        "Retries of a message before it is a dead letter; 16 if new.", min=0
+    ),
+    enabled: bool | None = option("Whether it may consume.", "--enabled/--no-enabled"),
+    broker: AtBroker = None,
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
-    """Create or change a consumer group; settings that are not named stay."""
+    ask: Ask,
+) -> Answer:
+    """Create or change a consumer group; omitted settings keep their values."""
     ask(
-        names,
         lambda admin: admin.create_group(
             name, retries=retries, enabled=enabled, broker=broker, cluster=cluster
         ),
@@ -69,26 +67,26 @@ def create(
     settings = [] if retries is None else [quantity(retries, "retry", "retries")]
     settings += [] if enabled is None else ["may consume" if enabled else "may not consume"]
     text = "; ".join([f"group {name} exists", *settings])
-    print_result({"group": name, "retries": retries, "enabled": enabled}, text, json=json)
+    return Answer({"group": name, "retries": retries, "enabled": enabled}, text)
 
 
 @app.command("list")
 @listed(
     [
-        ListColumn("group", "group"),
+        "group",
         ListColumn("may consume", "enabled", lambda enabled: "yes" if enabled else "no"),
-        ListColumn("retries", "retries"),
+        "retries",
     ],
     empty="no groups",
 )
 def list_(
     *,
-    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
+    everything: bool = flag("Also groups of the system.", "--all"),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """List consumer groups."""
-    found = ask(names, lambda admin: admin.groups(cluster=cluster))
+    found = ask(lambda admin: admin.groups(cluster=cluster))
     return Listing(
         [
             {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
@@ -102,23 +100,19 @@ def list_(
 def delete(
     name: Name,
     *,
-    keep_offsets: Annotated[
-        bool, typer.Option("--keep-offsets", help="Keep its offsets, for a group of this name.")
-    ] = False,
+    keep_offsets: bool = flag("Keep its offsets, for a group of this name.", "--keep-offsets"),
     yes: Yes = False,
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Delete a consumer group."""
-    ask(names, lambda admin: check_group(admin, name, cluster=cluster))
+    ask(lambda admin: check_group(admin, name, cluster=cluster))
     confirm(f"delete group {name}?", yes=yes)
     ask(
-        names,
         lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster),
         changes=True,
     )
-    print_result({"group": name, "deleted": True}, f"group {name} is deleted", json=json)
+    return Answer({"group": name, "deleted": True}, f"group {name} is deleted")
 
 
 @app.command()
@@ -136,9 +130,9 @@ def delete(
 def progress(
     name: Name,
     *,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    topic: str | None = option("Only this topic."),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Show the consumer lag of a group in each queue."""
 
@@ -152,7 +146,7 @@ def progress(
         return found, await admin.group_lag(name, topic, cluster=cluster)
 
     fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
-    queues, found = ask(names, read)
+    queues, found = ask(read)
     rows = [{field: getattr(queue, field) for field in fields} for queue in queues]
     total = lag_words(found, " message behind" if found.lag == 1 else " messages behind")
     return Listing(
@@ -172,177 +166,183 @@ def progress(
 @app.command()
 def reset(
     name: Name,
-    topic: Topic,
+    topic: TopicArgument,
     *,
-    to: Annotated[
-        str,
-        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
-    ],
-    only_back: Annotated[
-        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
-    ] = False,
+    to: str = option(
+        "earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970.", default=...
+    ),
+    only_back: bool = flag("Skip no message that is not consumed yet.", "--only-back"),
     yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     json: AsJson = False,
-) -> None:
+) -> Answer:
     """Move a group to the messages stored at a moment; shows the change, and asks."""
-    time_ms = moment_of(to, "--to")
-    _move(name, topic, time_ms, may_skip=not only_back, yes=yes, names=names, json=json)
+    move = GroupMove(ask, name, yes, json)
+    return move.to(topic, moment_of(to, "--to"), may_skip=not only_back)
 
 
 @app.command()
 def skip(
     name: Name,
-    topic: Annotated[str | None, typer.Argument(help="The topic.")] = None,
+    topic: str | None = argument("The topic.", default=None),
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="In all topics in which the group has an offset.")
-    ] = False,
-    offset: Annotated[
-        int | None, typer.Option(min=0, help="Only this message of a queue, which is damaged.")
-    ] = None,
-    through: Annotated[
-        int | None,
-        typer.Option(min=0, help="Also what is damaged from --offset up to this message."),
-    ] = None,
-    queue: Annotated[int | None, typer.Option(min=0, help="The queue of the message.")] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="The broker of the queue, if several have the topic.")
-    ] = None,
-    reason: Annotated[
-        str, typer.Option(help="Why a damaged message is skipped; the broker's audit keeps it.")
-    ] = "",
-    operator: Annotated[
-        str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
-    ] = "",
+    everything: bool = flag("In all topics in which the group has an offset.", "--all"),
+    offset: int | None = option("Only this message of a queue, which is damaged.", min=0),
+    through: int | None = option("Also what is damaged from --offset up to this message.", min=0),
+    queue: int | None = option("The queue of the message.", min=0),
+    broker: str | None = option("The broker of the queue, if several have the topic."),
+    reason: str = option(
+        "Why a damaged message is skipped; the broker's audit keeps it.", default=""
+    ),
+    operator: Operator = "",
     yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     json: AsJson = False,
-) -> None:
+) -> Answer:
     """Skip all messages that a group has not consumed yet; shows how many, and asks.
 
     With --offset it skips a damaged message at which the group is stuck, and no other: the group
     receives every message before and behind it, and every whole one up to --through.
     """
+    move = GroupMove(ask, name, yes, json)
     if offset is not None:
         if topic is None or queue is None or not reason.strip() or everything:
             fail("with --offset name the topic, --queue and --reason", WRONGLY_CALLED)
         last = offset if through is None else through
         if last < offset:
             fail(f"--through {last} lies before --offset {offset}", WRONGLY_CALLED)
-        damaged = DamagedRange(topic, queue, broker, offset, last)
-        made = {"operator": operator or getpass.getuser(), "reason": reason}
-        _skip_damaged(name, damaged, made, yes=yes, names=names, json=json)
-        return
+        why = {"operator": operator_name(operator), "reason": reason}
+        return move.past_damage(topic, queue, broker, (offset, last), why)
     if any(option is not None for option in (through, queue, broker)) or reason or operator:
         fail("--offset names the damaged message to skip", WRONGLY_CALLED)
     if (topic is None) is not everything:
         fail("name a topic, or add --all", WRONGLY_CALLED)
     if topic is None:
-        _skip_everywhere(name, yes=yes, names=names, json=json)
-    else:
-        _move(name, topic, TO_THE_END, may_skip=True, yes=yes, names=names, json=json)
+        return move.to_all_ends()
+    return move.to(topic, TO_THE_END, may_skip=True)
 
 
-def _skip_everywhere(name: str, *, yes: bool, names: str, json: bool) -> None:
-    plan = ask(names, lambda admin: _plan_of_all(admin, name))
-    topics = sorted({move.queue.topic for move in plan})
-    if not json:
-        counts = {
-            topic: _lag([move for move in plan if move.queue.topic == topic]) for topic in topics
-        }
-        table(["topic", "messages skipped"], counts.items())
-    confirm(
-        f"move group {name} in {quantity(len(topics), 'topic')}: {consequence_of(plan)}?", yes=yes
-    )
+class GroupMove(NamedTuple):
+    """A move of a group's offsets, which the user sees and agrees to first."""
 
-    async def skip_each(admin: Admin) -> dict[Queue, QueueOffset]:
-        moved: dict[Queue, QueueOffset] = {}
-        with progress_bar("topics", len(topics)) as advance:
-            for one in topics:
-                moved |= await admin.reset_offset(name, one, TO_THE_END)
-                advance()
-        return moved
+    ask: Ask
+    group: str
+    yes: bool
+    json: bool
 
-    moved = ask(names, skip_each, changes=True)
-    where = f"{quantity(len(moved), 'queue')} of {quantity(len(topics), 'topic')}"
-    print_result(_moves(plan, moved), f"group {name} is moved in {where}", json=json)
+    def to(self, topic: str, time_ms: int, *, may_skip: bool) -> Answer:
+        """Move the group in a topic to a moment."""
+        group = self.group
 
+        async def plan_reset(admin: Admin) -> list[OffsetMove]:
+            plan = await admin.plan_reset(group, topic, time_ms, force=may_skip)
+            await check_group(admin, group)
+            return plan
 
-class DamagedRange(NamedTuple):
-    """The messages of a queue from which a group skips what is damaged."""
+        plan = self.ask(plan_reset, topic=topic)
+        self.agree(plan, f"topic {topic}")
+        moved = self.ask(
+            lambda admin: admin.reset_offset(group, topic, time_ms, force=may_skip),
+            changes=True,
+            topic=topic,
+        )
+        text = f"group {group} is moved in {quantity(len(moved), 'queue')} of {topic}"
+        return Answer(_moves(plan, moved), text)
 
-    topic: str
-    number: int
-    broker: str | None
-    """``None`` if only one broker has the topic."""
-    first: int
-    last: int
+    def to_all_ends(self) -> Answer:
+        """Move the group to the ends of all topics in which it has an offset."""
+        group = self.group
 
-
-def _skip_damaged(
-    name: str, damaged: DamagedRange, why: dict[str, str], *, yes: bool, names: str, json: bool
-) -> None:
-    topic, number, broker, first, last = damaged
-
-    async def find_queue(admin: Admin) -> Queue:
-        brokers = {one.broker for one in (await admin.route(topic)).readable}
-        if broker is None and len(brokers) > 1:
-            raise UsageError(
-                f"{quantity(len(brokers), 'broker')} have the topic {topic}; name one with "
-                f"--broker: {', '.join(sorted(brokers))}"
+        async def plan_all(admin: Admin) -> list[OffsetMove]:
+            await check_group(admin, group)
+            topics = sorted({found.queue.topic for found in await admin.group_progress(group)})
+            plans = await ask_each(
+                topics, lambda topic: admin.plan_reset(group, topic, TO_THE_END), "topics"
             )
-        return Queue(topic, broker or next(iter(brokers), ""), number)
+            return [move for plan in plans for move in plan]
 
-    queue = ask(names, find_queue, topic=topic)
-    where = f"{topic}/{number} at {queue.broker}"
-    what = f"message {first}" if last == first else f"what is damaged in {first} to {last}"
-    confirm(f"have group {name} skip {what} of {where}? It will not receive it.", yes=yes)
-    ask(
-        names,
-        lambda admin: admin.skip_damaged(name, queue, first, last, **why),
-        changes=True,
-        topic=topic,
-    )
-    print_result(
-        {"group": name, "queue": queue, "offset": first, "through": last, **why},
-        f"group {name} skips {what} of {where}",
-        json=json,
-    )
+        plan = self.ask(plan_all)
+        skipped = dict.fromkeys(sorted({move.queue.topic for move in plan}), 0)
+        for move in plan:
+            if move.before is not None:
+                skipped[move.queue.topic] += move.after - move.before
+        if not self.json:
+            table(["topic", "messages skipped"], skipped.items())
+        topics = quantity(len(skipped), "topic")
+        confirm(f"move group {group} in {topics}: {consequence_of(plan)}?", yes=self.yes)
+
+        async def skip_each(admin: Admin) -> dict[Queue, QueueOffset]:
+            moved: dict[Queue, QueueOffset] = {}
+            with progress_bar("topics", len(skipped)) as advance:
+                for topic in skipped:
+                    moved |= await admin.reset_offset(group, topic, TO_THE_END)
+                    advance()
+            return moved
+
+        moved = self.ask(skip_each, changes=True)
+        text = f"group {group} is moved in {quantity(len(moved), 'queue')} of {topics}"
+        return Answer(_moves(plan, moved), text)
+
+    def past_damage(
+        self,
+        topic: str,
+        number: int,
+        broker: str | None,
+        offsets: tuple[int, int],
+        why: dict[str, str],
+    ) -> Answer:
+        """Skip what is damaged between two offsets of a queue.
+
+        Args:
+            topic: The topic.
+            number: The number of the queue.
+            broker: Its broker; ``None`` if only one broker has the topic.
+            offsets: The first and the last offset.
+            why: The operator and the reason.
+        """
+        first, last = offsets
+
+        async def find_queue(admin: Admin) -> Queue:
+            brokers = {one.broker for one in (await admin.route(topic)).readable}
+            if broker is None and len(brokers) > 1:
+                raise UsageError(
+                    f"{quantity(len(brokers), 'broker')} have the topic {topic}; name one with "
+                    f"--broker: {', '.join(sorted(brokers))}"
+                )
+            return Queue(topic, broker or next(iter(brokers), ""), number)
+
+        queue = self.ask(find_queue, topic=topic)
+        where = f"{topic}/{number} at {queue.broker}"
+        what = f"message {first}" if last == first else f"what is damaged in {first} to {last}"
+        question = f"have group {self.group} skip {what} of {where}? It will not receive it."
+        confirm(question, yes=self.yes)
+        self.ask(
+            lambda admin: admin.skip_damaged(self.group, queue, first, last, **why),
+            changes=True,
+            topic=topic,
+        )
+        return Answer(
+            {"group": self.group, "queue": queue, "offset": first, "through": last, **why},
+            f"group {self.group} skips {what} of {where}",
+        )
+
+    def agree(self, plan: list[OffsetMove], where: str) -> None:
+        """Show the moves of a plan, unless a program reads the output, and ask for consent.
+
+        Raises:
+            typer.Exit: The user cannot answer.
+            typer.Abort: The user refuses.
+        """
+        if not self.json:
+            table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
+        confirm(f"move group {self.group} in {where}: {consequence_of(plan)}?", yes=self.yes)
 
 
-async def _plan_of_all(admin: Admin, name: str) -> list[OffsetMove]:
-    await check_group(admin, name)
-    topics = sorted({found.queue.topic for found in await admin.group_progress(name)})
-    plans = await ask_each(
-        topics, lambda topic: admin.plan_reset(name, topic, TO_THE_END), "topics"
-    )
-    return [move for plan in plans for move in plan]
-
-
-def _lag(plan: list[OffsetMove]) -> int:
-    return sum(move.after - move.before for move in plan if move.before is not None)
-
-
-def _move(
-    name: str, topic: str, time_ms: int, *, may_skip: bool, yes: bool, names: str, json: bool
-) -> None:
-    async def plan_reset(admin: Admin) -> list[OffsetMove]:
-        plan = await admin.plan_reset(name, topic, time_ms, force=may_skip)
-        await check_group(admin, name)
-        return plan
-
-    plan = ask(names, plan_reset, topic=topic)
-    _print_plan(plan, json=json)
-    confirm(f"move group {name} in topic {topic}: {consequence_of(plan)}?", yes=yes)
-    moved = ask(
-        names,
-        lambda admin: admin.reset_offset(name, topic, time_ms, force=may_skip),
-        changes=True,
-        topic=topic,
-    )
-    text = f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}"
-    print_result(_moves(plan, moved), text, json=json)
+def _move_row(move: OffsetMove) -> list[object]:
+    now, difference = "never consumed", ""
+    if move.before is not None:
+        now, difference = str(move.before), f"{move.after - move.before:+d}"
+    return [move.queue.broker, move.queue.number, now, move.after, difference]
 
 
 def _moves(plan: list[OffsetMove], moved: dict[Queue, QueueOffset]) -> list[dict[str, object]]:
@@ -357,12 +357,12 @@ def _moves(plan: list[OffsetMove], moved: dict[Queue, QueueOffset]) -> list[dict
 def clone(
     source: Annotated[str, typer.Argument(help="The group whose offsets to copy.")],
     target: Annotated[str, typer.Argument(help="The group that gets them.")],
-    topic: Topic,
+    topic: TopicArgument,
     *,
     yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     json: AsJson = False,
-) -> None:
+) -> Answer:
     """Give a group the offsets of another group in a topic; shows the change, and asks.
 
     The group that gets them must have no connected consumers: they would commit their own offsets
@@ -379,14 +379,12 @@ def clone(
         await _check_stopped(admin, target, topic)
         return plan
 
-    plan = ask(names, plan_clone, topic=topic)
-    _print_plan(plan, json=json)
-    confirm(f"move group {target} in topic {topic}: {consequence_of(plan)}?", yes=yes)
-    ask(names, lambda admin: admin.clone_offsets(source, target, topic), changes=True, topic=topic)
-    print_result(
+    plan = ask(plan_clone, topic=topic)
+    GroupMove(ask, target, yes, json).agree(plan, f"topic {topic}")
+    ask(lambda admin: admin.clone_offsets(source, target, topic), changes=True, topic=topic)
+    return Answer(
         [{"queue": move.queue, "before": move.before, "offset": move.after} for move in plan],
         f"group {target} has the offsets of {source} in {quantity(len(plan), 'queue')} of {topic}",
-        json=json,
     )
 
 
@@ -402,26 +400,13 @@ async def _check_stopped(admin: Admin, group: str, topic: str) -> None:
         )
 
 
-def _print_plan(plan: list[OffsetMove], *, json: bool) -> None:
-    if not json:
-        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
-
-
-def _move_row(move: OffsetMove) -> list[object]:
-    now, difference = "never consumed", ""
-    if move.before is not None:
-        now, difference = str(move.before), f"{move.after - move.before:+d}"
-    return [move.queue.broker, move.queue.number, now, move.after, difference]
-
-
 @app.command()
 def status(
-    name: Annotated[str, typer.Argument(help="The group.")],
+    name: Name,
     *,
     cluster: Cluster = None,
-    watch: Watch = False,
-    every: Every = EVERY_DEFAULT,
-    names: Names = NAMES_DEFAULT,
+    watching: Watching,
+    ask: Ask,
     json: AsJson = False,
 ) -> None:
     """Show what each consumer of a group reports: its queues, offsets and fetched messages.
@@ -430,17 +415,12 @@ def status(
     """
 
     async def read(admin: Admin) -> list[dict[str, Any]]:
-        try:
-            online = await admin.group_connections(name, cluster=cluster)
-        except ConsumerOffline:
-            await check_group(admin, name, cluster=cluster)
-            raise
+        online = await _connections(admin, name, cluster)
 
         async def report(client: str) -> dict[str, Any]:
             try:
                 return _consumer_fields(await admin.consumer_report(name, client, cluster=cluster))
             except TxmqError as error:
-                # The other consumers are shown all the same.
                 return {"client": client, "problem": str(error).strip()}
 
         return await ask_each([client.id for client in online.clients], report, "consumers")
@@ -451,7 +431,15 @@ def status(
         else:
             _print_consumers(consumers)
 
-    watched(lambda: ask(names, read), show, watch=watch, every=every)
+    watching.show(lambda: ask(read), show)
+
+
+async def _connections(admin: Admin, name: str, cluster: str | None) -> GroupConnections:
+    try:
+        return await admin.group_connections(name, cluster=cluster)
+    except ConsumerOffline:
+        await check_group(admin, name, cluster=cluster)
+        raise
 
 
 def _consumer_fields(report: ConsumerReport) -> dict[str, Any]:
@@ -511,29 +499,24 @@ def _print_consumers(consumers: list[dict[str, Any]]) -> None:
 @app.command()
 @listed(
     [
-        ListColumn("group", "group"),
+        "group",
         ListColumn("behind", "lag"),
         WAITING_COLUMN,
         ListColumn("oldest", "delay_ms", lambda delay: "" if delay is None else age_of(delay)),
         ListColumn("out/s", "per_second", lambda rate: "" if rate is None else f"{rate:.1f}"),
-        ListColumn("consumers", "consumers"),
+        "consumers",
         ListColumn("topics", "topics", lambda topics: "" if topics is None else len(topics)),
     ],
     empty="no groups",
 )
 def monitor(
     *,
-    lag_max: Annotated[
-        int | None,
-        typer.Option(
-            "--lag-max",
-            min=0,
-            help="Show only groups with more messages behind or waiting, and exit with 1.",
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
+    lag_max: int | None = option(
+        "Show only groups with more messages behind or waiting, and exit with 1.", min=0
+    ),
+    everything: bool = flag("Also groups of the system.", "--all"),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """Show how far all groups are behind, how fast they consume, and their consumers.
 
@@ -548,7 +531,7 @@ def monitor(
         wanted = [name for name in groups if everything or not is_of_system(name)]
         return await ask_each(wanted, lambda name: _group_row(admin, name, cluster), "groups")
 
-    rows = ask(names, read)
+    rows = ask(read)
     warnings = [
         f"without group {row['group']}: {row['problem']}" for row in rows if "problem" in row
     ]
@@ -568,7 +551,7 @@ async def _group_row(admin: Admin, name: str, cluster: str | None) -> dict[str, 
         except ConsumerOffline:
             consumers = 0
     except TxmqError as error:
-        return {"group": name, "problem": str(error).strip()}  # The others are shown all the same.
+        return {"group": name, "problem": str(error).strip()}  # The other groups are still shown.
     return {
         "group": name,
         "lag": found.lag,
@@ -583,25 +566,12 @@ async def _group_row(admin: Admin, name: str, cluster: str | None) -> dict[str, 
 
 @app.command()
 @listed(
-    [
-        ListColumn("client", "id"),
-        ListColumn("address", "address"),
-        ListColumn("language", "language"),
-        ListColumn("version", "version"),
-    ],
+    [ListColumn("client", "id"), "address", "language", "version"],
     empty="no consumer is connected",
 )
-def clients(name: Name, *, cluster: Cluster = None, names: Names = NAMES_DEFAULT) -> Listing:
+def clients(name: Name, *, cluster: Cluster = None, ask: Ask) -> Listing:
     """Show the connected consumers of a group."""
-
-    async def read(admin: Admin) -> GroupConnections:
-        try:
-            return await admin.group_connections(name, cluster=cluster)
-        except ConsumerOffline:
-            await check_group(admin, name, cluster=cluster)
-            raise
-
-    found = ask(names, read)
+    found = ask(lambda admin: _connections(admin, name, cluster))
     return Listing(
         found.clients,
         [f"subscribed to {topic}: {text}" for topic, text in found.subscriptions.items()],

@@ -4,17 +4,17 @@ These commands read the broker's directory themselves and need no broker. They l
 as ``txmq serve`` does.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 import typer
 
+from txmq.cli.commands import Answer, Commands
 from txmq.cli.common import (
     FAILED,
     WRONGLY_CALLED,
@@ -22,12 +22,14 @@ from txmq.cli.common import (
     Yes,
     confirm,
     fail,
+    flag,
     has_terminal,
     moment_of,
+    option,
 )
 from txmq.cli.log_lines import (
     BodyForm,
-    holder_of,
+    locked,
     offsets_text,
     plain_body,
     print_finding,
@@ -36,7 +38,7 @@ from txmq.cli.log_lines import (
     record_line,
     summary_text,
 )
-from txmq.cli.output import as_json, note, print_result, say
+from txmq.cli.output import as_json, note, say
 from txmq.errors import TxmqError
 from txmq.ops.directories import hint_of_brokers
 from txmq.ops.moments import LATEST
@@ -52,32 +54,58 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Verify, repair, show and export the log of a stopped broker."
-)
+app = Commands("Verify, repair, show and export the log of a stopped broker.")
 
 Data = Annotated[
     Path,
     typer.Option("--data", metavar="DIR", help="The broker's directory; the broker is stopped."),
 ]
-Topic = Annotated[str | None, typer.Option(help="Only this topic.")]
-QueueNumber = Annotated[int | None, typer.Option("--queue", min=0, help="Only this queue of it.")]
-Since = Annotated[
-    str, typer.Option(help="Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.")
-]
-Until = Annotated[str, typer.Option(help="Stored then or earlier, likewise; latest is the end.")]
-Key = Annotated[str | None, typer.Option(help="Only messages with this key or id.")]
-Transaction = Annotated[
-    str | None,
-    typer.Option("--transaction", metavar="XID", help="Only this transaction, and its decision."),
-]
-From = Annotated[int, typer.Option("--from", min=0, help="Begin at this position of the log.")]
-To = Annotated[int | None, typer.Option("--to", min=0, help="Stop before this position.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Stop after so many records.")]
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option("--kind", help="message, half, decision, delayed, recall, loss; may be repeated."),
-]
+
+
+class Wanted(NamedTuple):
+    """The records that are wanted."""
+
+    topic: str | None = option("Only this topic.")
+    queue: int | None = option("Only this queue of it.", min=0)
+    since: str = option(
+        "Stored then or later: 2024-05-01T12:00, 2h (ago), earliest.", default="earliest"
+    )
+    until: str = option("Stored then or earlier, likewise; latest is the end.", default="latest")
+    key: str | None = option("Only messages with this key or id.")
+    transaction: str | None = option("Only this transaction, and its decision.", metavar="XID")
+    start: int = option("Begin at this position of the log.", "--from", default=0, min=0)
+    end: int | None = option("Stop before this position.", "--to", min=0)
+    kind: list[str] | None = option(
+        "message, half, decision, delayed, recall, loss; may be repeated."
+    )
+    limit: int | None = option("Stop after this many records.", min=1)
+
+    def selection(self) -> "Selection":
+        """What to read.
+
+        Raises:
+            typer.Exit: A kind does not exist.
+        """
+        from txmq_broker.offline.inspection.log_records import RecordKind, Selection
+
+        known = [kind.value for kind in RecordKind]
+        for name in self.kind or ():
+            if name not in known:
+                fail(f"--kind {name!r} does not exist; use {', '.join(known)}", WRONGLY_CALLED)
+        since_ms, until_ms = moment_of(self.since, "--since"), moment_of(self.until, "--until")
+        default = Selection()
+        return Selection(
+            kinds=frozenset(RecordKind(name) for name in self.kind or ()),
+            topic=self.topic or "",
+            queue=self.queue,
+            key=self.key or "",
+            transaction=self.transaction or "",
+            since_ms=SystemClock().wall_ms() if since_ms == LATEST else since_ms,
+            until_ms=default.until_ms if until_ms == LATEST else until_ms,
+            start=self.start,
+            end=default.end if self.end is None else self.end,
+        )
+
 
 _FOLDERS: Final = ("log", "index", "config")
 _ROUNDS_MAX: Final = 20
@@ -88,16 +116,14 @@ _ROUNDS_MAX: Final = 20
 def verify(
     *,
     data: Data,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Then offer the repairs that let the broker start.")
-    ] = False,
+    repair: bool = flag("Then offer the repairs that let the broker start.", "--repair"),
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:
     """Read everything in the directory and name all damage and loss; change nothing.
 
-    Exits with 0 where everything is whole, 1 where something is damaged or lost, and 2 where the
-    directory cannot be read. With --repair it shows what each repair loses and asks.
+    The exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the
+    directory cannot be read. With --repair it shows what each repair loses, and asks.
     """
     if yes and not repair:
         fail("--yes answers the questions of --repair; add --repair", WRONGLY_CALLED)
@@ -122,24 +148,15 @@ def verify(
 def dump(
     *,
     data: Data,
-    topic: Topic = None,
-    queue: QueueNumber = None,
-    since: Since = "earliest",
-    until: Until = "latest",
-    key: Key = None,
-    transaction: Transaction = None,
-    from_: From = 0,
-    to: To = None,
-    kind: Kinds = None,
-    limit: Limit = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the bodies, too.")] = False,
+    wanted: Wanted,
+    body: bool = flag("Show the bodies, too.", "--body"),
     json: AsJson = False,
 ) -> None:
     """Show the records of the log, oldest first, one on a line.
 
-    Goes on behind damage and says on standard error what it passed over; then it exits with 1.
+    It skips damaged parts and names them on standard error; the exit code is then 1.
     """
-    selection = _selection(topic, queue, (since, until), (from_, to), key, transaction, kind)
+    run = _LogPass(wanted)
     form: BodyForm = "plain" if body else "none"
 
     def write(found: "LogRecord") -> None:
@@ -148,43 +165,25 @@ def dump(
         else:
             say(record_line(found, with_body=body))
 
-    run = _LogPass(selection, limit)
     with _open_directory(data) as disk:
         run.read(disk, write, has_bar=not sys.stdout.isatty())
-    run.finish()
+    if run.code:
+        raise typer.Exit(run.code)
 
 
 @app.command()
 def export(
     *,
     data: Data,
-    to_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", metavar="FILE", help="Write lines of JSON here; it must not exist yet."
-        ),
-    ] = None,
-    bodies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write each body to a file of its own: TOPIC/QUEUE-OFFSET."
-        ),
-    ] = None,
-    topic: Topic = None,
-    queue: QueueNumber = None,
-    since: Since = "earliest",
-    until: Until = "latest",
-    key: Key = None,
-    transaction: Transaction = None,
-    from_: From = 0,
-    to: To = None,
-    kind: Kinds = None,
-    limit: Limit = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Write compressed bodies as they are stored.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
+    to_file: Path | None = option(
+        "Write lines of JSON here; it must not exist yet.", "--file", metavar="FILE"
+    ),
+    bodies: Path | None = option(
+        "Write each body to a file of its own: TOPIC/QUEUE-OFFSET.", metavar="DIR"
+    ),
+    wanted: Wanted,
+    raw: bool = flag("Write compressed bodies as they are stored.", "--raw"),
+) -> Answer:
     """Write messages to a file, one line of JSON each, or their bodies to files of their own.
 
     Writes what consumers could read: messages and committed transactions; --kind chooses others.
@@ -192,8 +191,7 @@ def export(
     """
     if (to_file is None) == (bodies is None):
         fail("name either --file FILE or --bodies DIR", WRONGLY_CALLED)
-    selection = _selection(topic, queue, (since, until), (from_, to), key, transaction, kind)
-    run = _LogPass(selection, limit, is_export=True)
+    run = _LogPass(wanted, is_export=True)
     target = to_file or bodies
     assert target is not None, "one of both was given"
     with ExitStack() as stack:
@@ -211,42 +209,10 @@ def export(
         except OSError as error:
             what = error.filename or target
             fail(f"{what} cannot be written or read: {error.strerror or error}", WRONGLY_CALLED)
-    written = {"to": str(target), "records": run.count, "passed_over": run.passed_over}
-    print_result(written, f"{quantity(run.count, 'record')} written to {target}", json=json)
-    run.finish()
-
-
-# What is wanted
-
-
-def _selection(
-    topic: str | None,
-    queue: int | None,
-    times: tuple[str, str],
-    positions: tuple[int, int | None],
-    key: str | None,
-    transaction: str | None,
-    kinds: list[str] | None,
-) -> "Selection":
-    from txmq_broker.offline.inspection.log_records import RecordKind, Selection
-
-    known = [kind.value for kind in RecordKind]
-    for name in kinds or ():
-        if name not in known:
-            fail(f"--kind {name!r} does not exist; use {', '.join(known)}", WRONGLY_CALLED)
-    since_ms, until_ms = moment_of(times[0], "--since"), moment_of(times[1], "--until")
-    start, end = positions
-    default = Selection()
-    return Selection(
-        kinds=frozenset(RecordKind(name) for name in kinds or ()),
-        topic=topic or "",
-        queue=queue,
-        key=key or "",
-        transaction=transaction or "",
-        since_ms=SystemClock().wall_ms() if since_ms == LATEST else since_ms,
-        until_ms=default.until_ms if until_ms == LATEST else until_ms,
-        start=start,
-        end=default.end if end is None else end,
+    return Answer(
+        {"to": str(target), "records": run.count, "passed_over": run.passed_over},
+        f"{quantity(run.count, 'record')} written to {target}",
+        run.code,
     )
 
 
@@ -264,23 +230,10 @@ def _open_directory(data: Path, *, is_writer: bool = False) -> Iterator[LocalDis
             f"{hint_of_brokers(data)}",
             WRONGLY_CALLED,
         )
-    # The findings report what the store would log.
-    logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
-    disk = _LockedDisk(data) if is_writer else ReadOnlyDisk(data)
-    lock: Lock | None = None
-    try:
-        lock = (LocalDisk(data) if is_writer else disk).lock()
-        yield disk
-    except BlockingIOError:
-        fail(f"{data.absolute()} is in use by {holder_of(data)}; stop it first", WRONGLY_CALLED)
-    except BrokenPipeError:
-        raise  # The reader of the output has closed its end; typer ends the program.
-    except OSError as error:
-        what = error.filename or data
-        fail(f"{what} cannot be read: {error.strerror or error}", WRONGLY_CALLED)
-    finally:
-        if lock is not None:
-            lock.release()
+    disk = _LockedDisk(data.absolute()) if is_writer else ReadOnlyDisk(data.absolute())
+    lock = LocalDisk(data).lock if is_writer else disk.lock
+    with locked(disk, lock, "stop it first") as held:
+        yield held
 
 
 class _LockedDisk(LocalDisk):
@@ -367,11 +320,9 @@ def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
 class _LogPass:
     """One pass over the log, with counts of records and of damaged parts."""
 
-    def __init__(
-        self, selection: "Selection", limit: int | None, *, is_export: bool = False
-    ) -> None:
-        self._selection = selection
-        self._limit = limit
+    def __init__(self, wanted: Wanted, *, is_export: bool = False) -> None:
+        self._selection = wanted.selection()
+        self._limit = wanted.limit
         self._is_export = is_export
         self.count = 0
         self.passed_over = 0
@@ -443,14 +394,10 @@ class _LogPass:
             f"{why}; txmq log verify says more"
         )
 
-    def finish(self) -> None:
-        """End the program with 1 if it passed over damage.
-
-        Raises:
-            typer.Exit: It passed over something.
-        """
-        if self.passed_over:
-            raise typer.Exit(FAILED)
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if it passed over damage."""
+        return FAILED if self.passed_over else 0
 
 
 def _line_writer(file: BinaryIO, *, raw: bool) -> "Callable[[LogRecord], None]":

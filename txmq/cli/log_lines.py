@@ -6,8 +6,9 @@ A record is a line for people, and JSON without any loss.
 from __future__ import annotations
 
 import base64
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from txmq.cli.output import as_json, say
+from txmq.cli.common import WRONGLY_CALLED, fail
+from txmq.cli.output import as_json, body_fields, say
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.ops.moments import time_text
 from txmq.protocol.codes import SysFlag
@@ -24,12 +26,13 @@ from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.protocol.record import Record
+    from txmq.runtime.disk import LocalDisk, Lock
     from txmq_broker.offline.inspection.findings import Finding, InspectionSummary, OffsetRange
     from txmq_broker.offline.inspection.log_records import LogRecord
 
 __all__ = [
     "BodyForm",
-    "holder_of",
+    "locked",
     "offsets_text",
     "plain_body",
     "print_finding",
@@ -172,11 +175,7 @@ def _body_fields(record: Record, form: BodyForm) -> dict[str, object]:
         fields["unreadable"] = fault
     if fault or (form == "stored" and record.sys_flag & SysFlag.COMPRESSED):
         fields["stored"] = True
-    try:
-        fields["body"] = body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(body).decode()
-    return fields
+    return fields | body_fields(body)
 
 
 class ProgressBar:
@@ -211,13 +210,39 @@ def progress_bar(total: int, *, is_shown: bool = True) -> Iterator[ProgressBar]:
         yield ProgressBar(progress, total)
 
 
-def holder_of(folder: Path) -> str:
-    """The process that has a directory locked, for error texts."""
+@contextmanager
+def locked(disk: LocalDisk, lock: Callable[[], Lock], advice: str) -> Iterator[LocalDisk]:
+    """Hold the lock of a directory inside this context; errors of its files end the program.
+
+    Args:
+        disk: The directory.
+        lock: Takes the lock.
+        advice: What to do while another process holds it.
+
+    Raises:
+        typer.Exit: The directory is in use, or cannot be used.
+    """
+    # The commands report what the store would log.
+    logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
+    held: Lock | None = None
     try:
-        number = (folder / "lock").read_text().strip()
-    except OSError:
-        number = ""
-    return f"process {number}" if number.isdecimal() else "another process"
+        held = lock()
+        yield disk
+    except BlockingIOError:
+        try:
+            number = Path(disk.root, "lock").read_text().strip()
+        except OSError:
+            number = ""
+        holder = f"process {number}" if number.isdecimal() else "another process"
+        fail(f"{disk.root} is in use by {holder}; {advice}", WRONGLY_CALLED)
+    except BrokenPipeError:
+        raise  # The reader of the output has closed its end; typer ends the program.
+    except OSError as error:
+        what = error.filename or disk.root
+        fail(f"{what} cannot be used: {error.strerror or error}", WRONGLY_CALLED)
+    finally:
+        if held is not None:
+            held.release()
 
 
 def print_finding(finding: Finding, *, json: bool) -> None:

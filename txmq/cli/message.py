@@ -1,6 +1,5 @@
 """``txmq message``: messages sent, recalled, fetched and found."""
 
-import getpass
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,27 +8,22 @@ from typing import Annotated, Final
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, listed
 from txmq.cli.common import (
     FAILED,
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
-    Names,
-    ask,
+    Ask,
+    AtBroker,
+    GroupArgument,
+    TopicArgument,
+    duration_of,
     fail,
     moment_of,
+    operator_name,
+    option,
     queue_of,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import (
-    as_json,
-    listing,
-    message_fields,
-    message_listing,
-    note,
-    print_result,
-    say,
-)
+from txmq.cli.output import listing, message_fields, message_listing, note, say
 from txmq.client import Admin, HandledMessage, PulledBatch
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.ops.message_scan import ScanWish, scan_messages
@@ -37,7 +31,6 @@ from txmq.ops.moments import LATEST
 from txmq.ops.rows import DELAYED_COLUMNS, ListColumn, delayed_rows
 from txmq.ops.traces import HEADINGS, find_traces, trace_fields, trace_row
 from txmq.protocol.topics import TRACES
-from txmq.settings.units import parse_duration
 from txmq.text import quantity
 
 __all__ = ["app"]
@@ -45,9 +38,15 @@ __all__ = ["app"]
 BODY_BYTES_SHOWN: Final = 500
 """The bytes of a body that a table shows: a long cell is folded, which takes long."""
 
-app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up messages.")
+app = Commands("Send, recall, fetch and look up messages.")
 
-Topic = Annotated[str, typer.Argument(help="The topic.")]
+MessageId = Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")]
+OfTopic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", help="The topic, for an id that the producer gave; else it is a place."
+    ),
+]
 Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
 OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
 
@@ -63,8 +62,7 @@ def _shown(body: bytes) -> str:
 _COLUMNS: Final = (
     ListColumn("broker", "queue", lambda queue: queue.broker),
     ListColumn("queue", "queue", lambda queue: queue.number, lambda queue: queue.number),
-    ListColumn("offset", "offset"),
-    ListColumn("id", "id"),
+    *("offset", "id"),
     ListColumn("tag", "tags"),
     ListColumn("keys", "keys", " ".join),
     ListColumn("body", "body", _shown),
@@ -77,25 +75,21 @@ def _all_fields(messages: Sequence[ReceivedMessage]) -> list[dict[str, object]]:
 
 @app.command()
 def send(
-    topic: Topic,
+    topic: TopicArgument,
     body: Annotated[str, typer.Argument(help="The body; - reads it from standard input.")],
     *,
-    tag: Annotated[str, typer.Option(help="Its tag.")] = "",
-    key: Annotated[list[str] | None, typer.Option(help="A key; may be repeated.")] = None,
-    property_: Annotated[
-        list[str] | None,
-        typer.Option("--property", help="A property, as name=value; may be repeated."),
-    ] = None,
-    delay_level: Annotated[
-        int, typer.Option(min=0, help="Deliver it after the broker's delay for this level.")
-    ] = 0,
-    after: Annotated[
-        str | None, typer.Option(help="Deliver it after this time, such as 90s.")
-    ] = None,
+    tag: str = option("Its tag.", default=""),
+    key: list[str] | None = option("A key; may be repeated."),
+    property_: list[str] | None = option(
+        "A property, as name=value; may be repeated.", "--property"
+    ),
+    delay_level: int = option(
+        "Deliver it after the broker's delay for this level.", default=0, min=0
+    ),
+    after: str | None = option("Deliver it after this time, such as 90s."),
     queue: OneQueue = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Send a message."""
     if delay_level and after is not None:
         fail("--delay-level and --after exclude each other; leave out one", WRONGLY_CALLED)
@@ -106,88 +100,83 @@ def send(
         keys=tuple(key or ()),
         properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
-        deliver_after=None if after is None else _seconds(after),
+        deliver_after=None if after is None else duration_of(after, "--after"),
     )
     target = None if queue is None else queue_of(topic, queue)
-    receipt = ask(names, lambda admin: admin.send(message, target), changes=True, topic=topic)
-    if json:
-        as_json(receipt)
-        return
+    receipt = ask(lambda admin: admin.send(message, target), changes=True, topic=topic)
     named = f"id {receipt.id}, place {receipt.offset_id}"
     if delay_level or receipt.recall_handle is not None:
         # The offset is that of the queue in which it waits; its topic has no such message.
-        say(f"waits at {receipt.queue.broker} for its time; {named}")
+        text = f"waits at {receipt.queue.broker} for its time; {named}"
     else:
         where = f"{receipt.queue.broker}:{receipt.queue.number}"
-        say(f"stored in {where} at offset {receipt.offset}; {named}")
-    if receipt.recall_handle is not None:
-        say(f"to recall it: txmq message recall {topic} {receipt.recall_handle}")
+        text = f"stored in {where} at offset {receipt.offset}; {named}"
+
+    def show() -> None:
+        say(text)
+        if receipt.recall_handle is not None:
+            say(f"to recall it: txmq message recall {topic} {receipt.recall_handle}")
+
+    return Answer(receipt, show)
 
 
 @app.command()
 def recall(
-    topic: Topic,
+    topic: TopicArgument,
     handle: Annotated[
         str,
         typer.Argument(help="The handle that its sender received, or that `delayed` lists."),
     ],
     *,
-    reason: Annotated[
-        str, typer.Option(help="Why; a txmq broker then records who recalled it in its audit.")
-    ] = "",
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    reason: str = option(
+        "Why; a txmq broker then records who recalled it in its audit.", default=""
+    ),
+    ask: Ask,
+) -> Answer:
     """Recall a delayed message, so that it is never delivered."""
 
     async def make(admin: Admin) -> str:
         if not reason.strip():
             return await admin.recall(topic, handle)
-        operator = getpass.getuser()
+        operator = operator_name("")
         return await admin.recall_delayed(topic, handle, operator=operator, reason=reason)
 
-    recalled = ask(names, make, changes=True, topic=topic)
-    print_result({"id": recalled}, f"recalled {recalled}", json=json)
+    recalled = ask(make, changes=True, topic=topic)
+    return Answer({"id": recalled}, f"recalled {recalled}")
 
 
 @app.command()
 @listed(DELAYED_COLUMNS, empty="no message waits for its time")
 def delayed(
     *,
-    level: Annotated[
-        int | None,
-        typer.Option(min=0, help="Only this delay level; 0 for messages with a time of their own."),
-    ] = None,
-    from_: Annotated[
-        str, typer.Option("--from", help="Due then or later: 2030-05-01T12:00 (UTC), or earliest.")
-    ] = "earliest",
-    most: Annotated[int, typer.Option(min=1, help="The most messages, those due first.")] = 1_000,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
+    level: int | None = option(
+        "Only this delay level; 0 for messages with a time of their own.", min=0
+    ),
+    from_: str = option(
+        "Due then or later: 2030-05-01T12:00 (UTC), or earliest.", "--from", default="earliest"
+    ),
+    most: int = option("The most messages, those due first.", default=1_000, min=1),
+    broker: AtBroker = None,
+    ask: Ask,
 ) -> Listing:
     """List messages that wait for their time, those due first."""
     from_ms = max(0, moment_of(from_, "--from"))
     return Listing(
-        ask(
-            names,
-            lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most),
-        )
+        ask(lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most))
     )
 
 
 @app.command()
 @listed(_COLUMNS, empty="no messages")
 def pull(
-    topic: Topic,
+    topic: TopicArgument,
     *,
     queue: OneQueue = None,
-    offset: Annotated[
-        int | None, typer.Option(min=0, help="The offset to begin at; by default the oldest.")
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, help="The most messages of each queue.")] = 32,
-    tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
-    hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
-    names: Names = NAMES_DEFAULT,
+    offset: int | None = option("The offset to begin at; by default the oldest.", min=0),
+    count: int = option("The most messages of each queue.", default=32, min=1),
+    tags: str = option("Tags wanted, separated by '||'.", default="*"),
+    hold_ms: int = option("How long to wait if there are none.", default=0),
+    ask: Ask,
 ) -> Listing:
     """Fetch messages without consuming them: no group's offset moves."""
 
@@ -202,24 +191,22 @@ def pull(
             found += await _fetch(admin, source, offset, count, pulls)
         return found
 
-    return Listing(ask(names, fetch, topic=topic), as_json=_all_fields)
+    return Listing(ask(fetch, topic=topic), as_json=_all_fields)
 
 
 @app.command("list")
 @listed(_COLUMNS, empty="no messages")
 def list_(
-    topic: Topic,
+    topic: TopicArgument,
     *,
-    since: Annotated[
-        str, typer.Option(help="Stored then or later: 2h (ago), 2024-05-01T12:00.")
-    ] = "earliest",
-    until: Annotated[str, typer.Option(help="Stored then or earlier.")] = "latest",
-    contains: Annotated[
-        str, typer.Option(help="Only with this text in a key, the tag, the id or the body.")
-    ] = "",
+    since: str = option("Stored then or later: 2h (ago), 2024-05-01T12:00.", default="earliest"),
+    until: str = option("Stored then or earlier.", default="latest"),
+    contains: str = option(
+        "Only with this text in a key, the tag, the id or the body.", default=""
+    ),
     queue: OneQueue = None,
-    count: Annotated[int, typer.Option(min=1, help="The most messages.")] = 32,
-    names: Names = NAMES_DEFAULT,
+    count: int = option("The most messages.", default=32, min=1),
+    ask: Ask,
 ) -> Listing:
     """List messages of a topic, the newest first, without consuming them.
 
@@ -245,47 +232,30 @@ def list_(
             note(text)
         return [scanned.message for scanned in found]
 
-    return Listing(ask(names, scan, topic=topic), as_json=_all_fields)
+    return Listing(ask(scan, topic=topic), as_json=_all_fields)
 
 
 @app.command()
 def view(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    message_id: MessageId,
     *,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
-    ] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    topic: OfTopic = None,
+    ask: Ask,
+) -> Answer:
     """Show one message."""
-    found = ask(
-        names,
-        lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
-        topic=topic,
-    )
-    if json:
-        as_json(message_fields(found))
-    else:
-        listing(message_listing(found))
+    found = ask(lambda admin: _find(admin, message_id, topic), topic=topic)
+    return Answer(message_fields(found), lambda: listing(message_listing(found)))
 
 
 @app.command("consume-directly")
 def consume_directly(
-    group: Annotated[str, typer.Argument(help="The consumer group.")],
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    group: GroupArgument,
+    message_id: MessageId,
     *,
-    topic: Annotated[
-        str | None,
-        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option(help="The id of the consumer; by default one of the group.")
-    ] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    topic: OfTopic = None,
+    client: str | None = option("The id of the consumer; by default one of the group."),
+    ask: Ask,
+) -> Answer:
     """Let a connected consumer handle one stored message now, and show its answer.
 
     The group's offsets stay, and a failure does not make the message come again. The consumer may
@@ -293,46 +263,46 @@ def consume_directly(
     """
 
     async def handle(admin: Admin) -> HandledMessage:
-        found = await (admin.find(topic, message_id) if topic else admin.view(message_id))
+        found = await _find(admin, message_id, topic)
         return await admin.consume_directly(group, found, client)
 
-    done = ask(names, handle, changes=True, topic=topic)
+    done = ask(handle, changes=True, topic=topic)
     result = "consumed it" if done.is_consumed else f"did not consume it: {done.result}"
     why = f", {done.remark}" if done.remark else ""
-    print_result(done, f"{done.client} {result}{why} ({done.spent_ms} ms)", json=json)
-    if not done.is_consumed:
-        raise typer.Exit(FAILED)
+    code = 0 if done.is_consumed else FAILED
+    return Answer(done, f"{done.client} {result}{why} ({done.spent_ms} ms)", code)
+
+
+async def _find(admin: Admin, message_id: str, topic: str | None) -> ReceivedMessage:
+    return await (admin.find(topic, message_id) if topic else admin.view(message_id))
 
 
 @app.command()
 @listed(_COLUMNS, empty="no messages")
 def query(
-    topic: Topic,
+    topic: TopicArgument,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
-    count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
-    names: Names = NAMES_DEFAULT,
+    count: int = option("The most messages of each broker.", default=64, min=1),
+    ask: Ask,
 ) -> Listing:
     """Find messages by key."""
-    found = ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic)
+    found = ask(lambda admin: admin.query(topic, key, count=count), topic=topic)
     return Listing(found, as_json=_all_fields)
 
 
 @app.command()
-@listed(
-    [ListColumn(heading, heading) for heading in HEADINGS],
-    empty="no traces",
-)
+@listed([ListColumn(heading, heading) for heading in HEADINGS], empty="no traces")
 def trace(
-    topic: Topic,
+    topic: TopicArgument,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
-    trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
-    names: Names = NAMES_DEFAULT,
+    trace_topic: str = option("Where traces are kept.", default=TRACES),
+    ask: Ask,
 ) -> Listing:
     """Show who sent and handled a message, if clients leave traces."""
     records = ask(
-        names, lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
+        lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
     )
     rows = [
         dict(zip(HEADINGS, trace_row(record), strict=True)) | {"fields": trace_fields(record)}
@@ -361,10 +331,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise typer.BadParameter(f"{text!r} is not a property; write name=value")
     return name, value
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error

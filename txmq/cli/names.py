@@ -1,17 +1,21 @@
 """``txmq names``: a name server alone, for clusters whose brokers share one."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import NamedTuple
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, MonitoringAddress, fail, host_and_port, stop_at_signals
-from txmq.cli.output import flush, note_lines, say
+from txmq.cli.common import (
+    WRONGLY_CALLED,
+    MonitoringAddress,
+    fail,
+    host_and_port,
+    option,
+    stop_at_signals,
+)
+from txmq.cli.output import note_lines, say_now
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.errors import TxmqError
 from txmq.metrics.http import HttpServer
@@ -26,110 +30,89 @@ from txmq.settings.loading import load
 __all__ = ["names"]
 
 
+class NameServerOptions(NamedTuple):
+    """Where a name server listens, what it keeps, and whom it serves."""
+
+    listen: str = option(
+        "Where brokers and clients reach it.", default="127.0.0.1:9876", metavar="HOST:PORT"
+    )
+    data: str | None = option(
+        "Where it keeps the settings of operators; without it, in memory.", metavar="DIR"
+    )
+    acl: str | None = option(
+        "A file of accounts, as RocketMQ's plain_acl.yml, or a directory.", metavar="FILE"
+    )
+    trust: str = option(
+        "Addresses and networks (separated by ',') whose clients may ask for routes "
+        "without an account.",
+        default="",
+        metavar="ADDRS",
+    )
+    trust_brokers: str = option(
+        "Addresses and networks (separated by ',') whose brokers may register without an account.",
+        default="",
+        metavar="ADDRS",
+    )
+    tls_mode: str = option(
+        "Whether it speaks TLS.", default="disabled", metavar="disabled|permissive|enforcing"
+    )
+    tls_certificate: str = option(
+        "Its certificate with the chain, in PEM form.", default="", metavar="FILE"
+    )
+    tls_key: str = option(
+        "The key of the certificate, for its owner alone.", default="", metavar="FILE"
+    )
+    tls_client_ca: str = option(
+        "Authorities: every peer with TLS needs a certificate.", default="", metavar="FILE"
+    )
+    http: MonitoringAddress = None
+
+
 def names(
-    *,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where brokers and clients reach it.")
-    ] = "127.0.0.1:9876",
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Where it keeps the settings of operators; without it, in memory."
-        ),
-    ] = None,
-    acl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory."
-        ),
-    ] = None,
-    trust: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose clients may ask for routes "
-            "without an account.",
-        ),
-    ] = "",
-    trust_brokers: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose brokers may register without an "
-            "account.",
-        ),
-    ] = "",
-    tls_mode: Annotated[
-        str, typer.Option(metavar="disabled|permissive|enforcing", help="Whether it speaks TLS.")
-    ] = "disabled",
-    tls_certificate: Annotated[
-        str, typer.Option(metavar="FILE", help="Its certificate with the chain, in PEM form.")
-    ] = "",
-    tls_key: Annotated[
-        str, typer.Option(metavar="FILE", help="The key of the certificate, for its owner alone.")
-    ] = "",
-    tls_client_ca: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Authorities: every peer with TLS needs a certificate."),
-    ] = "",
-    http: MonitoringAddress = None,
-    log_format: LogForm = "text",
-    log_level: LogLevel = "info",
+    *, options: NameServerOptions, log_format: LogForm = "text", log_level: LogLevel = "info"
 ) -> None:
     """Run a name server until it is stopped."""
     import uvloop  # Commands of a client also work on systems without it.
 
     logs.configure(log_format, log_level)
-    tls = {
-        "mode": tls_mode,
-        "certificate": tls_certificate,
-        "key": tls_key,
-        "client_ca": tls_client_ca,
-    }
+    data, http = options.data, options.http
     kept = Path(data).absolute() if data is not None else "in memory: routes come from brokers"
-    note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
-    if acl is not None and trust:
+    note_lines(f"txmq {txmq.__version__}\n  names   {options.listen}\n  data    {kept}")
+    if options.acl is not None and options.trust:
         fail("--acl and --trust exclude each other; leave out one", WRONGLY_CALLED)
-    where = None if http is None else host_and_port(http)
-    addresses = {"--listen": listen} | ({} if http is None else {"--http": http})
+    where = host_and_port(http)
+    addresses = {"--listen": options.listen} | ({} if http is None else {"--http": http})
     try:
-        uvloop.run(_serve(listen, data, acl, (trust, trust_brokers), tls, where))
+        uvloop.run(_serve(options, where))
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses=addresses, data=data)
 
 
-async def _serve(
-    listen: str,
-    data: str | None,
-    acl: str | None,
-    trusted: tuple[str, str],
-    tls: Mapping[str, str],
-    http: tuple[str, int] | None,
-) -> None:
+async def _serve(options: NameServerOptions, http: tuple[str, int] | None) -> None:
     from txmq_broker.access.front_door import FrontDoor
     from txmq_broker.config import SecuritySettings, ServerTlsSettings
     from txmq_broker.names.server import NameServer
 
-    host, port = split_address(listen)
-    stopped = asyncio.Event()
-    disk = None if data is None else LocalDisk(data)
-    trust, trust_brokers = trusted
-    arguments = [f"{key}={value}" for key, value in tls.items()]
+    host, port = split_address(options.listen)
     network = SystemNetwork()
+    tls = [
+        f"{name.removeprefix('tls_')}={value}"
+        for name, value in options._asdict().items()
+        if name.startswith("tls_")
+    ]
     door = FrontDoor(
-        acl or "",
-        SecuritySettings(trust=trust, trust_brokers=trust_brokers),
-        load(ServerTlsSettings, arguments=arguments),
+        options.acl or "",
+        SecuritySettings(trust=options.trust, trust_brokers=options.trust_brokers),
+        load(ServerTlsSettings, arguments=tls),
         network,
     )
+    stopped = asyncio.Event()
     with stop_at_signals(stopped):
         server = NameServer(
             network,
             SystemClock(),
-            disk,
-            authorize=door.authorize_names,
-            protection=door.protection,
-            tls=door.port_tls,
+            None if options.data is None else LocalDisk(options.data),
+            door=door,
         )
         watches = [asyncio.create_task(files.watch()) for files in door.files]
         async with server, AsyncExitStack() as stack:
@@ -142,8 +125,7 @@ async def _serve(
                 await stack.enter_async_context(pages)
                 line += " metrics http://{}:{}/metrics".format(*pages.address)
             exempt_from_collection()
-            say(line)
-            flush()
+            say_now(line)
             await stopped.wait()
         for watch in watches:
             watch.cancel()

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from txmq.cli.common import WRONGLY_CALLED, AsJson, Yes, confirm, fail
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import as_json, listing, print_result
-from txmq.cli.schema import Database, OutboxName, SchemaName, database_errors
-from txmq.errors import NotFound
+from txmq.cli.commands import Answer, Commands, Listing, listed
+from txmq.cli.common import WRONGLY_CALLED, Yes, confirm, fail, flag, option
+from txmq.cli.output import body_fields, listing
+from txmq.cli.schema import Database, OutboxName, SchemaName, open_database
 from txmq.ops.moments import age_of
 from txmq.ops.rows import ListColumn
 from txmq.text import quantity
 
 if TYPE_CHECKING:
-    from txmq.message import Message
     from txmq.outbox.operator_access import OutboxOperator
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Show rows that wait for relays; retry them or put them aside."
-)
+app = Commands("Show rows that wait for relays; retry them or put them aside.")
+
+
+class OutboxTable(NamedTuple):
+    """The table, and its database."""
+
+    database: Database
+    outbox: OutboxName = "txmq_outbox"
+    schema: SchemaName = None
+
+    @contextmanager
+    def operator(self) -> Iterator[OutboxOperator]:
+        """Access to its rows inside this context; errors end the program.
+
+        Raises:
+            typer.Exit: The database cannot do it, or there is no row with this id.
+        """
+        with open_database(self.database) as engine:
+            from txmq.outbox.operator_access import OutboxOperator
+            from txmq.outbox.table import Outbox
+
+            yield OutboxOperator(Outbox(self.outbox, self.schema), engine)
+
 
 RowId = Annotated[int, typer.Argument(metavar="ID", min=1, help="The id of the row.")]
 
@@ -35,56 +52,44 @@ RowId = Annotated[int, typer.Argument(metavar="ID", min=1, help="The id of the r
 @app.command()
 def status(
     *,
-    database: Database,
-    outbox: OutboxName = "txmq_outbox",
-    schema: SchemaName = None,
-    json: AsJson = False,
-) -> None:
+    table: OutboxTable,
+) -> Answer:
     """Show how far behind an outbox is: rows that wait, blocked ones, and relays."""
-    with _operator(database, outbox, schema) as operator:
+    with table.operator() as operator:
         found = operator.summary()
-    if json:
-        as_json(found)
-        return
     more = "+" if found.is_cut else ""
-    listing(
-        {
-            "waiting": f"{found.waiting}{more}",
-            "oldest": age_of(found.oldest_ms) if found.waiting else "none",
-            "blocked": f"{quantity(found.blocked, 'row')}, {quantity(found.blocked_lanes, 'lane')}",
-            "put aside": found.put_aside,
-            "relays": f"{found.relays} alive in the last minute",
-        }
-    )
+    fields = {
+        "waiting": f"{found.waiting}{more}",
+        "oldest": age_of(found.oldest_ms) if found.waiting else "none",
+        "blocked": f"{quantity(found.blocked, 'row')}, {quantity(found.blocked_lanes, 'lane')}",
+        "put aside": found.put_aside,
+        "relays": f"{found.relays} alive in the last minute",
+    }
+    return Answer(found, lambda: listing(fields))
 
 
 @app.command("list")
 @listed(
     [
         ListColumn("row", "id"),
-        ListColumn("state", "state"),
+        "state",
         ListColumn("age", "age_ms", age_of),
-        ListColumn("lane", "lane"),
-        ListColumn("topic", "topic"),
+        *("lane", "topic"),
         ListColumn("message", "message_id"),
-        ListColumn("problem", "problem"),
+        "problem",
     ],
     empty="no rows",
 )
 def list_(
     *,
-    database: Database,
-    outbox: OutboxName = "txmq_outbox",
-    schema: SchemaName = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Only rows that no broker takes.")
-    ] = False,
-    lane: Annotated[str | None, typer.Option(help="Only rows of this lane.")] = None,
-    after: Annotated[int, typer.Option(min=0, help="Only rows with larger ids.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="The most rows.")] = 100,
+    table: OutboxTable,
+    failed: bool = flag("Only rows that no broker takes.", "--failed"),
+    lane: str | None = option("Only rows of this lane."),
+    after: int = option("Only rows with larger ids.", default=0, min=0),
+    limit: int = option("The most rows.", default=100, min=1),
 ) -> Listing:
     """List the rows of an outbox, the oldest first."""
-    with _operator(database, outbox, schema) as operator:
+    with table.operator() as operator:
         rows = operator.waiting(after=after, limit=limit, failed_only=failed, lane=lane)
     more = f"there may be more rows; the next ones: --after {rows[-1].id}" if rows else ""
     return Listing(rows, [more] if len(rows) == limit else [])
@@ -94,89 +99,54 @@ def list_(
 def show(
     row: RowId,
     *,
-    database: Database,
-    outbox: OutboxName = "txmq_outbox",
-    schema: SchemaName = None,
-    json: AsJson = False,
-) -> None:
+    table: OutboxTable,
+) -> Answer:
     """Show a row and its message."""
-    with _operator(database, outbox, schema) as operator:
+    with table.operator() as operator:
         found, message = operator.show(row)
-    fields = asdict(found) | _message_fields(message)
-    if json:
-        as_json(fields)
-    else:
-        listing(fields | {"age_ms": age_of(found.age_ms), "keys": " ".join(message.keys)})
+    fields = asdict(found) | {
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        **body_fields(message.body),
+    }
+    shown = fields | {"age_ms": age_of(found.age_ms), "keys": " ".join(message.keys)}
+    return Answer(fields, lambda: listing(shown))
 
 
 @app.command()
 def retry(
     rows: Annotated[list[int], typer.Argument(metavar="ID...", help="The ids of the rows.")],
     *,
-    database: Database,
-    outbox: OutboxName = "txmq_outbox",
-    schema: SchemaName = None,
-    json: AsJson = False,
-) -> None:
+    table: OutboxTable,
+) -> Answer:
     """Have relays try rows again that were put aside.
 
     In its lane such a row follows the rows that continued without it. A blocked row needs no retry:
     a relay tries it once a minute.
     """
-    with _operator(database, outbox, schema) as operator:
+    with table.operator() as operator:
         changed = operator.retry(rows)
     text = f"relays try {quantity(changed, 'row')} again"
-    print_result({"rows": rows, "retried": changed}, text, json=json)
+    return Answer({"rows": rows, "retried": changed}, text)
 
 
 @app.command()
 def skip(
     row: RowId,
     *,
-    reason: Annotated[str, typer.Option(help="Why; the row keeps it.")],
-    database: Database,
-    outbox: OutboxName = "txmq_outbox",
-    schema: SchemaName = None,
+    reason: str = option("Why; the row keeps it.", default=...),
+    table: OutboxTable,
     yes: Yes = False,
-    json: AsJson = False,
-) -> None:
+) -> Answer:
     """Put a row aside, so that its lane continues without it; `txmq outbox retry` undoes it.
 
     A relay that waits for a blocked row follows within a minute.
     """
     if not reason.strip():
         fail("--reason must not be empty", WRONGLY_CALLED)
-    confirm(f"put row {row} of {outbox} aside? Later rows of its lane go first.", yes=yes)
-    with _operator(database, outbox, schema) as operator:
+    confirm(f"put row {row} of {table.outbox} aside? Later rows of its lane go first.", yes=yes)
+    with table.operator() as operator:
         operator.skip(row, reason)
     text = f"row {row} is put aside; undo it with: txmq outbox retry {row}"
-    print_result({"row": row, "put_aside": True, "reason": reason}, text, json=json)
-
-
-@contextmanager
-def _operator(database: str, outbox: str, schema: str | None) -> Iterator[OutboxOperator]:
-    with database_errors():
-        from txmq.databases.engines import engine_of
-        from txmq.outbox.operator_access import OutboxOperator
-        from txmq.outbox.table import Outbox
-
-        engine = engine_of(database)
-        try:
-            yield OutboxOperator(Outbox(outbox, schema), engine)
-        except NotFound as error:
-            fail(str(error))
-        finally:
-            engine.dispose()
-
-
-def _message_fields(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-    }
-    try:
-        fields["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
+    return Answer({"row": row, "put_aside": True, "reason": reason}, text)

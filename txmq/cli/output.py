@@ -1,7 +1,7 @@
 """The output of commands: tables for people, one line of JSON for programs.
 
-No other module of the commands writes to the standard streams. So every name, key and reason from
-the wire passes through :func:`txmq.text.printable`.
+No other command module writes to the standard streams, so every name, key and reason from the wire
+passes through :func:`txmq.text.printable`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from txmq.text import printable, printable_json
 
 __all__ = [
     "as_json",
+    "body_fields",
     "clear",
     "flush",
     "listing",
@@ -34,11 +35,10 @@ __all__ = [
     "message_listing",
     "note",
     "note_lines",
-    "print_result",
-    "print_rows",
     "progress_bar",
     "say",
     "say_lines",
+    "say_now",
     "shortened",
     "table",
 ]
@@ -84,8 +84,14 @@ def note_lines(text: str) -> None:
         note(line)
 
 
+def say_now(text: str) -> None:
+    """Print one line and flush it: a program may wait for it at a pipe."""
+    say(text)
+    flush()
+
+
 def flush() -> None:
-    """Send the printed lines now: a program may wait for them at a pipe."""
+    """Send the printed lines now."""
     sys.stdout.flush()
 
 
@@ -95,13 +101,21 @@ def clear() -> None:
         sys.stdout.write("\x1b[H\x1b[2J")
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str = "") -> None:
     """Print rows under headings; numbers are right-aligned.
 
     Where the width would cut words into pieces, each row is printed as lines of its own instead.
+
+    Args:
+        columns: The headings.
+        rows: The rows.
+        empty: The line to print if there is no row; otherwise the headings stand alone.
     """
     headings = list(columns)
     kept = [list(row) for row in rows]
+    if empty and not kept:
+        say(empty)
+        return
     cells = [[printable(str(cell)) for cell in row] for row in kept]
     # A bracketed word in a name must not become a style, nor ":name:" an emoji.
     console = Console(width=_width(), markup=False, highlight=False, emoji=False)
@@ -160,7 +174,7 @@ def _records(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 @contextmanager
 def progress_bar(label: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """Show how far long work is, if it has a label and standard error is a terminal.
+    """Show the progress of long work, if it has a label and standard error is a terminal.
 
     Yields a function to call after each step, or with the number of steps.
     """
@@ -170,39 +184,6 @@ def progress_bar(label: str, total: int | None) -> Iterator[Callable[..., None]]
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
         task = bar.add_task(label, total=total)
         yield partial(bar.advance, task)
-
-
-def print_rows(
-    value: object,
-    columns: Iterable[str],
-    rows: Iterable[Iterable[object]],
-    *,
-    json: bool,
-    empty: str = "",
-) -> None:
-    """Print a value for programs, or its rows for people.
-
-    Args:
-        value: The value, as JSON.
-        columns: The headings.
-        rows: The rows.
-        json: Whether a program reads it.
-        empty: The line for people if the value is empty; otherwise an empty table is printed.
-    """
-    if json:
-        as_json(value)
-    elif empty and not value:
-        say(empty)
-    else:
-        table(columns, rows)
-
-
-def print_result(value: object, text: str, *, json: bool) -> None:
-    """Print a value for programs, or one line for people."""
-    if json:
-        as_json(value)
-    else:
-        say(text)
 
 
 def listing(fields: Mapping[str, object]) -> None:
@@ -237,8 +218,12 @@ def message_fields(message: ReceivedMessage) -> dict[str, object]:
     }
     if message.unreadable:
         fields["unreadable"] = message.unreadable
+    return fields | body_fields(message.body)
+
+
+def body_fields(body: bytes) -> dict[str, object]:
+    """A body for JSON: ``body`` if it is text, otherwise ``body_base64``."""
     try:
-        fields["body"] = message.body.decode()
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(message.body).decode()
-    return fields
+        return {"body_base64": base64.b64encode(body).decode()}

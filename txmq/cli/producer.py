@@ -1,11 +1,7 @@
 """``txmq producer``: the producers that are connected."""
 
-from typing import Annotated
-
-import typer
-
-from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
-from txmq.cli.lists import Listing, listed
+from txmq.cli.commands import Commands, Listing, listed
+from txmq.cli.common import Ask, Cluster, option
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import RequestNotSupported
 from txmq.ops.known_names import check_producer_group
@@ -13,24 +9,16 @@ from txmq.ops.rows import CLIENT_COLUMNS, client_row
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Show the producers that are connected.")
-
-
-@app.callback()
-def producer() -> None:
-    """Show the producers that are connected."""
+app = Commands("Show the producers that are connected.")
 
 
 @app.command("list")
-@listed(
-    CLIENT_COLUMNS,
-    empty="no producer is connected",
-)
+@listed(CLIENT_COLUMNS, empty="no producer is connected")
 def list_(
     *,
-    group: Annotated[str, typer.Option(help="Only this producer group.")] = "",
+    group: str = option("Only this producer group.", default=""),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """List the producers that are connected to any broker, by group."""
 
@@ -46,10 +34,5 @@ def list_(
             await check_producer_group(admin, group)
         return {group: found}
 
-    return Listing(
-        [
-            client_row(name, client)
-            for name, clients in ask(names, read).items()
-            for client in clients
-        ]
-    )
+    found = ask(read)
+    return Listing([client_row(name, client) for name in found for client in found[name]])

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from txmq.cli import logs
 from txmq.cli.common import (
     NAMES_DEFAULT,
-    WRONGLY_CALLED,
     Names,
-    fail,
+    exit_on_errors,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
 )
-from txmq.cli.output import flush, say
-from txmq.cli.schema import Database, database_errors
+from txmq.cli.output import say, say_now
+from txmq.cli.schema import Database, OutboxName, SchemaName, open_database
 from txmq.client import Admin, Session
-from txmq.errors import (
-    DatabaseFailed,
-    LimitExceeded,
-    LocalProtocolError,
-    TopicNotFound,
-    TransportError,
-)
+from txmq.errors import DatabaseFailed, TransportError
 from txmq.metrics.http import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.ops.known_names import check_topic
 from txmq.runtime.background import fast_loop
@@ -34,8 +27,6 @@ from txmq.text import quantity
 
 if TYPE_CHECKING:
     from txmq.outbox.relay import Relay
-    from txmq.outbox.settings import RelaySettings
-    from txmq.outbox.table import Outbox
 
 __all__ = ["relay"]
 
@@ -47,46 +38,31 @@ LEASE_MAX_S: Final = 3_600.0
 def relay(
     *,
     database: Database,
-    outbox: Annotated[str, typer.Option("--outbox", help="The outbox table.")] = "txmq_outbox",
-    schema: Annotated[
-        str | None,
-        typer.Option("--schema", help="Its schema; by default the first in the search path."),
-    ] = None,
-    group: Annotated[
-        str, typer.Option("--group", help="The producer group that sends the messages.")
-    ] = "txmq_relay",
-    on_poison: Annotated[
-        str,
-        typer.Option(
-            metavar="block|skip|dead_letter",
-            help="What to do with a row whose message no broker accepts: its lane waits, or the "
-            "row is put aside with the reason, or its message goes to another topic.",
-        ),
-    ] = "block",
-    dead_letter_topic: Annotated[
-        str, typer.Option("--dead-letter-topic", help="The topic for --on-poison dead_letter.")
-    ] = "",
-    lease: Annotated[
-        float,
-        typer.Option(
-            "--lease",
-            min=0.1,
-            max=LEASE_MAX_S,
-            help="Lease in seconds. When it expires, another relay takes over the rows of a relay "
-            "that died.",
-        ),
-    ] = 10.0,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            "--http",
-            "--metrics",
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
-        ),
-    ] = None,
+    outbox: OutboxName = "txmq_outbox",
+    schema: SchemaName = None,
+    group: str = option("The producer group that sends the messages.", default="txmq_relay"),
+    on_poison: str = option(
+        "What to do with a row whose message no broker accepts: its lane waits, or the "
+        "row is put aside with the reason, or its message goes to another topic.",
+        default="block",
+        metavar="block|skip|dead_letter",
+    ),
+    dead_letter_topic: str = option("The topic for --on-poison dead_letter.", default=""),
+    lease: float = option(
+        "Lease in seconds. When it expires, another relay takes over the rows of a relay "
+        "that died.",
+        default=10.0,
+        min=0.1,
+        max=LEASE_MAX_S,
+    ),
+    http: str | None = option(
+        "Where to serve /metrics, /health/live and /health/ready over HTTP.",
+        "--http",
+        "--metrics",
+        metavar="HOST:PORT",
+    ),
     names: Names = NAMES_DEFAULT,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log more than warnings.")] = False,
+    verbose: bool = flag("Log more than warnings.", "--verbose"),
 ) -> None:
     """Publish the committed messages of an outbox; several relays share the work.
 
@@ -94,8 +70,9 @@ def relay(
     sent, and ends.
     """
     logs.configure("text", "info" if verbose else "warning")
-    with database_errors():
-        from txmq.databases.engines import engine_of
+    where = host_and_port(http)
+    with exit_on_errors(http=http), open_database(database) as engine:
+        from txmq.outbox.relay import Relay
         from txmq.outbox.settings import RelaySettings
         from txmq.outbox.table import Outbox
 
@@ -105,67 +82,44 @@ def relay(
             group=group,
             lease=lease,
         )
-        engine = engine_of(database)
-        where = None if http is None else host_and_port(http)
-        plan = RelayPlan(engine, Outbox(outbox, schema), names, settings, where)
-        try:
-            with asyncio.Runner(loop_factory=fast_loop()) as runner:
-                runner.run(_run(plan))
-        except (LocalProtocolError, LimitExceeded) as error:
-            fail(str(error), WRONGLY_CALLED)
-        except TopicNotFound as error:
-            fail(str(error))
-        except OSError as error:
-            fail(f"cannot serve metrics at {http}: {error}")
-        finally:
-            engine.dispose()
+        table = Outbox(outbox, schema)
+        shown = engine.url.render_as_string(hide_password=True)
+
+        async def run() -> None:
+            await _check_dead_letter_topic(names, dead_letter_topic)
+            working = Relay(engine, names, settings, outbox=table)
+            await _run(working, f"ready {table.name} in {shown} names {names}", where)
+
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+            runner.run(run())
 
 
-class RelayPlan(NamedTuple):
-    """The options of the command."""
-
-    engine: Any
-    outbox: Outbox
-    names: str
-    settings: RelaySettings
-    http: tuple[str, int] | None
-
-
-async def _run(plan: RelayPlan) -> None:
-    from txmq.outbox.relay import Relay
-
-    await _check_dead_letter_topic(plan)
+async def _run(relay: Relay, line: str, http: tuple[str, int] | None) -> None:
     stopped = asyncio.Event()
     with stop_at_signals(stopped):
         async with AsyncExitStack() as stack:
-            working = Relay(plan.engine, plan.names, plan.settings, outbox=plan.outbox)
-            await stack.enter_async_context(working)
-            shown = plan.engine.url.render_as_string(hide_password=True)
-            line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
-            if plan.http is not None:
+            await stack.enter_async_context(relay)
+            if http is not None:
                 pages = {
-                    "/metrics": lambda: _page(working),
-                    **health_pages(lambda: _objection(working)),
+                    "/metrics": lambda: _page(relay),
+                    **health_pages(lambda: _objection(relay)),
                 }
-                server = HttpServer(pages, *plan.http)
+                server = HttpServer(pages, *http)
                 await stack.enter_async_context(server)
                 line += " metrics http://{}:{}/metrics".format(*server.address)
-            say(line)
-            flush()
+            say_now(line)
             await stopped.wait()
-    tally = working.tally
+    tally = relay.tally
     lost = quantity(tally.lost_leases, "lease")
     say(f"{tally.published} published, {tally.failed} failed, {lost} lost")
 
 
-async def _check_dead_letter_topic(plan: RelayPlan) -> None:
+async def _check_dead_letter_topic(names: str, topic: str) -> None:
     # Otherwise a misspelt topic would be noticed only with the first message that no broker takes.
-    if not plan.settings.dead_letter_topic:
-        return
-    with suppress(TransportError):  # A relay waits for brokers that do not answer.
-        async with Session(plan.names) as session:
-            name = plan.settings.dead_letter_topic
-            await check_topic(Admin(session), name, "the dead-letter topic")
+    if topic:
+        with suppress(TransportError):  # A relay waits for brokers that do not answer.
+            async with Session(names) as session:
+                await check_topic(Admin(session), topic, "the dead-letter topic")
 
 
 async def _objection(relay: Relay) -> str:

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from txmq.cli import logs
+from txmq.cli.commands import Answer
 from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
-    WRONGLY_CALLED,
-    AsJson,
     Names,
-    fail,
+    exit_on_errors,
+    flag,
     host_and_port,
+    option,
     stop_at_signals,
     unless_stopped,
 )
-from txmq.cli.output import note, print_result
-from txmq.cli.schema import FenceName, SchemaName, database_errors
+from txmq.cli.output import note
+from txmq.cli.schema import FenceName, SchemaName, open_database
 from txmq.cli.xa import is_named, xa_resource_of
 from txmq.client.client import Client
 from txmq.client.names import check_name
@@ -37,8 +38,6 @@ from txmq.client.settings import ClientSettings
 from txmq.errors import (
     DatabaseFailed,
     GroupNotFound,
-    LimitExceeded,
-    LocalProtocolError,
     RequestNotSupported,
     ResourceError,
     TransportError,
@@ -47,7 +46,6 @@ from txmq.errors import (
 from txmq.limits import CHECKS_PER_PRODUCER_MAX, GROUP_CHARS_MAX
 from txmq.metrics.http import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.ops.known_names import check_producer_group
-from txmq.ops.queries import sentence_of
 from txmq.protocol.bodies import OpenTransactions
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
@@ -67,66 +65,56 @@ LOOK_S: Final = 0.25
 SAY_S: Final = 5.0
 """How often it prints its progress."""
 HEARTBEAT_S: Final = 5.0
-"""How soon it meets a broker that comes back: nothing else is sent to such a broker."""
+"""How soon a broker that comes back learns of this member: nothing else reaches it."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 HANDLER_S: Final = 120.0
-"""Longer than a whole batch of checks takes if each of them waits for a lock."""
+"""Longer than a batch of checks takes if each of them waits for a lock."""
 STOP_S: Final = 5.0
+
+
+class ResolvePlan(NamedTuple):
+    """How to answer, and what to show."""
+
+    until_empty: bool = flag("End when the group has no open transactions.", "--until-empty")
+    workers: int = option(
+        "Checks answered at once; they share database transactions.",
+        default=CHECKS_PER_PRODUCER_MAX,
+        min=1,
+    )
+    quiet: bool = flag("Print only the summary.", "--quiet")
+    verbose: bool = flag("Log the checks without a decision, and why.", "--verbose")
+    http: str | None = option(
+        "Where to serve /metrics, /health/live and /health/ready over HTTP.", metavar="HOST:PORT"
+    )
+    names: Names = NAMES_DEFAULT
 
 
 def resolve(
     group: Annotated[str, typer.Argument(help="The producer group of the services.")],
     *,
-    database: Annotated[
-        list[str],
-        typer.Option(
-            envvar="TXMQ_DATABASE",
-            help="The database, such as postgresql://user@host/bank. For transactions over several "
-            "databases: each as NAME=URL, the one with the fence first.",
-        ),
-    ],
+    database: list[str] = option(
+        "The database, such as postgresql://user@host/bank. For transactions over several "
+        "databases: each as NAME=URL, the one with the fence first.",
+        default=...,
+        envvar="TXMQ_DATABASE",
+    ),
     fence: FenceName = "txmq_fence",
     schema: SchemaName = None,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when the group has no open transactions.")
-    ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Checks answered at once; they share database transactions.")
-    ] = CHECKS_PER_PRODUCER_MAX,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the summary.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Log the checks without a decision, and why.")
-    ] = False,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
-        ),
-    ] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    plan: ResolvePlan,
+) -> Answer:
     """Answer brokers that ask about transactions of services that are down, until it is stopped.
 
     It needs only the database of the services. With --until-empty the exit code is 0 if all
     transactions are decided, and 1 if some are parked or it was stopped.
     """
-    logs.configure("text", "warning" if verbose else "error")
-    with (
-        database_errors(),
-        cluster_errors(),
-        resource_of(database, fence, schema) as resource,
-    ):
+    logs.configure("text", "warning" if plan.verbose else "error")
+    with exit_on_errors(http=plan.http), resource_of(database, fence, schema) as resource:
         check_name("producer group", group, GROUP_CHARS_MAX)
-        where = None if http is None else host_and_port(http)
-        plan = ResolvePlan(group, names, workers, until_empty, quiet, where)
+        where = host_and_port(plan.http)
         with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            summary = runner.run(Resolver(plan, resource).run())
-    print_result(asdict(summary), str(summary), json=json)
-    if not summary.is_good:
-        raise typer.Exit(FAILED)
+            summary = runner.run(Resolver(group, plan, resource).run(where))
+    return Answer(asdict(summary), str(summary), 0 if summary.is_good else FAILED)
 
 
 @contextmanager
@@ -136,49 +124,17 @@ def resource_of(
     """The resource that answers: one database with its fence, or several by name.
 
     Raises:
-        ConfigError: A URL is not one of a database that can have a fence, or a name is invalid.
+        typer.Exit: A URL is not one of a database that can have a fence, or a name is invalid.
     """
-    from txmq.databases.engines import engine_of
-    from txmq.transaction.resources import SQLResource
-
     if len(databases) > 1 or is_named(databases[0]):
         with xa_resource_of(databases, fence, schema) as several:
             yield several
         return
-    engine = engine_of(databases[0])
-    try:
-        resource = SQLResource(engine, fence=fence, schema=schema)
-        try:
+    with open_database(databases[0]) as engine:
+        from txmq.transaction.resources import SQLResource
+
+        with closing(SQLResource(engine, fence=fence, schema=schema)) as resource:
             yield resource
-        finally:
-            resource.close()
-    finally:
-        engine.dispose()
-
-
-@contextmanager
-def cluster_errors() -> Iterator[None]:
-    try:
-        yield
-    except (LocalProtocolError, LimitExceeded) as error:
-        fail(str(error), WRONGLY_CALLED)
-    except RequestNotSupported as error:
-        fail(f"this broker cannot list open transactions, so leave out --until-empty: {error}")
-    except TransportError as error:
-        fail(sentence_of(error))
-    except OSError as error:
-        fail(f"cannot serve metrics: {error}")
-
-
-class ResolvePlan(NamedTuple):
-    """The options of the command."""
-
-    group: str
-    names: str
-    workers: int
-    is_until_empty: bool
-    is_quiet: bool
-    http: tuple[str, int] | None
 
 
 @dataclass(kw_only=True)
@@ -214,18 +170,22 @@ class OpenCount(NamedTuple):
 
     all: int
     waiting: int
-    """At least so many wait for an answer; the others are parked."""
+    """0 if all of them are parked; otherwise at least one waits for an answer."""
 
 
 class Resolver:
     """One run of the command.
 
     Args:
-        plan: The options of the command.
+        group: The producer group.
+        plan: How to answer, and what to show.
         resource: Answers the checks.
     """
 
-    def __init__(self, plan: ResolvePlan, resource: SQLResource[Any] | XAResource[Any]) -> None:
+    def __init__(
+        self, group: str, plan: ResolvePlan, resource: SQLResource[Any] | XAResource[Any]
+    ) -> None:
+        self._group = group
         self._plan = plan
         self._resource = resource
         keep = ClientSettings(heartbeat=HEARTBEAT_S, route_refresh=HEARTBEAT_S)
@@ -240,8 +200,11 @@ class Resolver:
         self._objection = "the command is starting"
         """Why it does not answer now; empty while it does."""
 
-    async def run(self) -> ResolveSummary:
+    async def run(self, http: tuple[str, int] | None) -> ResolveSummary:
         """Answer until it is time to stop.
+
+        Args:
+            http: Where to serve metrics and health.
 
         Raises:
             ResourceError: The database could not answer at the start.
@@ -250,7 +213,7 @@ class Resolver:
         """
         began_s = self._clock.monotonic()
         with stop_at_signals(self._stopped):
-            async with self._pages():
+            async with self._pages(http):
                 is_done = await self._answer_until_stopped()
         tally = self._tally()
         return ResolveSummary(
@@ -260,13 +223,13 @@ class Resolver:
             conflicts=tally["conflicts"],
             left=None if self._left is None else self._left.all,
             seconds=round(self._clock.monotonic() - began_s, 3),
-            is_good=not tally["conflicts"] and (is_done or not self._plan.is_until_empty),
+            is_good=not tally["conflicts"] and (is_done or not self._plan.until_empty),
         )
 
     @asynccontextmanager
-    async def _pages(self) -> AsyncIterator[None]:
-        """Serve metrics and health inside this context, if the options want them."""
-        if self._plan.http is None:
+    async def _pages(self, http: tuple[str, int] | None) -> AsyncIterator[None]:
+        """Serve metrics and health inside this context, if an address is given."""
+        if http is None:
             yield
             return
 
@@ -279,24 +242,24 @@ class Resolver:
             return self._objection
 
         pages = {"/metrics": metrics, **health_pages(objection)}
-        async with HttpServer(pages, *self._plan.http) as server:
+        async with HttpServer(pages, *http) as server:
             self._say("metrics and health at http://{}:{}".format(*server.address))
             yield
 
     async def _answer_until_stopped(self) -> bool:
-        """Answer; returns whether no transaction is left."""
+        """Answer until stopped; true if no transaction is left."""
         async with self._client:
             await self._client.admin.cluster()
             await unless_stopped(self._stopped, self._resource.verify())
             if not self._stopped.is_set():
                 await self._say_if_unknown()
-                self._say(f"answering for {self._plan.group}; Ctrl-C ends it")
+                self._say(f"answering for {self._group}; Ctrl-C ends it")
                 await self._answer()
             return self._left is not None and not self._left.all
 
     async def _say_if_unknown(self) -> None:
         try:
-            await check_producer_group(self._client.admin, self._plan.group)
+            await check_producer_group(self._client.admin, self._group)
         except GroupNotFound as error:
             # Not an error: brokers forget a group when all its transactions are decided.
             self._say(str(error))
@@ -332,13 +295,13 @@ class Resolver:
             check_timeout=HANDLER_S,
             stop_timeout=STOP_S,
         )
-        manager = TransactionManager(self._plan.group, self._client, self._resource, settings)
+        manager = TransactionManager(self._group, self._client, self._resource, settings)
         async with manager:
             self._before.append(manager.tally)
             yield manager
 
     async def _report_until_done(self) -> bool:
-        """Print the progress until no transaction is left; returns whether none is.
+        """Print the progress until no transaction is left, or it is stopped; true if none is left.
 
         Raises:
             ResourceError: The database does not answer any more.
@@ -355,14 +318,14 @@ class Resolver:
                 await unless_stopped(self._stopped, self._resource.verify())
             is_idle, is_due = now == seen, self._clock.monotonic() - printed_s >= SAY_S
             seen = now
-            is_asked = (is_idle and self._plan.is_until_empty) or is_due
+            is_asked = (is_idle and self._plan.until_empty) or is_due
             if is_asked:
                 await self._count_open()
             if is_due:
                 self._say_progress(now, printed, self._clock.monotonic() - printed_s)
                 printed_s, printed = self._clock.monotonic(), now
             is_over = is_asked and self._left is not None and not self._left.waiting
-            if is_over and self._plan.is_until_empty:
+            if is_over and self._plan.until_empty:
                 return True
 
     # Open transactions
@@ -379,7 +342,7 @@ class Resolver:
     async def _count_open(self) -> None:
         """Count the open transactions; the count is None if a broker does not answer."""
         left = OpenCount(0, 0)
-        header = ListTransactions("prepared", self._plan.group, 0, 1)
+        header = ListTransactions("prepared", self._group, 0, 1)
         silent = ""
         try:
             masters = await self._masters()
@@ -392,10 +355,13 @@ class Resolver:
                 )
                 found = OpenTransactions.read(answer.body)
                 left = OpenCount(left.all + found.of_group, left.waiting + len(found.transactions))
-        except RequestNotSupported:
+        except RequestNotSupported as error:
             self._left = None
-            if self._plan.is_until_empty:
-                raise
+            if self._plan.until_empty:
+                raise RequestNotSupported(
+                    "this broker cannot list open transactions, so leave out --until-empty: "
+                    f"{error}"
+                ) from error
             return
         except TxmqError as error:
             silent = str(error)
@@ -411,7 +377,7 @@ class Resolver:
         return {name: sum(getattr(tally, name) for tally in self._before) for name in names}
 
     def _say(self, text: str) -> None:
-        if not self._plan.is_quiet:
+        if not self._plan.quiet:
             note(text)
 
     def _say_progress(self, now: dict[str, int], printed: dict[str, int], seconds: float) -> None:

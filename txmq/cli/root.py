@@ -17,9 +17,9 @@ from txmq.cli.output import say, say_lines
 
 __all__ = ["PANELS", "SUMMARIES", "app", "load_command"]
 
-# In the order of the help. Each is a module beside this one, with a Typer called ``app`` or with a
-# function of its own name; `completion` is below. The help shows the first sentences from here,
-# because loading all modules for them takes longer than all the rest.
+# In the order of the help. Each is a module of this package, with a Typer called ``app`` or a
+# function of its own name; `completion` is below. The help takes the summaries from here, because
+# loading every module for its first sentence would take longer than everything else.
 PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Run and set up": {
         "serve": "Run a broker until it is stopped; SIGTERM drains it.",
@@ -99,7 +99,9 @@ class _Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import a command of :data:`SUMMARIES` with its subcommands."""
-    alone = typer.Typer()
+    from txmq.cli.commands import Commands  # The help loads no client.
+
+    alone = Commands()
     if name == "completion":
         alone.command()(completion)
     elif hasattr(module := import_module(f"txmq.cli.{name}"), "app"):

@@ -3,21 +3,26 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
-from txmq.cli.common import WRONGLY_CALLED, fail
+from txmq.cli.commands import Commands
+from txmq.cli.common import duration_of, exit_on_errors, fail, option
 from txmq.cli.output import say, say_lines
-from txmq.errors import ConfigError, ResourceError
-from txmq.settings.units import parse_duration
 from txmq.text import quantity
 
-__all__ = ["Database", "FenceName", "OutboxName", "SchemaName", "app", "database_errors"]
+__all__ = [
+    "Database",
+    "FenceName",
+    "OutboxName",
+    "SchemaName",
+    "app",
+    "database_errors",
+    "open_database",
+]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Create and clean the tables that txmq needs in a database."
-)
+app = Commands("Create and clean the tables that txmq needs in a database.")
 
 _EXTRA: Final = {"sqlalchemy", "psycopg", "prometheus_client"}
 
@@ -63,8 +68,7 @@ def create(
     schema: SchemaName = None,
 ) -> None:
     """Create the tables that are missing, and check that all can be used."""
-    with database_errors():
-        from txmq.databases.engines import engine_of
+    with open_database(database) as engine:
         from txmq.idempotent.unique_key import create_done
         from txmq.outbox.table import create_outbox
         from txmq.transaction.resources.schema import create_fence
@@ -74,24 +78,18 @@ def create(
             TableKind.DONE: (create_done, done),
             TableKind.OUTBOX: (create_outbox, outbox),
         }
-        engine = engine_of(database)
         shown = engine.url.render_as_string(hide_password=True)
-        try:
-            for create_table, name in [creators[kind] for kind in tables or [TableKind.FENCE]]:
-                is_new = create_table(engine, name, schema)
-                named = f"{schema}.{name}" if schema else name
-                say(f"{named} {'is created' if is_new else 'exists'} in {shown}, and can be used")
-        finally:
-            engine.dispose()
+        for create_table, name in [creators[kind] for kind in tables or [TableKind.FENCE]]:
+            is_new = create_table(engine, name, schema)
+            named = f"{schema}.{name}" if schema else name
+            say(f"{named} {'is created' if is_new else 'exists'} in {shown}, and can be used")
 
 
 @app.command()
 def sql(
     tables: Choice = None,
     *,
-    dialect: Annotated[
-        str, typer.Option(metavar="postgresql|mysql|sqlite", help="The kind of database.")
-    ],
+    dialect: str = option("The kind of database.", default=..., metavar="postgresql|mysql|sqlite"),
     fence: FenceName = "txmq_fence",
     done: DoneName = "txmq_done",
     outbox: OutboxName = "txmq_outbox",
@@ -99,7 +97,7 @@ def sql(
 ) -> None:
     """Print the statements that create the tables, for a migration of your own."""
     with database_errors():
-        from txmq.idempotent.done_table import DoneTable
+        from txmq.idempotent.unique_key import DoneTable
         from txmq.outbox.table import Outbox
         from txmq.transaction.resources.fence import Fence
 
@@ -117,36 +115,40 @@ def sql(
 def clean(
     *,
     database: Database,
-    older_than: Annotated[
-        str, typer.Option(help="Remove rows that are older than this, such as 7d or 120h.")
-    ],
-    horizon: Annotated[
-        str | None,
-        typer.Option(help="How long a message can be delivered again; 101h by default."),
-    ] = None,
+    older_than: str = option(
+        "Remove rows that are older than this, such as 7d or 120h.", default=...
+    ),
+    horizon: str | None = option("How long a message can be delivered again; 101h by default."),
     done: DoneName = "txmq_done",
     schema: SchemaName = None,
 ) -> None:
     """Remove old rows of finished work; run it from a timer, once a day."""
-    with database_errors():
-        from txmq.databases.engines import engine_of
+    older_s = duration_of(older_than, "--older-than")
+    least_s = None if horizon is None else duration_of(horizon, "--horizon")
+    with open_database(database) as engine:
         from txmq.idempotent import UniqueKeyTable
 
-        older_s, least_s = _seconds(older_than), None if horizon is None else _seconds(horizon)
-        engine = engine_of(database)
-        try:
-            guard = UniqueKeyTable(engine, table=done, schema=schema)
-            removed = guard.clean(older_s, horizon=least_s)
-        finally:
-            engine.dispose()
+        guard = UniqueKeyTable(engine, table=done, schema=schema)
+        # Only a guard with an asyncio engine returns a coroutine.
+        removed = cast("int", guard.clean(older_s, horizon=least_s))
         say(f"{quantity(removed, 'row')} removed from {done}")
 
 
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not {error}") from None
+@contextmanager
+def open_database(url: str) -> Iterator[Any]:
+    """Connect to a database inside this context; its errors end the program.
+
+    Raises:
+        typer.Exit: The database cannot do it.
+    """
+    with database_errors():
+        from txmq.databases.engines import engine_of
+
+        engine = engine_of(url)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
 
 
 @contextmanager
@@ -157,11 +159,8 @@ def database_errors() -> Iterator[None]:
         typer.Exit: The database cannot do it.
     """
     try:
-        yield
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
-    except ResourceError as error:
-        fail(str(error))
+        with exit_on_errors():
+            yield
     except ModuleNotFoundError as error:
         # A broker runs without these packages.
         if error.name not in _EXTRA:

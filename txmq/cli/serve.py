@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, NoReturn
@@ -21,8 +21,8 @@ import typer
 
 import txmq
 from txmq.cli import logs
-from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
-from txmq.cli.output import flush, note, note_lines, say
+from txmq.cli.common import WRONGLY_CALLED, exit_on_errors, fail, option
+from txmq.cli.output import note, note_lines, say_now
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.background import fast_loop
@@ -75,6 +75,16 @@ DRAIN_S: Final = 30.0
 
 _BROKER_WORDS: Final = (sys.executable, "-m", "txmq.cli.broker_process")
 
+_KEYS: Final = {
+    "flush": "store.flush",
+    "trust": "security.trust",
+    "trust_brokers": "security.trust_brokers",
+    "coordinator": "replication.coordinator",
+    "member": "replication.member",
+    "http": "http_listen",
+}
+"""The settings whose options have other names."""
+
 _FLUSH_MEANS: Final = {
     "sync": "a send is answered when its message survives a power cut",
     "async": "a send is answered when it is written; a power cut may take the last messages",
@@ -87,149 +97,125 @@ _TLS_MEANS: Final = {
 }
 
 
-def serve(
-    *,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", show_default="txmq-data", help="The directory of all its data."
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", show_default="127.0.0.1:10911", help="Where clients connect."
-        ),
-    ] = None,
-    names_listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            show_default="127.0.0.1:9876",
-            help="Where its own name server listens.",
-        ),
-    ] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--names",
-            "-n",
-            metavar="ADDRS",
-            help="Other name servers (separated by ';') instead of its own; also TXMQ_NAMES.",
-        ),
-    ] = None,
-    flush: Annotated[
-        str | None,
-        typer.Option(
-            metavar="sync|async",
-            show_default="sync",
-            help="When a send is answered: once its message survives a power cut (sync), or once "
-            "it is written, so that a power cut may take the last messages (async).",
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config",
-            "-c",
-            envvar=CONFIG_VARIABLE,
-            metavar="FILE",
-            help="A file of settings: TOML, or RocketMQ's broker.conf.",
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting, by its name here or in RocketMQ; may be repeated.",
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="BROKER", show_default="broker-a", help="This broker's name."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default="DefaultCluster", help="The cluster it belongs to."
-        ),
-    ] = None,
-    acl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory of them: every "
-            "request then needs a signature and a permission.",
-        ),
-    ] = None,
-    trust: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="Without accounts: addresses and networks (separated by ',') whose clients may "
-            "send and consume. Others beyond loopback are refused.",
-        ),
-    ] = None,
-    trust_brokers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="Addresses and networks (separated by ',') whose brokers may register with its "
-            "name server without an account.",
-        ),
-    ] = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRS",
-            help="The etcd that decides which member of the broker set leads: "
-            "etcd://h1:2379,h2:2379.",
-        ),
-    ] = None,
-    member: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="This member of the broker set."),
-    ] = None,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            show_default="nowhere",
-            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
-            "without accounts.",
-        ),
-    ] = None,
-    brokers: Annotated[
-        int | None,
-        typer.Option(
-            envvar=BROKERS_VARIABLE,
-            metavar="N",
-            help="Run so many brokers of one cluster, each in a process and a directory of its "
-            "own: one for each core. Their ports are 10 apart.",
-        ),
-    ] = None,
-    drain_timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=86_400,
-            metavar="SECONDS",
-            show_default=f"{DRAIN_S:.0f}",
-            help="With --brokers: how long a broker may take to drain, before it is killed.",
-        ),
-    ] = None,
-    accept_loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REASON",
-            help="Start although a part of the log is missing, and record the reason in the log. "
-            "Offsets are never used twice.",
-        ),
-    ] = None,
-    log_format: LogForm = "text",
-    log_level: LogLevel = "info",
-) -> None:
+class BrokerOptions(NamedTuple):
+    """The options that set something about the broker."""
+
+    data: str | None = option(
+        "The directory of all its data.", metavar="DIR", show_default="txmq-data"
+    )
+    listen: str | None = option(
+        "Where clients connect.", metavar="HOST:PORT", show_default="127.0.0.1:10911"
+    )
+    names_listen: str | None = option(
+        "Where its own name server listens.", metavar="HOST:PORT", show_default="127.0.0.1:9876"
+    )
+    names: str | None = option(
+        "Other name servers (separated by ';') instead of its own; also TXMQ_NAMES.",
+        "--names",
+        "-n",
+        metavar="ADDRS",
+    )
+    flush: str | None = option(
+        "When a send is answered: once its message survives a power cut (sync), or once "
+        "it is written, so that a power cut may take the last messages (async).",
+        metavar="sync|async",
+        show_default="sync",
+    )
+    config: str | None = option(
+        "A file of settings: TOML, or RocketMQ's broker.conf.",
+        "--config",
+        "-c",
+        envvar=CONFIG_VARIABLE,
+        metavar="FILE",
+    )
+    set_: list[str] | None = option(
+        "A setting, by its name here or in RocketMQ; may be repeated.", "--set", metavar="KEY=VALUE"
+    )
+    name: str | None = option("This broker's name.", metavar="BROKER", show_default="broker-a")
+    cluster: str | None = option(
+        "The cluster it belongs to.", metavar="NAME", show_default="DefaultCluster"
+    )
+    acl: str | None = option(
+        "A file of accounts, as RocketMQ's plain_acl.yml, or a directory of them: every "
+        "request then needs a signature and a permission.",
+        metavar="FILE",
+    )
+    trust: str | None = option(
+        "Without accounts: addresses and networks (separated by ',') whose clients may "
+        "send and consume. Others beyond loopback are refused.",
+        metavar="ADDRS",
+    )
+    trust_brokers: str | None = option(
+        "Addresses and networks (separated by ',') whose brokers may register with its "
+        "name server without an account.",
+        metavar="ADDRS",
+    )
+    coordinator: str | None = option(
+        "The etcd that decides which member of the broker set leads: etcd://h1:2379,h2:2379.",
+        metavar="ADDRS",
+    )
+    member: str | None = option("This member of the broker set.", metavar="NAME")
+    http: str | None = option(
+        "Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
+        "without accounts.",
+        metavar="HOST:PORT",
+        show_default="nowhere",
+    )
+
+    def load(self) -> "BrokerSettings":
+        """The settings from the file, the environment, ``--set`` and the other options.
+
+        Raises:
+            typer.Exit: A setting is invalid, or two exclude each other.
+        """
+        if self.names is not None and self.names_listen is not None:
+            fail("--names and --names-listen exclude each other; leave out one", WRONGLY_CALLED)
+        arguments = [
+            f"{_KEYS.get(name, name)}={value}"
+            for name, value in self._asdict().items()
+            if value is not None and name not in {"config", "set_"}
+        ]
+        if self.names_listen is not None:
+            # A name server of its own excludes the one that other commands find in TXMQ_NAMES.
+            arguments.append("names=")
+        with exit_on_errors():
+            return load(
+                settings_shape(),
+                file=self.config,
+                environ=os.environ,
+                reserved=not_settings(),
+                arguments=[*(self.set_ or ()), *arguments],
+                aliases=foreign_names(),
+                notice=log.warning,
+            )
+
+
+class ServePlan(NamedTuple):
+    """The options that are not settings of the broker."""
+
+    brokers: int | None = option(
+        "Run this many brokers of one cluster, each in its own process and "
+        "directory: one for each core. Their ports are 10 apart.",
+        envvar=BROKERS_VARIABLE,
+        metavar="N",
+    )
+    drain_timeout: float | None = option(
+        "With --brokers: how long a broker may take to drain, before it is killed.",
+        min=0,
+        max=86_400,
+        metavar="SECONDS",
+        show_default=f"{DRAIN_S:.0f}",
+    )
+    accept_loss: str | None = option(
+        "Start although a part of the log is missing, and record the reason in the log. "
+        "Offsets are never used twice.",
+        metavar="REASON",
+    )
+    log_format: LogForm = "text"
+    log_level: LogLevel = "info"
+
+
+def serve(*, options: BrokerOptions, plan: ServePlan) -> None:
     """Run a broker until it is stopped; SIGTERM drains it.
 
     Settings come from the file, TXMQ_* variables, --set and the other options; a later source
@@ -238,81 +224,27 @@ def serve(
     """
     if not __debug__:
         fail("a broker checks itself by assertions; run it without python -O", WRONGLY_CALLED)
-    logs.configure(log_format, log_level)
-    settings = _load_settings(
-        config,
-        set_ or [],
-        {
-            "data": data,
-            "listen": listen,
-            "names_listen": names_listen,
-            "names": names,
-            "store.flush": flush,
-            "name": name,
-            "cluster": cluster,
-            "acl": acl,
-            "security.trust": trust,
-            "security.trust_brokers": trust_brokers,
-            "replication.coordinator": coordinator,
-            "replication.member": member,
-            "http_listen": http,
-        },
-    )
-    plan = ServePlan(brokers, drain_timeout, accept_loss, log_format, log_level)
-    raise typer.Exit(_start(settings, plan))
-
-
-class ServePlan(NamedTuple):
-    """The options that are not settings of the broker."""
-
-    brokers: int | None
-    drain_s: float | None
-    accept_loss: str | None
-    log_form: logs.Form
-    log_level: logs.Level
-
-
-def _load_settings(
-    file: str | None, pairs: Sequence[str], options: Mapping[str, str | None]
-) -> "BrokerSettings":
-    """The settings from the file, the environment, ``--set`` and the other options by key."""
-    if options["names"] is not None and options["names_listen"] is not None:
-        fail("--names and --names-listen exclude each other; leave out one", WRONGLY_CALLED)
-    arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
-    if options["names_listen"] is not None:
-        # A name server of its own excludes the one that other commands find in TXMQ_NAMES.
-        arguments.append("names=")
-    try:
-        return load(
-            settings_shape(),
-            file=file,
-            environ=os.environ,
-            reserved=not_settings(),
-            arguments=[*pairs, *arguments],
-            aliases=foreign_names(),
-            notice=log.warning,
-        )
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
-
-
-def _start(settings: "BrokerSettings", plan: ServePlan) -> int:
-    """Run one broker or several until they stop; returns the exit code."""
+    logs.configure(plan.log_format, plan.log_level)
+    settings = options.load()
     if plan.accept_loss is not None and not plan.accept_loss.strip():
         fail("--accept-loss needs a reason, which the broker records in its log", WRONGLY_CALLED)
     if plan.brokers is not None:
-        return _run_several(settings, plan, plan.brokers)
-    if plan.drain_s is not None:
+        _run_several(settings, plan, plan.brokers)
+        return
+    if plan.drain_timeout is not None:
         fail(
             "--drain-timeout needs --brokers: a single broker has no supervisor that would end it; "
             "add --brokers, or leave out --drain-timeout",
             WRONGLY_CALLED,
         )
-    _refuse_directory_of_several(settings)
+    with exit_on_errors():
+        from txmq_broker.processes.layout import check_lone_directory
+
+        check_lone_directory(Path(settings.data).absolute())
     note_lines(banner(settings))
     keep_freed_memory()
     shorten_time_slice()
-    return _run(settings, plan.accept_loss)
+    raise typer.Exit(_run(settings, plan.accept_loss))
 
 
 def not_settings() -> tuple[str, ...]:
@@ -339,7 +271,7 @@ def settings_shape() -> "type[BrokerSettings]":
 
 def foreign_names() -> Mapping[str, ForeignName]:
     """RocketMQ's names for the settings of a broker."""
-    from txmq_broker.handlers.rocketmq_settings import NAMES
+    from txmq_broker.core.rocketmq_settings import NAMES
 
     return NAMES
 
@@ -411,7 +343,7 @@ def give_up(
         what += f": {Path(data).absolute()}"
     if data is not None:
         what = what.replace("--data DIR", f"--data {shlex.quote(str(Path(data).absolute()))}")
-    fail(f"{'stopped' if started else 'cannot start'}: {what}", FAILED)
+    fail(f"{'stopped' if started else 'cannot start'}: {what}")
 
 
 def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
@@ -419,83 +351,53 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
     if error.errno != errno.EADDRINUSE:
         return None
     port = re.search(r"\('[^']*', (\d+)", str(error))
-    for option, address in addresses.items():
+    for name, address in addresses.items():
         if port is None or split_address(address)[1] == int(port[1]):
-            return f"{address} is taken; choose another {option}"
+            return f"{address} is taken; choose another {name}"
     return None
-
-
-def _refuse_directory_of_several(settings: "BrokerSettings") -> None:
-    from txmq_broker.processes.layout import check_lone_directory
-
-    try:
-        check_lone_directory(Path(settings.data).absolute())
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
 
 
 # Several brokers
 
 
-def _run_several(settings: "BrokerSettings", plan: ServePlan, count: int) -> int:
+def _run_several(settings: "BrokerSettings", plan: ServePlan, count: int) -> None:
+    """Run several brokers of one cluster, each in a process of its own, until SIGTERM or SIGINT."""
     from txmq_broker.processes.layout import settings_of_brokers
-
-    try:
-        note_lines(banner(settings, settings_of_brokers(settings, count)))
-        reason = _run_brokers(settings, plan, count)
-    except (TxmqError, OSError) as error:
-        give_up(error, started=False, addresses=_addresses(settings), data=settings.data)
-    if reason:
-        fail(reason)
-    log.info("stopped", extra={"code": 0})
-    return 0
-
-
-def _run_brokers(settings: "BrokerSettings", plan: ServePlan, count: int) -> str:
-    """Run several brokers of one cluster, each in a process of its own, until SIGTERM or SIGINT.
-
-    Returns:
-        Why they did not drain; empty if they did.
-
-    Raises:
-        ConfigError: The brokers cannot share a setting, or the directory holds something else.
-        StoreError: The directory is in use, or a file of the name server is damaged.
-        OSError: An address or the directory cannot be opened.
-    """
     from txmq_broker.processes.service import BrokersOptions, BrokersService
 
     options = BrokersOptions(
         count=count,
         words=_BROKER_WORDS,
         accept_loss=plan.accept_loss,
-        drain_s=DRAIN_S if plan.drain_s is None else plan.drain_s,
-        log_form=plan.log_form,
+        drain_s=DRAIN_S if plan.drain_timeout is None else plan.drain_timeout,
+        log_form=plan.log_format,
         log_level=plan.log_level,
     )
-    service = BrokersService(settings, options, lambda: _say_several_ready(service))
-    pages = None
-    if settings.http_listen:
-        with named_extra():
-            from txmq_broker.processes.pages import BrokerPages
-        pages = BrokerPages(service).pages()
+
+    def ready() -> None:
+        addresses = ";".join(state.address for state in service.brokers)
+        data = Path(service.settings.data).absolute()
+        say_now(f"ready brokers {addresses} names {service.names_text} data {data}")
 
     async def run() -> SupervisorEnd:
         with _draining_at_signals(service):
             return await service.run(pages)
 
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
-        end = runner.run(run())
-    if end is SupervisorEnd.DRAINED:
-        return ""
-    started = "stopped" if service.was_ready else "cannot start"
-    return f"{started}: {service.reason or end.value}"
-
-
-def _say_several_ready(service: "BrokersService") -> None:
-    addresses = ";".join(state.address for state in service.brokers)
-    data = Path(service.settings.data).absolute()
-    say(f"ready brokers {addresses} names {service.names_text} data {data}")
-    flush()
+    try:
+        note_lines(banner(settings, settings_of_brokers(settings, count)))
+        service, pages = BrokersService(settings, options, ready), None
+        if settings.http_listen:
+            with named_extra():
+                from txmq_broker.processes.pages import BrokerPages
+            pages = BrokerPages(service).pages()
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+            end = runner.run(run())
+    except (TxmqError, OSError) as error:
+        give_up(error, started=False, addresses=_addresses(settings), data=settings.data)
+    if end is not SupervisorEnd.DRAINED:
+        started = "stopped" if service.was_ready else "cannot start"
+        fail(f"{started}: {service.reason or end.value}")
+    log.info("stopped", extra={"code": 0})
 
 
 @contextmanager
@@ -533,11 +435,13 @@ def _addresses(settings: "BrokerSettings") -> dict[str, str]:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker.roles import following, member, running
+    from txmq_broker.processes.running import run_broker, run_follower, run_member
 
     clock = SystemClock()
     began = clock.monotonic()
     started = False
+    name, data = settings.name, Path(settings.data).absolute()
+    copy = settings.replication
 
     def ready(broker: "Broker") -> None:
         nonlocal started
@@ -550,40 +454,22 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
                 "ms": round((clock.monotonic() - began) * 1000),
             },
         )
-        _say_ready(broker)
+        say_now(f"ready {name} {broker.address} names {broker.names} data {data}")
+
+    def leading(broker: "Broker") -> None:
+        say_now(f"leading {name} {broker.address} epoch {broker.store.log.epoch}")
+
+    def ready_as(role: str) -> Callable[[], None]:
+        return lambda: say_now(f"ready {name} {role} {copy.member} data {data}")
 
     try:
-        if settings.replication.coordinator:
-            code = member.run(settings, ready=lambda: _say_member(settings), leading=_say_leading)
-        elif settings.replication.role == "follower":
-            code = following.run(settings, ready=lambda: _say_following(settings))
+        if copy.coordinator:
+            code = run_member(settings, ready=ready_as("member"), leading=leading)
+        elif copy.role == "follower":
+            code = run_follower(settings, ready=ready_as("follower"))
         else:
-            code = running.run(settings, ready=ready, accept_loss=accept_loss)
+            code = run_broker(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
         give_up(error, started=started, addresses=_addresses(settings), data=settings.data)
     log.info("stopped", extra={"code": code})
     return code
-
-
-def _say_following(settings: "BrokerSettings") -> None:
-    data = Path(settings.data).absolute()
-    say(f"ready {settings.name} follower {settings.replication.member} data {data}")
-    flush()
-
-
-def _say_member(settings: "BrokerSettings") -> None:
-    data = Path(settings.data).absolute()
-    say(f"ready {settings.name} member {settings.replication.member} data {data}")
-    flush()
-
-
-def _say_leading(broker: "Broker") -> None:
-    say(f"leading {broker.settings.name} {broker.address} epoch {broker.store.log.epoch}")
-    flush()
-
-
-def _say_ready(broker: "Broker") -> None:
-    settings = broker.settings
-    data = Path(settings.data).absolute()
-    say(f"ready {settings.name} {broker.address} names {broker.names} data {data}")
-    flush()

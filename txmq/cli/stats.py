@@ -1,14 +1,11 @@
 """``txmq stats``: the rates of topics and groups."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from txmq.cli.common import NAMES_DEFAULT, Names, ask, ask_each
-from txmq.cli.lists import Listing, listed
+from txmq.cli.commands import Listing, listed
+from txmq.cli.common import Ask, ask_each, flag, option
 from txmq.client import Admin
-from txmq.client.values import TopicTraffic
 from txmq.errors import TxmqError
 from txmq.ops.groups import WAITING_COLUMN
 from txmq.ops.rows import ListColumn
@@ -17,18 +14,13 @@ from txmq.ops.topics import application_topics
 __all__ = ["stats"]
 
 
-def _fields(row: TopicTraffic) -> dict[str, Any]:
-    return asdict(row) | {"retries": row.retries}
-
-
 def _rate(value: float) -> str:
     return f"{value:.1f}"
 
 
 @listed(
     [
-        ListColumn("topic", "topic"),
-        ListColumn("group", "group"),
+        *("topic", "group"),
         ListColumn("behind", "lag"),
         WAITING_COLUMN,
         ListColumn("in/s", "in_per_second", _rate),
@@ -40,17 +32,13 @@ def _rate(value: float) -> str:
 )
 def stats(
     *,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")
-    ] = None,
-    active: Annotated[
-        bool, typer.Option("--active", help="Only topics with messages in the last 24 hours.")
-    ] = False,
-    names: Names = NAMES_DEFAULT,
+    topic: list[str] | None = option("Only this topic; may be repeated."),
+    active: bool = flag("Only topics with messages in the last 24 hours.", "--active"),
+    ask: Ask,
 ) -> Listing:
     """Show the rates of topics and groups over the last minute; with --watch, like top.
 
-    The busiest come first, as long as no other column is wanted.
+    The busiest come first unless --sort names a column.
     """
 
     async def read(admin: Admin) -> list[tuple[str, list[Any] | TxmqError]]:
@@ -60,15 +48,20 @@ def stats(
             except TxmqError as error:
                 if topic:
                     raise
-                return name, error  # The other topics are shown all the same.
+                return name, error  # The other topics are still shown.
 
         topics = topic or await application_topics(admin)
         return await ask_each(topics, traffic, "topics")
 
     only = topic[0] if topic and len(topic) == 1 else None
-    found = ask(names, read, topic=only)
-    rows = [_fields(row) for _, traffic in found if isinstance(traffic, list) for row in traffic]
-    rows = [row for row in rows if not active or row["in_of_day"] or row["out_of_day"]]
+    found = ask(read, topic=only)
+    rows = [
+        asdict(row) | {"retries": row.retries}
+        for _, traffic in found
+        if isinstance(traffic, list)
+        for row in traffic
+        if not active or row.in_of_day or row.out_of_day
+    ]
     rows.sort(key=lambda row: row["in_per_second"] + row["out_per_second"], reverse=True)
     return Listing(
         rows,

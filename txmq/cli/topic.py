@@ -6,33 +6,31 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Listing, listed
 from txmq.cli.common import (
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
+    Ask,
+    AtBroker,
     Cluster,
-    Names,
     Yes,
-    ask,
     ask_each,
     confirm,
     fail,
+    flag,
+    option,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import as_json, print_result, say
+from txmq.cli.output import say
 from txmq.client import Admin, Route
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.ops.known_names import check_topic
 from txmq.ops.rows import CLIENT_COLUMNS, ListColumn, consumer_rows
-from txmq.ops.topic_change import TopicChange
-from txmq.ops.topics import check_new_topic, description_of, fields_of, topic_rows
-from txmq.protocol.bodies import TopicConfig
+from txmq.ops.topics import TopicChange, check_new_topic, description_of, fields_of, topic_rows
 from txmq.protocol.codes import Perm
 from txmq.text import quantity
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Create, change, show and delete topics.")
+app = Commands("Create, change, show and delete topics.")
 
 Name = Annotated[str, typer.Argument(help="The topic.")]
 
@@ -43,18 +41,13 @@ _PERMS: Final = {"rw": Perm.READ | Perm.WRITE, "r": Perm.READ, "w": Perm.WRITE}
 def create(
     name: Name,
     *,
-    queues: Annotated[
-        int, typer.Option(min=1, help="Queues at each broker.")
-    ] = QUEUES_OF_NEW_TOPICS,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    queues: int = option("Queues at each broker.", default=QUEUES_OF_NEW_TOPICS, min=1),
+    broker: AtBroker = None,
     cluster: Cluster = None,
-    perm: Annotated[str, typer.Option(help="Its permission: rw, r or w.")] = "rw",
-    order: Annotated[
-        bool, typer.Option("--order", help="Keep its queues while a broker is away.")
-    ] = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    perm: str = option("Its permission: rw, r or w.", default="rw"),
+    order: bool = flag("Keep its queues while a broker is away.", "--order"),
+    ask: Ask,
+) -> Answer:
     """Create a topic, and return when clients can find it; `txmq topic update` changes one."""
     allowed = _perm_of(perm, "--perm")
 
@@ -64,27 +57,21 @@ def create(
             name, queues, broker, cluster=cluster, perm=allowed, order=order
         )
 
-    route = ask(names, create_topic, changes=True)
+    route = ask(create_topic, changes=True)
     text = f"topic {name} has {quantity(queues, 'queue')} at each of {', '.join(route.brokers)}"
-    print_result({"topic": name, "queues": queues, "brokers": route.brokers}, text, json=json)
+    return Answer({"topic": name, "queues": queues, "brokers": route.brokers}, text)
 
 
 @app.command()
 def update(
     name: Name,
     *,
-    queues: Annotated[int | None, typer.Option(min=1, help="Queues at each broker.")] = None,
-    order: Annotated[
-        bool | None,
-        typer.Option("--order/--no-order", help="Keep its queues while a broker is away."),
-    ] = None,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Remove queues, in two steps: run it twice.")
-    ] = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    queues: int | None = option("Queues at each broker.", min=1),
+    order: bool | None = option("Keep its queues while a broker is away.", "--order/--no-order"),
+    broker: AtBroker = None,
+    shrink: bool = flag("Remove queues, in two steps: run it twice.", "--shrink"),
+    ask: Ask,
+) -> Answer:
     """Change the queues of a topic, or their order; `txmq topic permit` changes its permission.
 
     Fewer queues need --shrink and two runs. The first run closes the queues for new messages. The
@@ -92,16 +79,7 @@ def update(
     """
     if (queues, order) == (None, None):
         fail("name what to change: --queues or --order", WRONGLY_CALLED)
-    wanted = TopicChange(name, queues, None, order, broker, shrink)
-    done = _make(wanted, names, json=json)
-    if json:
-        return
-    if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
-        say(
-            f"new messages go to the first {quantity(queues, 'queue')} only; when all groups have "
-            "consumed the messages of the others, and at least 30 s from now, remove those with: "
-            f"{wanted.command}"
-        )
+    return _change(TopicChange(name, queues, None, order, broker, shrink), ask)
 
 
 @app.command()
@@ -109,23 +87,29 @@ def permit(
     name: Name,
     perm: Annotated[str, typer.Argument(metavar="rw|r|w|none", help="What clients may do.")],
     *,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    broker: AtBroker = None,
+    ask: Ask,
+) -> Answer:
     """Permit clients to read and write a topic, or forbid it; its messages stay."""
     allowed = _perm_of(perm, "PERM", {**_PERMS, "none": Perm(0)})
-    _make(TopicChange(name, None, allowed, None, broker, may_shrink=False), names, json=json)
+    return _change(TopicChange(name, None, allowed, None, broker, may_shrink=False), ask)
 
 
-def _make(wanted: TopicChange, names: str, *, json: bool) -> dict[str, TopicConfig]:
-    done = ask(names, wanted.make, changes=True, topic=wanted.topic)
-    if json:
-        as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
-        return done
-    for at, config in done.items():
-        say(f"topic {wanted.topic} at {at}: {description_of(config)}")
-    return done
+def _change(wanted: TopicChange, ask: Ask) -> Answer:
+    done = ask(wanted.make, changes=True, topic=wanted.topic)
+
+    def show() -> None:
+        for at, config in done.items():
+            say(f"topic {wanted.topic} at {at}: {description_of(config)}")
+        queues = wanted.queues
+        if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
+            say(
+                f"new messages go to the first {quantity(queues, 'queue')} only; when all groups "
+                "have consumed the messages of the others, and at least 30 s from now, remove "
+                f"those with: {wanted.command}"
+            )
+
+    return Answer([{"broker": at, **fields_of(config)} for at, config in done.items()], show)
 
 
 def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm:
@@ -137,40 +121,29 @@ def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm
 
 @app.command("list")
 @listed(
-    [
-        ListColumn("topic", "topic"),
-        ListColumn("read queues", "read_queues"),
-        ListColumn("write queues", "write_queues"),
-        ListColumn("permission", "permission"),
-        ListColumn("messages", "messages"),
-    ],
+    ["topic", "read queues", "write queues", "permission", "messages"],
     empty="no topics",
 )
 def list_(
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also topics of the system, retries and dead letters.")
-    ] = False,
-    names: Names = NAMES_DEFAULT,
+    everything: bool = flag("Also topics of the system, retries and dead letters.", "--all"),
+    ask: Ask,
 ) -> Listing:
     """List topics with their queues, permission and messages, summed over all brokers."""
     counted = partial(ask_each, label="topics")
-    found = ask(names, lambda admin: topic_rows(admin, everything=everything, ask_each=counted))
+    found = ask(lambda admin: topic_rows(admin, everything=everything, ask_each=counted))
     warnings = [f"without broker {broker}: {why}" for broker, why in found.silent.items()]
     return Listing(found.rows, warnings=warnings)
 
 
 @app.command()
 @listed(
-    [
-        *CLIENT_COLUMNS,
-        ListColumn("subscribed to", "expression"),
-    ],
+    [*CLIENT_COLUMNS, ListColumn("subscribed to", "expression")],
     empty="no group consumes this topic",
 )
-def clients(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
+def clients(name: Name, *, ask: Ask) -> Listing:
     """Show the groups that consume a topic, and their connected consumers."""
-    return Listing(ask(names, lambda admin: consumer_rows(admin, name), topic=name))
+    return Listing(ask(lambda admin: consumer_rows(admin, name), topic=name))
 
 
 @app.command()
@@ -180,29 +153,27 @@ def clients(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
         ListColumn("queue", "queue", lambda queue: queue.number),
         ListColumn("oldest", "min_offset"),
         ListColumn("next", "max_offset"),
-        ListColumn("messages", "messages"),
+        "messages",
     ],
     empty="no queues",
 )
-def status(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
+def status(name: Name, *, ask: Ask) -> Listing:
     """Show the queues of a topic."""
-    return Listing(ask(names, lambda admin: admin.topic_status(name), topic=name))
+    return Listing(ask(lambda admin: admin.topic_status(name), topic=name))
 
 
 @app.command()
 @listed(
     [
-        ListColumn("broker", "broker"),
-        ListColumn("replica", "replica"),
-        ListColumn("address", "address"),
+        *("broker", "replica", "address"),
         ListColumn("read queues", "readable"),
         ListColumn("write queues", "writable"),
     ],
     empty="no broker has it",
 )
-def route(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
+def route(name: Name, *, ask: Ask) -> Listing:
     """Show which brokers have a topic, and where they listen."""
-    found = ask(names, lambda admin: admin.route(name), topic=name)
+    found = ask(lambda admin: admin.route(name), topic=name)
     rows = [
         {
             "broker": broker,
@@ -232,15 +203,9 @@ def _by_broker(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @app.command()
-def delete(
-    name: Name,
-    *,
-    yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+def delete(name: Name, *, yes: Yes = False, ask: Ask) -> Answer:
     """Delete a topic and its messages at all brokers."""
-    ask(names, lambda admin: check_topic(admin, name))
+    ask(lambda admin: check_topic(admin, name))
     confirm(f"delete topic {name} with all its messages?", yes=yes)
-    ask(names, lambda admin: admin.delete_topic(name), changes=True, topic=name)
-    print_result({"topic": name, "deleted": True}, f"topic {name} is deleted", json=json)
+    ask(lambda admin: admin.delete_topic(name), changes=True, topic=name)
+    return Answer({"topic": name, "deleted": True}, f"topic {name} is deleted")

@@ -1,64 +1,71 @@
 """``txmq tx``: open transactions, shown and decided by hand."""
 
-import getpass
 from collections import Counter
 from operator import neg
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
+from txmq.cli.commands import Answer, Commands, Every, Listing, Watching, listed
 from txmq.cli.common import (
-    NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
+    Ask,
+    AtBroker,
     Cluster,
-    Names,
+    Operator,
     Yes,
-    ask,
+    argument,
     confirm,
     fail,
+    flag,
+    operator_name,
+    option,
 )
-from txmq.cli.lists import Every, Listing, listed, watched
-from txmq.cli.output import (
-    as_json,
-    listing,
-    message_fields,
-    note,
-    print_result,
-    print_rows,
-    progress_bar,
-    say,
-)
+from txmq.cli.output import as_json, listing, message_fields, note, progress_bar, say, table
 from txmq.client import Admin, TransactionReport
 from txmq.client.values import OpenTransaction
-from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of, time_text
 from txmq.ops.rows import ListColumn
 from txmq.ops.traces import traces_of
-from txmq.ops.transactions import TransactionStep, steps_of
+from txmq.ops.transactions import (
+    DecidedTransaction,
+    TransactionStep,
+    find_decided,
+    find_report,
+    steps_of,
+)
 from txmq.runtime.clock import SystemClock
 from txmq.text import printable, quantity
 
 __all__ = ["app", "changes_between"]
 
-app = typer.Typer(no_args_is_help=True, help="Show open transactions, and decide them by hand.")
+app = Commands("Show open transactions, and decide them by hand.")
 
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The id of the transaction, or of its half message.")
 ]
 State = Annotated[str, typer.Option(metavar="prepared|parked", help="Only those in this state.")]
 Reason = Annotated[str, typer.Option(help="Why; the broker keeps it in its log.")]
-Operator = Annotated[
-    str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
-]
 Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
+OfGroup = Annotated[str, typer.Option("--group", help="Only those of this producer group.")]
 
 Seen = dict[tuple[str, int], OpenTransaction]
 """By broker and offset of the half message: ids may repeat."""
 
+_DECIDED = (
+    "time", "decision", "by", "reason", "transaction", "group", "topic", "keys", "broker",
+)  # fmt: skip
 _TIME_CHARS = len(time_text(0))
 _STATUS = {"implied": " (follows from the decision)", "unknown": " (not known)"}
+
+
+class Where(NamedTuple):
+    """Where an open transaction is."""
+
+    broker: Broker = None
+    cluster: Cluster = None
 
 
 def _age(stored_ms: int) -> str:
@@ -68,11 +75,9 @@ def _age(stored_ms: int) -> str:
 @app.command("list")
 @listed(
     [
-        ListColumn("id", "id"),
-        ListColumn("state", "state"),
+        *("id", "state"),
         ListColumn("age", "stored_ms", _age, neg),
-        ListColumn("checks", "checks"),
-        ListColumn("group", "group"),
+        *("checks", "group"),
         ListColumn("topic", "queue", lambda queue: queue.topic),
         ListColumn("keys", "keys", " ".join),
         ListColumn("broker", "queue", lambda queue: queue.broker),
@@ -82,11 +87,11 @@ def _age(stored_ms: int) -> str:
 def list_(
     *,
     state: State = "",
-    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
-    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    group: OfGroup = "",
+    limit: int = option("The most of each broker.", default=100, min=1),
+    broker: AtBroker = None,
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
 ) -> Listing:
     """List open transactions, the oldest first."""
     _check_state(state)
@@ -99,7 +104,7 @@ def list_(
             await check_producer_group(admin, group)
         return found
 
-    found = ask(names, read)
+    found = ask(read)
     counts = Counter(transaction.queue.broker for transaction in found).values()
     shown = quantity(limit, "of a broker is", "of a broker are")
     remark = f"{shown} shown; there may be more, which --limit shows"
@@ -107,115 +112,85 @@ def list_(
 
 
 @app.command()
-def show(
-    name: Id,
-    *,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+def show(name: Id, *, where: Where, ask: Ask) -> Answer:
     """Show an open transaction and its message."""
-    found, message = ask(
-        names, lambda admin: admin.transaction(name, broker=broker, cluster=cluster)
+    found, message = ask(lambda admin: admin.transaction(name, **where._asdict()))
+    body = message_fields(message)
+
+    def show_fields() -> None:
+        fields: dict[str, object] = {
+            "id": found.id,
+            "state": found.state + (", being decided" if found.is_being_decided else ""),
+            "age": _age(found.stored_ms),
+            "checks": f"{found.checks} without a decision",
+            "group": found.group,
+            "origin": found.origin
+            or "unknown: it had sent no heartbeat, or the broker was restarted",
+            "topic": found.queue.topic,
+            "queue": f"{found.queue.broker}:{found.queue.number}",
+            "half": f"{found.half_offset}, place {found.offset_id}",
+            "keys": " ".join(found.keys),
+        }
+        listing(fields | {name: body[name] for name in ("body", "body_base64") if name in body})
+
+    return Answer({"transaction": found, "message": body}, show_fields)
+
+
+@app.command("rollback", help="Roll an open transaction back: its message will never be visible.")
+@app.command("commit", help="Commit an open transaction: its message becomes visible.")
+def decide(
+    ctx: typer.Context,
+    name: Id,
+    *,
+    reason: Reason,
+    operator: Operator = "",
+    yes: Yes = False,
+    where: Where,
+    ask: Ask,
+) -> Answer:
+    """Commit an open transaction, or roll it back."""
+    decision = cast("Literal['commit', 'rollback']", ctx.info_name)
+    who = operator_name(operator)
+    confirm(f"{decision} {name}? It cannot be undone.", yes=yes)
+    broker = ask(
+        lambda admin: admin.decide_transaction(
+            name, decision, operator=who, reason=reason, **where._asdict()
+        ),
+        changes=True,
     )
-    if json:
-        as_json({"transaction": found, "message": message_fields(message)})
-        return
-    age = age_of(SystemClock().wall_ms() - found.stored_ms)
-    fields: dict[str, object] = {
-        "id": found.id,
-        "state": found.state + (", being decided" if found.is_being_decided else ""),
-        "age": age,
-        "checks": f"{found.checks} without a decision",
-        "group": found.group,
-        "origin": found.origin or "unknown: it had sent no heartbeat, or the broker was restarted",
-        "topic": found.queue.topic,
-        "queue": f"{found.queue.broker}:{found.queue.number}",
-        "half": f"{found.half_offset}, place {found.offset_id}",
-        "keys": " ".join(found.keys),
-    }
-    shown = message_fields(message)
-    fields |= {name: shown[name] for name in ("body", "body_base64") if name in shown}
-    listing(fields)
-
-
-@app.command()
-def commit(
-    name: Id,
-    *,
-    reason: Reason,
-    operator: Operator = "",
-    yes: Yes = False,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
-    """Commit an open transaction: its message becomes visible."""
-    where = {"broker": broker, "cluster": cluster}
-    _decide("commit", name, reason, operator, where, yes=yes, names=names, json=json)
-
-
-@app.command()
-def rollback(
-    name: Id,
-    *,
-    reason: Reason,
-    operator: Operator = "",
-    yes: Yes = False,
-    broker: Broker = None,
-    cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
-    """Roll an open transaction back: its message will never be visible."""
-    where = {"broker": broker, "cluster": cluster}
-    _decide("rollback", name, reason, operator, where, yes=yes, names=names, json=json)
+    made = {"decision": decision, "operator": who, "reason": reason}
+    done = "committed" if decision == "commit" else "rolled back"
+    text = f"transaction {name} is {done} at {broker} by {who}"
+    return Answer({"transaction": name, "broker": broker, **made}, text)
 
 
 @app.command()
 def recheck(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="ID", help="The id of the transaction, or of its half message."),
-    ] = None,
+    name: str | None = argument(
+        "The id of the transaction, or of its half message.", default=None, metavar="ID"
+    ),
     *,
-    reason: Annotated[str, typer.Option(help="Why; the transaction's history shows it.")] = "",
-    operator: Annotated[
-        str, typer.Option(show_default="who runs this", help="Who asks; kept with the reason.")
-    ] = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="All open transactions, or all of --group.")
-    ] = False,
-    group: Annotated[str, typer.Option(help="With --all: of this producer group.")] = "",
+    reason: str = option("Why; the transaction's history shows it.", default=""),
+    operator: str = option(
+        "Who asks; kept with the reason.", default="", show_default="who runs this"
+    ),
+    everything: bool = flag("All open transactions, or all of --group.", "--all"),
+    group: str = option("With --all: of this producer group.", default=""),
     state: State = "",
-    broker: Broker = None,
-    cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    where: Where,
+    ask: Ask,
+) -> Answer:
     """Have the broker ask the producers of a transaction again, even if it is parked.
 
-    With --all it does so for every open transaction: after producers were away for long, say.
+    With --all it asks about every open transaction, for example after a long outage of producers.
     """
     if (name is None) is not everything or ((group or state) and not everything):
         fail("name one transaction, or write --all with or without --group", WRONGLY_CALLED)
-    where = {"broker": broker, "cluster": cluster}
-    wanted: dict[str, Any] = {"operator": operator or getpass.getuser(), "reason": reason, **where}
-    if name is None:
-        _recheck_all(state, group, wanted, names, json=json)
-        return
-    ask(
-        names,
-        lambda admin: admin.recheck_transaction(name, **wanted),
-        changes=True,
-    )
-    text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
-    print_result({"transaction": name, "recheck_requested": True}, text, json=json)
-
-
-def _recheck_all(state: str, group: str, wanted: dict[str, Any], names: str, *, json: bool) -> None:
+    wanted = {"operator": operator_name(operator), "reason": reason, **where._asdict()}
+    if name is not None:
+        ask(lambda admin: admin.recheck_transaction(name, **wanted), changes=True)
+        text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
+        return Answer({"transaction": name, "recheck_requested": True}, text)
     _check_state(state)
 
     async def recheck_each(admin: Admin) -> dict[str, int]:
@@ -227,11 +202,12 @@ def _recheck_all(state: str, group: str, wanted: dict[str, Any], names: str, *, 
             await check_producer_group(admin, group)
         return found
 
-    counts = ask(names, recheck_each, changes=True)
+    counts = ask(recheck_each, changes=True)
     count = sum(counts.values())
-    text = f"brokers ask the producers of {quantity(count, 'transaction')}"
-    made = {"group": group, "rechecks_requested": count, "brokers": counts}
-    print_result(made, text, json=json)
+    return Answer(
+        {"group": group, "rechecks_requested": count, "brokers": counts},
+        f"brokers ask the producers of {quantity(count, 'transaction')}",
+    )
 
 
 @app.command()
@@ -243,14 +219,11 @@ def history(
         ),
     ],
     *,
-    topic: Annotated[
-        str, typer.Option(help="Its topic; finds a transaction that was decided long ago.")
-    ] = "",
-    broker: Annotated[str | None, typer.Option(help="The broker, if several know it.")] = None,
+    topic: str = option("Its topic; finds a transaction that was decided long ago.", default=""),
+    broker: str | None = option("The broker, if several know it."),
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    ask: Ask,
+) -> Answer:
     """Show the nine steps of a transaction, open or decided, and what comes next.
 
     Consumers and the local transaction appear if clients leave traces.
@@ -262,14 +235,15 @@ def history(
         traces = await traces_of(admin, transaction.queue.topic, transaction.id)
         return report, steps_of(report, message, traces)
 
-    report, steps = ask(names, find)
-    if json:
-        as_json({"report": report, "steps": [step._asdict() for step in steps]})
-        return
-    transaction = report.transaction
-    say(f"{printable(transaction.id)} of {transaction.group}: {transaction.state}")
-    for step in steps:
-        say(_step_line(step))
+    report, steps = ask(find)
+
+    def show_steps() -> None:
+        transaction = report.transaction
+        say(f"{printable(transaction.id)} of {transaction.group}: {transaction.state}")
+        for step in steps:
+            say(_step_line(step))
+
+    return Answer({"report": report, "steps": [step._asdict() for step in steps]}, show_steps)
 
 
 def _step_line(step: TransactionStep) -> str:
@@ -285,11 +259,10 @@ def _step_line(step: TransactionStep) -> str:
 @app.command()
 def decided(
     *,
-    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
-    count: Annotated[int, typer.Option(min=1, help="The most transactions.")] = 32,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+    group: OfGroup = "",
+    count: int = option("The most transactions.", default=32, min=1),
+    ask: Ask,
+) -> Answer:
     """List transactions that were decided, the newest first: by whom, and why.
 
     The brokers keep decisions as long as their logs. `txmq tx history` shows one with its steps.
@@ -302,36 +275,34 @@ def decided(
             found += more
         return found[:count]
 
-    found = ask(names, find)
-    print_rows(
-        [row._asdict() for row in found],
-        ("time", "decision", "by", "reason", "transaction", "group", "topic", "keys", "broker"),
+    found = ask(find)
+    rows = [
         (
-            (
-                time_text(row.at_ms), row.decision, row.source, row.reason, row.id or row.place,
-                row.group, row.topic, " ".join(row.keys), row.broker,
-            )
-            for row in found
-        ),
-        json=json,
-        empty="no decided transactions",
-    )  # fmt: skip
+            time_text(row.at_ms), row.decision, row.source, row.reason, row.id or row.place,
+            row.group, row.topic, " ".join(row.keys), row.broker,
+        )
+        for row in found
+    ]  # fmt: skip
+    return Answer(
+        [row._asdict() for row in found],
+        lambda: table(_DECIDED, rows, empty="no decided transactions"),
+    )
 
 
 @app.command()
 def watch(
     *,
-    group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most that are followed.")] = 10_000,
+    group: OfGroup = "",
+    limit: int = option("The most that are followed.", default=10_000, min=1),
     every: Every = "1s",
     cluster: Cluster = None,
-    names: Names = NAMES_DEFAULT,
+    ask: Ask,
     json: AsJson = False,
 ) -> None:
     """Print each change of an open transaction, one on a line, until Ctrl-C.
 
     A transaction is opened, parked, checked again, or closed: its producer, a check or an operator
-    has decided it. One that opens and closes between two looks is not seen.
+    has decided it. One that opens and closes between two polls does not appear.
     """
     before: Seen | None = None
 
@@ -352,19 +323,14 @@ def watch(
                 say(_change_line(change, transaction, now_ms))
         before = current
 
-    watched(
-        lambda: ask(
-            names, lambda admin: admin.transactions(group=group, limit=limit, cluster=cluster)
-        ),
-        show,
-        watch=True,
-        every=every,
-        clears=False,
-    )
+    def read() -> list[OpenTransaction]:
+        return ask(lambda admin: admin.transactions(group=group, limit=limit, cluster=cluster))
+
+    Watching(True, every).show(read, show, clears=False)
 
 
 def changes_between(before: Seen | None, current: Seen) -> list[tuple[str, OpenTransaction]]:
-    """What happened to open transactions between two looks; the first look has no changes."""
+    """The changes of open transactions between two polls; the first poll has none."""
     if before is None:
         return []
     changes = [("opened", one) for key, one in current.items() if key not in before]
@@ -387,29 +353,3 @@ def _change_line(change: str, found: OpenTransaction, now_ms: int) -> str:
 def _check_state(state: str) -> None:
     if state not in ("", "prepared", "parked"):
         fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
-
-
-def _decide(
-    decision: Literal["commit", "rollback"],
-    name: str,
-    reason: str,
-    operator: str,
-    where: dict[str, str | None],
-    *,
-    yes: bool,
-    names: str,
-    json: bool,
-) -> None:
-    who = operator or getpass.getuser()
-    confirm(f"{decision} {name}? It cannot be undone.", yes=yes)
-    broker = ask(
-        names,
-        lambda admin: admin.decide_transaction(
-            name, decision, operator=who, reason=reason, **where
-        ),
-        changes=True,
-    )
-    made = {"decision": decision, "operator": who, "reason": reason}
-    done = "committed" if decision == "commit" else "rolled back"
-    text = f"transaction {name} is {done} at {broker} by {who}"
-    print_result({"transaction": name, "broker": broker, **made}, text, json=json)

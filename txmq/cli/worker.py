@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import WRONGLY_CALLED, fail, has_terminal, host_and_port
+from txmq.cli.common import exit_on_errors, fail, flag, has_terminal, host_and_port, option
 from txmq.cli.output import note
 from txmq.cli.serve import LogForm, LogLevel
-from txmq.errors import ConfigError
 from txmq.limits import WORKER_PROCESSES_MAX
 
 __all__ = ["worker"]
@@ -27,68 +26,43 @@ def worker(
         ),
     ],
     *,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes",
-            "-p",
-            min=1,
-            max=WORKER_PROCESSES_MAX,
-            help="The number of processes; each is a member of the groups.",
-        ),
-    ] = 1,
-    reload: Annotated[
-        bool,
-        typer.Option("--reload", help="Restart the processes when a Python file changes."),
-    ] = False,
-    reload_dir: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--reload-dir",
-            exists=True,
-            file_okay=False,
-            show_default="the folder of the application",
-            help="A folder to watch.",
-        ),
-    ] = None,
-    app_dir: Annotated[
-        Path,
-        typer.Option(
-            "--app-dir", exists=True, file_okay=False, help="The folder of the application."
-        ),
-    ] = Path(),
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            "--drain-timeout",
-            min=0,
-            max=86_400,
-            help="How long handlers may finish the messages in hand, in seconds.",
-        ),
-    ] = 30.0,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            "--restarts",
-            min=0,
-            help="How often in a row a process may die before the worker gives up; 0 for always.",
-        ),
-    ] = 5,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where to serve /metrics, /info, /health/live and /health/ready over HTTP.",
-        ),
-    ] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            "--names",
-            envvar="TXMQ_NAMES",
-            help="Name servers for functions with a parameter `names`, separated by ';'.",
-        ),
-    ] = None,
+    processes: int = option(
+        "The number of processes; each is a member of the groups.",
+        "--processes",
+        "-p",
+        default=1,
+        min=1,
+        max=WORKER_PROCESSES_MAX,
+    ),
+    reload: bool = flag("Restart the processes when a Python file changes.", "--reload"),
+    reload_dir: list[Path] | None = option(
+        "A folder to watch.",
+        exists=True,
+        file_okay=False,
+        show_default="the folder of the application",
+    ),
+    app_dir: Path = option(
+        "The folder of the application.", default=Path(), exists=True, file_okay=False
+    ),
+    drain_timeout: float = option(
+        "How long handlers may finish the messages in hand, in seconds.",
+        default=30.0,
+        min=0,
+        max=86_400,
+    ),
+    restarts: int = option(
+        "How often in a row a process may die before the worker gives up; 0 for always.",
+        default=5,
+        min=0,
+    ),
+    http: str | None = option(
+        "Where to serve /metrics, /info, /health/live and /health/ready over HTTP.",
+        metavar="HOST:PORT",
+    ),
+    names: str | None = option(
+        "Name servers for functions with a parameter `names`, separated by ';'.",
+        envvar="TXMQ_NAMES",
+    ),
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -102,8 +76,8 @@ def worker(
     if sys.platform == "win32":
         fail("a worker needs signals of Linux or macOS; on Windows run the client by itself")
     logs.configure(log_format, log_level)
-    where = None if http is None else host_and_port(http)
-    try:
+    where = host_and_port(http)
+    with exit_on_errors(http=http):
         from txmq.worker.command import WorkerCommand
         from txmq.worker.plan import WorkerPlan
 
@@ -120,10 +94,6 @@ def worker(
         folders = [folder.resolve() for folder in reload_dir or [app_dir]] if reload else []
         command = WorkerCommand(plan, where, restarts, folders, ends_with_terminal=has_terminal())
         code, reason = command.run()
-    except ConfigError as error:
-        fail(str(error), WRONGLY_CALLED)
-    except OSError as error:
-        fail(f"cannot serve metrics at {http}: {error}")
     if reason:
         note(f"txmq: {reason}")
     if code:

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from txmq.cli import logs
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, stop_at_signals, unless_stopped
-from txmq.cli.lists import Listing, listed
+from txmq.cli.commands import Commands, Listing, listed
+from txmq.cli.common import (
+    FAILED,
+    AsJson,
+    duration_of,
+    flag,
+    option,
+    stop_at_signals,
+    unless_stopped,
+)
 from txmq.cli.output import as_json, note, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.errors import ConfigError, DatabaseFailed
 from txmq.ops.moments import age_of
 from txmq.ops.rows import ListColumn
-from txmq.settings.units import parse_duration
 
 if TYPE_CHECKING:
     from txmq.transaction.resources import InDoubtBranch, Look, Recovered, XAResource
 
 __all__ = ["app", "databases_of", "is_named", "xa_resource_of"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="List and end prepared transactions over several databases."
-)
+app = Commands("List and end prepared transactions over several databases.")
 
 Databases = Annotated[
     list[str],
@@ -37,9 +42,31 @@ Databases = Annotated[
         help="Each database by the name that services give it; the first has the fence.",
     ),
 ]
-Horizon = Annotated[
-    str, typer.Option(help="A recovery rolls back transactions that are undecided for longer.")
-]
+
+
+class Branches(NamedTuple):
+    """The databases, and how long a transaction may stay undecided."""
+
+    database: Databases
+    fence: FenceName = "txmq_fence"
+    schema: SchemaName = None
+    horizon: str = option(
+        "A recovery rolls back transactions that are undecided for longer.", default="5m"
+    )
+
+    @property
+    def horizon_s(self) -> float:
+        """The option in seconds.
+
+        Raises:
+            typer.Exit: It is not a duration.
+        """
+        return duration_of(self.horizon, "--horizon")
+
+    def resource(self) -> AbstractContextManager[XAResource[Any]]:
+        """The databases; their errors end the program."""
+        return xa_resource_of(self.database, self.fence, self.schema)
+
 
 ROUND_S: Final = 30.0
 """How long one database may take in a round of ``--watch``."""
@@ -48,32 +75,27 @@ ROUND_S: Final = 30.0
 @app.command("list")
 @listed(
     [
-        ListColumn("database", "database"),
+        "database",
         ListColumn("id", "name"),
         ListColumn("age", "age_ms", age_of),
-        ListColumn("fence", "fence"),
-        ListColumn("recovery", "recovery"),
-        ListColumn("owner", "owner"),
+        "fence",
+        "recovery",
+        "owner",
     ],
     empty="nothing is prepared",
 )
 def list_(
     *,
-    database: Databases,
-    fence: FenceName = "txmq_fence",
-    schema: SchemaName = None,
-    horizon: Horizon = "5m",
-    is_complete: Annotated[
-        bool, typer.Option("--all", help="Also those of other programs, which stay untouched.")
-    ] = False,
+    branches: Branches,
+    is_complete: bool = flag("Also those of other programs, which stay untouched.", "--all"),
 ) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
-    limit_s = _seconds("--horizon", horizon)
-    with database_errors(), xa_resource_of(database, fence, schema) as resource:
+    horizon_s = branches.horizon_s
+    with branches.resource() as resource:
 
         async def look() -> Look:
             await resource.verify(only_fence=True)
-            return await resource.look(limit_s, also_others=is_complete)
+            return await resource.look(horizon_s, also_others=is_complete)
 
         found = asyncio.run(look())
     reasons = [f"{name} did not answer: {why}" for name, why in found.silent.items()]
@@ -89,7 +111,7 @@ def list_(
 
 
 def _fields(found: InDoubtBranch) -> dict[str, Any]:
-    from txmq.transaction.resources.prepared import Duty
+    from txmq.transaction.resources.two_phase import Duty
 
     is_ours = found.duty is not Duty.NONE
     fence = "undecided" if found.decided is None else _DECISIONS[found.decided.name]
@@ -111,22 +133,19 @@ _DECISIONS: Final = {"COMMIT": "committed", "ROLLBACK": "rolled back"}
 @app.command()
 def recover(
     *,
-    database: Databases,
-    fence: FenceName = "txmq_fence",
-    schema: SchemaName = None,
-    horizon: Horizon = "5m",
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat it until it is stopped.")] = False,
-    every: Annotated[str, typer.Option(help="How often, with --watch.")] = "30s",
+    branches: Branches,
+    watch: bool = flag("Repeat it until it is stopped.", "--watch"),
+    every: str = option("How often, with --watch.", default="30s"),
     json: AsJson = False,
 ) -> None:
     """End prepared transactions as the fence has decided; `txmq xa list` shows them before.
 
-    The exit code is 0 only if none is left that should have ended. With --watch databases may stop
-    and come back.
+    The exit code is 0 only if every transaction that should end has ended. With --watch, databases
+    may go down and come back.
     """
-    plan = RecoveryPlan(_seconds("--horizon", horizon), _seconds("--every", every), json)
+    plan = RecoveryPlan(branches.horizon_s, duration_of(every, "--every"), json)
     logs.configure("text", "error")
-    with database_errors(), xa_resource_of(database, fence, schema) as resource:
+    with branches.resource() as resource:
         if watch:
             asyncio.run(_watch(resource, plan))
             return
@@ -139,14 +158,14 @@ def recover(
 class RecoveryPlan(NamedTuple):
     """The options of the command."""
 
-    horizon: float
+    horizon_s: float
     every_s: float
     is_json: bool
 
 
 async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
     await resource.verify(only_fence=True)
-    return await resource.recover(plan.horizon)
+    return await resource.recover(plan.horizon_s)
 
 
 async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:
@@ -191,13 +210,6 @@ def _trouble(done: Recovered) -> str:
     return "; ".join(parts)
 
 
-def _seconds(option: str, text: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ValueError as error:
-        fail(f"{option} is {error}, not {text!r}", WRONGLY_CALLED)
-
-
 def databases_of(named: list[str]) -> dict[str, str]:
     """URLs by name.
 
@@ -233,13 +245,13 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
     """The databases, the first with its fence.
 
     Raises:
-        ConfigError: A database cannot prepare transactions, or a name is invalid.
+        typer.Exit: A database cannot prepare transactions, or a name is invalid.
     """
-    from txmq.databases.engines import engine_of
-    from txmq.transaction.resources import XAResource
+    with database_errors(), ExitStack() as stack:
+        from txmq.databases.engines import engine_of
+        from txmq.transaction.resources import XAResource
 
-    engines = {}
-    with ExitStack() as stack:
+        engines = {}
         for name, url in databases_of(named).items():
             engines[name] = engine_of(url)
             stack.callback(engines[name].dispose)

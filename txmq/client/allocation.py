@@ -1,4 +1,4 @@
-"""Strategies that divide queues among a group's consumers, the same as stock clients have. Pure.
+"""Strategies that divide queues among a group's consumers, as in stock clients. Pure.
 
 No coordinator assigns queues. Every member of a group computes its own share from the same two
 sorted lists, so the shares fit together. That holds only if all members use the same strategy and
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
-from typing import Final, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.message import Queue
@@ -59,10 +59,7 @@ class Allocation(Protocol):
 class Average:
     """Neighbouring queues in equal numbers; the first clients take the remainder."""
 
-    @property
-    def name(self) -> str:
-        """What RocketMQ calls it."""
-        return "AVG"
+    name: ClassVar[str] = "AVG"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -80,10 +77,7 @@ class Average:
 class Circle:
     """Queues dealt out to the clients in turn."""
 
-    @property
-    def name(self) -> str:
-        """What RocketMQ calls it."""
-        return "AVG_BY_CIRCLE"
+    name: ClassVar[str] = "AVG_BY_CIRCLE"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -96,18 +90,15 @@ class Circle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """The queues configured for this client, as far as they exist.
+    """The queues configured for this client that exist.
 
     The lists of a group's clients are not compared with each other. A topic without a configured
     queue is shared evenly, because lists usually omit the retry topic.
     """
 
-    queues: frozenset[Queue]
+    name: ClassVar[str] = "CONFIG"
 
-    @property
-    def name(self) -> str:
-        """What RocketMQ calls it."""
-        return "CONFIG"
+    queues: frozenset[Queue]
 
     def __call__(
         self, group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -127,12 +118,9 @@ class MachineRoom:
     Each client gets the same number; the first clients get one more each from the remainder.
     """
 
-    rooms: frozenset[str]
+    name: ClassVar[str] = "MACHINE_ROOM"
 
-    @property
-    def name(self) -> str:
-        """What RocketMQ calls it."""
-        return "MACHINE_ROOM"
+    rooms: frozenset[str]
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -200,12 +188,9 @@ class ConsistentHash:
         ConfigError: There are no virtual nodes, so clients would get no queues.
     """
 
-    virtual_nodes: int = VIRTUAL_NODES
+    name: ClassVar[str] = "CONSISTENT_HASH"
 
-    @property
-    def name(self) -> str:
-        """What RocketMQ calls it."""
-        return "CONSISTENT_HASH"
+    virtual_nodes: int = VIRTUAL_NODES
 
     def __post_init__(self) -> None:
         if self.virtual_nodes < 1:

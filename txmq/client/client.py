@@ -12,6 +12,7 @@ from typing import Final, Self, TypeVar
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.handler import MessageHandler
 from txmq.client.consume.push_consumer import PushConsumer
+from txmq.client.lifecycle import until_closed
 from txmq.client.observe.worker_process import CURRENT
 from txmq.client.schedule import MadeBody, ScheduledMessage, ScheduleRunner, timetable_of
 from txmq.client.send.producer import Producer
@@ -20,7 +21,6 @@ from txmq.errors import UsageError
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks, Threads
 from txmq.settings.units import DurationLike
 
@@ -137,12 +137,7 @@ class Client(ClusterClient):
         Raises:
             UsageError: It was never open.
         """
-        if self._closed is None:
-            raise UsageError(
-                "this client is not open; use it with 'async with', or await its start()"
-            )
-        self.session.owner.check()
-        await until_stopped(self._closed)
+        await until_closed(self._closed, self.session.owner, "this client is not open")
 
     def on(
         self,
@@ -170,7 +165,7 @@ class Client(ClusterClient):
             LocalProtocolError: A name is invalid, or the expression does not parse.
         """
         if self._is_open:
-            raise UsageError("handlers are given before a client opens")
+            raise UsageError("register handlers before the client opens")
         consumer = self._own.get(group)
         if consumer is None:
             consumer = PushConsumer(group, self, settings)
@@ -200,7 +195,7 @@ class Client(ClusterClient):
         Of the processes of one ``txmq worker`` only the first sends it. Two workers, or two
         programs that open such a client, both send it, with the same key, ``name@time``: a guard
         with ``message.key`` handles one of them. A time that passes while no such process runs is
-        left out.
+        skipped.
 
         Args:
             topic: The topic.
@@ -215,11 +210,10 @@ class Client(ClusterClient):
 
         Raises:
             UsageError: The client is open, the times are not clear, or the name is taken.
-            ConfigError: The interval is invalid.
             LocalProtocolError: The topic's name is invalid.
         """
         if self._is_open:
-            raise UsageError("schedules are given before a client opens")
+            raise UsageError("register schedules before the client opens")
         timetable = timetable_of(interval, daily, zone)
 
         def decorate(make: F) -> F:

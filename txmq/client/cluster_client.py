@@ -2,7 +2,7 @@
 
 A client sends heartbeats to all brokers every 30 s, when a group joins, and on every new
 connection, since a broker forgets a client with its connection. It refreshes routes, and answers
-brokers' requests (:mod:`txmq.client.broker_requests`).
+brokers' requests (:mod:`txmq.client.cluster_client`).
 """
 
 from __future__ import annotations
@@ -12,31 +12,72 @@ import logging
 import os
 import platform
 from collections import Counter
-from contextlib import AsyncExitStack
-from typing import Final, Protocol, Self, TypeVar
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
+
+import msgspec
 
 from txmq.client.admin.admin import Admin
-from txmq.client.broker_requests import BrokerRequests, TransactionOwner
-from txmq.client.lifecycle import Lifecycle
+from txmq.client.lifecycle import Lifecycle, not_open
 from txmq.client.middleware import Middleware, ReceiveFunction, as_middleware
 from txmq.client.observe.worker_process import CURRENT
-from txmq.client.replies import Replies
+from txmq.client.received_message import received
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
 from txmq.client.settings import ClientSettings
-from txmq.errors import BrokerRefused, RequestTimeout, TxmqError, UsageError
-from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, ProducerRegistration
+from txmq.errors import (
+    BrokerRefused,
+    InternalError,
+    RequestNotSupported,
+    RequestTimeout,
+    TxmqError,
+    UsageError,
+)
+from txmq.limits import RELAYED_MAX
+from txmq.message import Queue, QueueOffset, ReceivedMessage
+from txmq.protocol import properties
+from txmq.protocol.bodies import (
+    ConsumedDirectly,
+    ConsumerRegistration,
+    Heartbeat,
+    HeldQueue,
+    MessageQueue,
+    ProducerRegistration,
+    SubscriptionData,
+    queue_map,
+    read_queue_map,
+    with_queue_map,
+)
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import ClientGroups
+from txmq.protocol.command import Command, answer
+from txmq.protocol.headers import (
+    CheckState,
+    ClientGroups,
+    ConsumeDirectly,
+    GroupHeader,
+    ReplyPush,
+    ResetOffset,
+    TopicAndGroup,
+)
+from txmq.protocol.record import Record, host_bytes, unpack
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Dispatcher
+from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks
 from txmq.settings.values import settings_or
 
-__all__ = ["ClientMember", "ClusterClient", "client_of"]
+__all__ = [
+    "BrokerRequests",
+    "ClientMember",
+    "ClusterClient",
+    "Consuming",
+    "Replies",
+    "TransactionOwner",
+    "client_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +85,38 @@ W = TypeVar("W", bound="Middleware | ReceiveFunction")
 
 LEAVE_S: Final = 1.0
 """The timeout of unregistering a group; the broker also forgets it with the connection."""
+
+_SUCCESS: Final = "CR_SUCCESS"
+_LATER: Final = "CR_LATER"
+_RAISED: Final = "CR_THROW_EXCEPTION"
+
+
+class Replies:
+    """The awaited replies, by correlation id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @contextmanager
+    def expect(self, correlation: str) -> Iterator[asyncio.Future[ReceivedMessage]]:
+        """Expect a reply while the block runs."""
+        waiter: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation] = waiter
+        try:
+            yield waiter
+        finally:
+            del self._waiting[correlation]
+
+    def came(self, correlation: str, reply: ReceivedMessage) -> bool:
+        """Deliver a reply; true if a caller waited for it."""
+        waiter = self._waiting.get(correlation)
+        if waiter is None or waiter.done():
+            return False
+        waiter.set_result(reply)
+        return True
 
 
 class ClientMember(Protocol):
@@ -60,6 +133,45 @@ class ClientMember(Protocol):
 
     def rebalance_soon(self) -> None:
         """React to changed topics or members; a producer ignores it."""
+        ...
+
+
+@runtime_checkable
+class TransactionOwner(Protocol):
+    """A producer that can report the state of its transactions."""
+
+    def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
+        """Handle a broker's check of a half message; the answer, if any, is an END."""
+        ...
+
+
+@runtime_checkable
+class Consuming(Protocol):
+    """A consumer that brokers can inspect and move."""
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether it consumes each queue in order."""
+        ...
+
+    def positions(self) -> Mapping[Queue, QueueOffset]:
+        """The consumed offset of each queue that it holds."""
+        ...
+
+    def held(self) -> Mapping[Queue, HeldQueue]:
+        """The queues that it holds, for operators."""
+        ...
+
+    def subscribed(self) -> Sequence[SubscriptionData]:
+        """Its subscriptions."""
+        ...
+
+    async def move(self, offsets: Mapping[Queue, int]) -> None:
+        """Move to other offsets in queues that it holds."""
+        ...
+
+    async def handle(self, message: ReceivedMessage) -> object:
+        """Handle one message outside its queue; ``None`` if it is consumed."""
         ...
 
 
@@ -128,7 +240,7 @@ class ClusterClient(Lifecycle):
             UsageError: The client is open, or it is neither.
         """
         if self._is_open:
-            raise UsageError("middleware is given before a client opens")
+            raise UsageError("register middleware before the client opens")
         self.middlewares.append(as_middleware(hook))
         return hook
 
@@ -164,9 +276,7 @@ class ClusterClient(Lifecycle):
             UsageError: The client is not open, or already has such a member of this group.
         """
         if not self._is_open:
-            raise UsageError(
-                "this client is not open; use it with 'async with', or await its start()"
-            )
+            raise not_open("this client is not open")
         self.session.owner.check()
         table = self._table_of(member)
         if table.setdefault(member.group, member) is not member:
@@ -257,7 +367,7 @@ class ClusterClient(Lifecycle):
             try:
                 known = await self.admin.cluster()
             except TxmqError as error:
-                log.warning("no broker is found that may ask about transactions: %s", error)
+                log.warning("cannot find the brokers that may check transactions: %s", error)
                 return False
             self._met = {
                 broker.name: broker.addresses[MASTER]
@@ -292,7 +402,7 @@ class ClusterClient(Lifecycle):
         try:
             connection = await self._connection_to_beat(address)
             if not self._producers and not self._consumers:
-                return None  # All groups have left meanwhile.
+                return None  # All groups have left.
             await self._beat_over(connection)
         except BrokerRefused as error:
             log.warning("%s refuses the heartbeat of %s: %s", address, self.id, error)
@@ -386,3 +496,167 @@ def _client_id(settings: ClientSettings, entropy: Entropy) -> str:
         # The processes of a worker share their settings, and brokers take one id for one member.
         instance = f"{instance}-{os.getpid()}"
     return f"{host}@{instance}"
+
+
+class BrokerRequests:
+    """Answers brokers' requests for a client's groups."""
+
+    def __init__(self, home: ClusterClient, clock: Clock, names: str) -> None:
+        self._home = home
+        self._clock = clock
+        self._names = names
+        self._started_ms = clock.wall_ms()
+
+    def table(self) -> dict[int, Handler]:
+        """The method for each request code."""
+        return {
+            RequestCode.CHECK_TRANSACTION_STATE: self.check,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
+        }
+
+    # Producers
+
+    def check(self, connection: Connection, request: Command) -> None:
+        """39: check a half message. For an unknown group, the next check may find a member."""
+        header = request.read(CheckState)
+        message = received(unpack(request.body)[0], "")
+        group = message.properties.get(properties.PRODUCER_GROUP, "")
+        producer = self._home.producer(group)
+        check = getattr(
+            producer, "check", None
+        )  # An isinstance check of a protocol takes as long as a send.
+        if check is not None:
+            check(connection, header, message)
+        else:
+            log.warning(
+                "no producer here can answer the check of transaction %s of group %s",
+                message.id,
+                group,
+            )
+
+    def reply(self, connection: Connection, request: Command) -> bytes:
+        """326: the answer to a request that was sent as a message."""
+        del connection
+        header = request.read(ReplyPush)
+        text = header.properties or ""
+        message = received(_record(header, request.body, text), "")
+        correlation = properties.find(text, properties.CORRELATION_ID) or ""
+        if not self._home.replies.came(correlation, message):
+            log.info("a reply to %s came too late", header.producer_group)
+        return answer(request)
+
+    # Consumers
+
+    def members_changed(self, connection: Connection, request: Command) -> None:
+        """40: a member joined or left a group."""
+        del connection
+        self._home.rebalance_soon(request.read(GroupHeader).consumer_group)
+
+    def reset(self, connection: Connection, request: Command) -> None:
+        """220: move to other offsets."""
+        del connection
+        header = request.read(ResetOffset)
+        consumer = self._consumer(header.group)
+        table = read_queue_map(request.body, "offsetTable", int)
+        offsets = {Queue(q.topic, q.broker_name, q.queue_id): at for q, at in table.items()}
+        self._start(consumer.move(offsets), f"offset reset of {header.group}")
+
+    def status(self, connection: Connection, request: Command) -> bytes:
+        """221: report the consumed offset of each queue."""
+        del connection
+        header = request.read(TopicAndGroup)
+        positions = self._consumer(header.group).positions()
+        table = {_named(q): int(at) for q, at in positions.items() if q.topic == header.topic}
+        return answer(request, body=with_queue_map("messageQueueTable", table))
+
+    def running_info(self, connection: Connection, request: Command) -> bytes:
+        """307: report this consumer's status."""
+        del connection
+        consumer = self._consumer(request.read(ConsumeDirectly).consumer_group)
+        held = {
+            _named(q): msgspec.to_builtins(held_queue) for q, held_queue in consumer.held().items()
+        }
+        about = {
+            "PROP_NAMESERVER_ADDR": self._names,
+            "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+            "PROP_CONSUMEORDERLY": "true" if consumer.is_orderly else "false",
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "PROP_CLIENT_VERSION": "V4_9_8",
+        }
+        body = {
+            "properties": about,
+            "subscriptionSet": list(consumer.subscribed()),
+            "mqTable": msgspec.Raw(queue_map(held)),
+            "mqPopTable": {},
+            "statusTable": {},
+            "jstack": None,
+        }
+        return answer(request, body=msgspec.json.encode(body))
+
+    def consume(self, connection: Connection, request: Command) -> None:
+        """309: handle this one message now."""
+        header = request.read(ConsumeDirectly)
+        consumer = self._consumer(header.consumer_group)
+        broker = request.field_map().get("brokerName", "")
+        message = received(unpack(request.body)[0], broker)
+        self._start(self._consume(connection, request, consumer, message), "one message by hand")
+
+    async def _consume(
+        self,
+        connection: Connection,
+        request: Command,
+        consumer: Consuming,
+        message: ReceivedMessage,
+    ) -> None:
+        since = self._clock.monotonic()
+        result, remark = _SUCCESS, ""
+        try:
+            if await consumer.handle(message) is not None:
+                result = _LATER
+        except Exception as error:
+            # The operator receives the error; the message keeps its place.
+            log.exception("a handler failed with message %s", message.id)
+            result, remark = _RAISED, f"{type(error).__name__}: {error}"
+        spent_ms = int((self._clock.monotonic() - since) * 1000)
+        consumed = ConsumedDirectly(consumer.is_orderly, True, result, remark, spent_ms)
+        connection.send(answer(request, body=consumed.write()))
+
+    def _consumer(self, group: str) -> Consuming:
+        consumer = self._home.consumer(group)
+        if consumer is None:
+            raise InternalError(f"The Consumer Group <{group}> not exist in this client")
+        if not isinstance(consumer, Consuming):
+            raise RequestNotSupported(f"the consumer of {group} handles no messages by itself")
+        return consumer
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        if len(self._home.tasks) >= RELAYED_MAX:
+            work.close()
+            raise InternalError("too many requests of brokers are being worked on")
+        self._home.tasks.start(work, name)
+
+
+def _named(queue: Queue) -> MessageQueue:
+    return MessageQueue(queue.broker, queue.number, queue.topic)
+
+
+def _record(header: ReplyPush, body: bytes, text: str) -> Record:
+    def host(address: str) -> bytes:
+        name, _, port = address.lstrip("/").rpartition(":")
+        try:
+            return host_bytes(name.strip("[]"), int(port))
+        except ValueError:
+            return bytes(8)
+
+    return Record(
+        queue_id=header.queue_id, flag=header.flag, queue_offset=0, position=0,
+        sys_flag=header.sys_flag, born_ms=header.born_timestamp, born_host=host(header.born_host),
+        stored_ms=header.store_timestamp, store_host=host(header.store_host),
+        attempts=header.reconsume_times or 0, prepared_position=0, body=body,
+        topic=header.topic, properties=text,
+    )  # fmt: skip

@@ -43,7 +43,7 @@ class UniqueIds:
         return f"{self._begin}{now_ms - begins & 0x7FFFFFFF:08X}{count & 0xFFFF:04X}"
 
     def several(self, count: int) -> list[str]:
-        """So many new ids, for messages that are sent together."""
+        """New ids for messages that are sent together."""
         found: list[str] = []
         while len(found) < count:
             begin = self.next()[:-_COUNT_CHARS]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Lifecycle"]
+from txmq.errors import UsageError
+from txmq.runtime.process import OwnerProcess, until_stopped
+
+__all__ = ["Lifecycle", "not_open", "until_closed"]
 
 
 class Lifecycle(ABC):
@@ -46,3 +50,25 @@ class Lifecycle(ABC):
     async def stop(self) -> None:
         """Close it, as leaving ``async with`` does; has no effect if it is not open."""
         await self.__aexit__(None, None, None)
+
+
+def not_open(state: str) -> UsageError:
+    """The error of a call before the object is opened; the state is "this client is not open"."""
+    return UsageError(f"{state}; use it with 'async with', or await its start()")
+
+
+async def until_closed(closed: asyncio.Event | None, owner: OwnerProcess, state: str) -> None:
+    """Return once an object has closed.
+
+    Args:
+        closed: Set when it closes; ``None`` before it opens.
+        owner: The process that opened it.
+        state: See :func:`not_open`.
+
+    Raises:
+        UsageError: It was never open, or another process opened it.
+    """
+    if closed is None:
+        raise not_open(state)
+    owner.check()
+    await until_stopped(closed)

@@ -31,8 +31,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from txmq.client.values import SendResult
 from txmq.errors import UsageError
@@ -133,38 +133,36 @@ class _Chain(Generic[M, R]):
     ) -> None:
         self._around = around
 
-    def call(self, message: M, inner: Callable[[M], Awaitable[R]]) -> Awaitable[R]:
-        """Call all of them, and then an inner function."""
-        return self._from(0, message, inner)
-
-    def _from(self, index: int, message: M, inner: Callable[[M], Awaitable[R]]) -> Awaitable[R]:
+    def call(self, message: M, inner: Callable[[M], Awaitable[R]], index: int = 0) -> Awaitable[R]:
+        """Call all of them from an index on, and then an inner function."""
         if index == len(self._around):
             return inner(message)
-        return self._around[index](message, lambda changed: self._from(index + 1, changed, inner))
+        return self._around[index](message, lambda changed: self.call(changed, inner, index + 1))
 
 
-class ReceiveChain:
+class ReceiveChain(_Chain[ReceivedMessage, Later | None]):
     """The middleware around the handlers of one consumer."""
-
-    def __init__(self, around: Sequence[Middleware]) -> None:
-        self._chain = _Chain[ReceivedMessage, Later | None]([one.receive for one in around])
 
     @classmethod
     def of(cls, middleware: Sequence[Middleware]) -> ReceiveChain | None:
         """The chain of those that receive; ``None`` if there are none."""
         found = [one for one in middleware if type(one).receive is not Middleware.receive]
-        return cls(found) if found else None
+        return cls([one.receive for one in found]) if found else None
 
-    def receive(self, message: ReceivedMessage, call: ReceiveNext) -> Awaitable[Later | None]:
-        """Call a handler."""
-        return self._chain.call(message, call)
+    def receive(
+        self,
+        call: Callable[[Sequence[ReceivedMessage]], Awaitable[Later | None]],
+        messages: Sequence[ReceivedMessage],
+    ) -> Awaitable[Later | None]:
+        """Call a handler of one message."""
+        return self.call(messages[0], lambda message: call((message,)))
 
 
-class SendChain:
+class SendChain(_Chain[Message, SendResult | None]):
     """The middleware around the sends of one producer."""
 
     def __init__(self, around: Sequence[Middleware]) -> None:
-        self._chain = _Chain[Message, SendResult | None]([one.send for one in around])
+        super().__init__([one.send for one in around])
         self._running: set[asyncio.Task[SendResult]] = set()
 
     @classmethod
@@ -184,7 +182,7 @@ class SendChain:
         Raises:
             UsageError: A middleware returned no result.
         """
-        return _checked(await self._chain.call(message, lambda changed: send(changed, queue)))
+        return _checked(await self.call(message, lambda changed: send(changed, queue)))
 
     async def send_oneway(
         self,
@@ -197,11 +195,16 @@ class SendChain:
         async def inner(changed: Message) -> None:
             await send(changed, queue)
 
-        await self._chain.call(message, inner)
+        await self.call(message, inner)
 
-    def send_nowait(self, work: Coroutine[Any, Any, SendResult]) -> asyncio.Future[SendResult]:
-        """Run a send in a task of its own."""
-        task = asyncio.ensure_future(work)
+    def send_nowait(
+        self,
+        send: Callable[[Message, Queue | None], Awaitable[SendResult]],
+        message: Message,
+        queue: Queue | None,
+    ) -> asyncio.Future[SendResult]:
+        """Send a message in a task of its own."""
+        task = asyncio.ensure_future(self.send(send, message, queue))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -227,7 +230,7 @@ class SendChain:
                 return await results[index]
 
             try:
-                return _checked(await self._chain.call(message, inner))
+                return _checked(await self.call(message, inner))
             finally:
                 if not arrived[index].done():
                     arrived[index].cancel()
@@ -240,7 +243,9 @@ class SendChain:
                 for task in walks:
                     if task.done():
                         task.result()  # Raises what kept the message from its send.
-                raise UsageError("a middleware did not send a message of a batch: call call_next")
+                raise UsageError(
+                    "a middleware did not send a message of a batch; it must call call_next"
+                )
             sent = await self._send_all(send, arrived, results, queue)
             for future, result in zip(results, sent, strict=True):
                 future.set_result(result)
@@ -268,5 +273,5 @@ class SendChain:
 
 def _checked(result: SendResult | None) -> SendResult:
     if result is None:
-        raise UsageError("a middleware returned no result: return what call_next returns")
+        raise UsageError("a middleware returned no result; return what call_next returns")
     return result

@@ -24,9 +24,6 @@ class _Draft(Message):
     __setattr__ = object.__setattr__
     __delattr__ = object.__delattr__  # Python is as slow as before if only one of them is set.
 
-    def __init__(self) -> None:
-        """Set nothing."""
-
 
 def received(record: Record, broker: str) -> ReceivedMessage:
     """A stored record as a message.
@@ -45,7 +42,7 @@ def opened(record: Record, broker: str) -> ReceivedMessage:
     named = record.property_map()
     offset_id = record.offset_id
     tags, keys = named.pop(properties.TAGS, ""), named.pop(properties.KEYS, "")
-    message: Any = _Draft()
+    message: Any = _Draft.__new__(_Draft)
     message.topic = record.topic
     message.body = record.body
     message.unreadable = ""

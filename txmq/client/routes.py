@@ -52,7 +52,7 @@ FRESH_S: Final = 30.0
 """How long a route is fresh, as in stock clients."""
 
 WAITING_FRESH_S: Final = 1.0
-"""The same for a route on which a broker has no master: it may have one soon."""
+"""How long a route is fresh if one of its brokers has no master: it may have one soon."""
 
 IDLE_S: Final = 600.0
 """How long an unused route is kept: a program may use any number of topics once."""
@@ -256,11 +256,11 @@ class RouteTable:
 
 
 FAILED_S: Final = 30.0
-"""The latency that a failure counts as."""
+"""A failure counts as this latency."""
 
 _LATENCIES_S: Final = (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0)
 _PAUSES_S: Final = (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0)
-"""For a latency of at least so much, and less than the next: the table of RocketMQ 4.9."""
+"""The pause for each of these latencies and those up to the next, as in RocketMQ 4.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +364,7 @@ class QueueRotation:
                 queue = queues[self._count(topic, first) % len(queues)]
                 if queue.broker != avoid:
                     return queue
-        # The same as _count, inlined because every send runs this.
+        # As in _count, which costs a call for every send.
         turn = counters.pop(topic, first)
         counters[topic] = turn + 1
         if len(counters) > self._limit:

@@ -49,7 +49,7 @@ SCHEDULED_AT: Final = "TXMQ_SCHEDULED_AT"
 """The property with the scheduled time, in milliseconds since 1970."""
 
 LONGEST_SLEEP_S: Final = 60.0
-"""The clock may be set meanwhile, so long waits look at it again."""
+"""A longer wait looks at the clock again, because it may have been set."""
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
@@ -58,7 +58,7 @@ LONGEST_PAUSE_S: Final = 30.0
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
 
 MadeBody: TypeAlias = Callable[..., Awaitable[Any] | Any]
-"""Makes the body: bytes, text, what JSON can carry, or ``None`` for no message this time."""
+"""Makes the body: bytes, text, a value for JSON, or ``None`` to send nothing this time."""
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -81,7 +81,7 @@ class Timetable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Every so many seconds."""
+    """At a fixed interval."""
 
     period_ms: int
 
@@ -154,7 +154,9 @@ class ScheduledMessage:
         own = getattr(make, "__qualname__", "")
         chosen = name or own.replace("<locals>.", "")
         if not chosen or any(sign.isspace() or sign in "<>" for sign in chosen):
-            raise UsageError(f"a schedule needs a name without blanks: name=..., not {chosen!r}")
+            raise UsageError(
+                f"a schedule needs a name without blanks, not {chosen!r}; give one with name=..."
+            )
         try:
             signature = signature_of(make)
             takes_time = bool(signature.parameters)
@@ -189,8 +191,8 @@ class ScheduledMessage:
 class ScheduleRunner:
     """Sends the message of one schedule at its times, until it is cancelled.
 
-    A time that passes while the process does not run, or before the message of the time before is
-    sent, is left out.
+    A time that passes while the process does not run, or before the previous message is sent, is
+    skipped.
 
     Args:
         schedule: The schedule.
@@ -216,7 +218,7 @@ class ScheduleRunner:
         self._sent_ms = 0
 
     async def run(self) -> None:
-        """Send always."""
+        """Send at every scheduled time."""
         timetable = self._schedule.timetable
         while True:
             # If the clock is set back, a time that was served does not come again.

@@ -53,7 +53,7 @@ COMPRESS_FROM_BYTES: Final = 4096
 _STATUSES: Final = {status.value: status for status in SendStatus}
 _OK: Final = SendStatus.OK
 _ITEM_BYTES: Final = 22
-"""The overhead of a message in a batch, beside its body and properties."""
+"""The overhead of a message in a batch, in addition to its body and properties."""
 STORED_BYTES: Final = 512
 """The maximum overhead of a stored message: hosts, times, topic, cluster."""
 _ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
@@ -157,12 +157,14 @@ def sealed(
 
 def _wrong_size(body: bytes, packing: Packing) -> TxmqError:
     if not body:
-        return LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
+        return LocalProtocolError(
+            "a message needs a body; stock clients and brokers refuse an empty one"
+        )
     return LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
 
 
 def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
-    """The same with a compressed body, if the body is large enough and becomes smaller.
+    """The envelope with a compressed body, if the body is large enough and becomes smaller.
 
     Raises:
         ConfigError: The algorithm needs a package that is not installed.
@@ -185,7 +187,7 @@ def _check_properties(text: str) -> None:
 
 
 def _marks(message: Message) -> str:
-    """Tags and keys as text, for the many messages that have no other properties."""
+    """Tags and keys as text, for messages without other properties."""
     keys, tags = message.keys, message.tags
     if (
         type(keys) is tuple
@@ -198,8 +200,7 @@ def _marks(message: Message) -> str:
         and tags.isprintable()
         and "||" not in tags
     ):
-        # As most messages. Printable text holds no control character, and no white space but
-        # blanks.
+        # Most messages. Printable text has no control characters, and no white space but blanks.
         text = f"KEYS\x01{key}\x02"
         return f"TAGS\x01{tags}\x02{text}" if tags else text
     return _checked_marks(message)
@@ -415,15 +416,15 @@ def common_topic(messages: Sequence[Message]) -> str:
     try:
         topics = {message.topic: None for message in messages}
     except AttributeError as error:
-        raise LocalProtocolError("a batch is a list of messages, and of nothing else") from error
+        raise LocalProtocolError("a batch is a list of messages only") from error
     if not topics:
         raise LocalProtocolError("a batch without a message cannot be sent")
     if len(topics) > 1:
-        raise LocalProtocolError(f"a batch is of one topic, not of {', '.join(topics)}")
+        raise LocalProtocolError(f"a batch has one topic, not {', '.join(topics)}")
     if True in map(travels_alone, messages):
         at = [travels_alone(message) for message in messages].index(True)
         raise LocalProtocolError(
-            f"message {at} of the batch is {_why_alone(messages[at])}, so it travels alone; send it"
+            f"message {at} of the batch is {_why_alone(messages[at])}, so send it by itself"
         )
     wait = messages[0].wait_stored
     for at, message in enumerate(messages):

@@ -147,7 +147,7 @@ class Session:
         if not self._is_open:
             raise UsageError("this session is not open; use it with 'async with'")
         self.owner.check()
-        with self._closing_told():
+        with self._report_closing():
             return await self.pool.connection(address)
 
     async def request(
@@ -171,7 +171,7 @@ class Session:
         return await asked.request(code, header, body=body, timeout_s=limit)
 
     @contextmanager
-    def _closing_told(self) -> Iterator[None]:
+    def _report_closing(self) -> Iterator[None]:
         # Closing cancels tasks that callers share; callers must not see that as their own
         # cancellation.
         try:
@@ -179,7 +179,7 @@ class Session:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_open and task is not None and not task.cancelling():
-                raise UsageError("this session was closed meanwhile") from None
+                raise UsageError("this session was closed during the call") from None
             raise
 
     # Name servers
@@ -300,12 +300,12 @@ class Session:
             asking.add_done_callback(lambda task: self._settle(topic, task))
         known = self.routes.last(topic)
         # Many callers may wait for one answer, so a cancelled caller does not cancel the request.
-        with self._closing_told():
+        with self._report_closing():
             await asyncio.wait({asking}, timeout=None if known is None else KNOWN_ROUTE_WAIT_S)
             if known is None or asking.done():
                 return asking.result()
         known = self.routes.last(topic)
-        if known is None:  # Meanwhile a broker answered that the topic does not exist.
+        if known is None:  # A broker has just answered that the topic does not exist.
             return await asyncio.shield(asking)
         self.routes.put(known, self.clock.monotonic())
         return known

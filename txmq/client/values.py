@@ -201,7 +201,7 @@ class GroupLag:
     not behind."""
     retries: WaitingRetries | None = None
     """The messages that wait for a retry, which are not in the lag; ``None`` if a broker does not
-    say it, such as Apache RocketMQ's or one that has just started."""
+    report them, such as Apache RocketMQ's or one that has just started."""
 
     @property
     def unconsumed(self) -> int:
@@ -410,7 +410,7 @@ class TransactionReport:
     checks: tuple[CheckReport, ...]
     """The latest checks since the start of the broker, oldest first."""
     check_max: int
-    """After so many checks without a decision the broker parks the transaction."""
+    """After this many checks without a decision, the broker parks the transaction."""
     next_check_ms: int
     """When the broker asks again; 0 if it asks no more, or does not know."""
     waits_for_producer: bool

@@ -1,4 +1,4 @@
-"""Composes the console: finds a visitor's session, runs a page or a change, renders the answer."""
+"""The console: finds a visitor's session, runs a page or a change, and renders the answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 import txmq
-from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup
 from txmq.console.metrics import ConsoleTally, MeasuredApp
@@ -48,12 +48,20 @@ from txmq.console.pages import (
 from txmq.console.pages import (
     settings as setting_pages,
 )
-from txmq.console.request_checks import RequestChecks
+from txmq.console.request_checks import RequestChecks, read_form
 from txmq.console.sessions import SESSION_S, LoginAttempts, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
 from txmq.console.sources import OutboxDatabases, ReportLinks
 from txmq.console.streams import LiveView, PageStreams
-from txmq.console.visits import ChangeForm, ChangeRoute, PageContent, PageFunction, PageRoute, Visit
+from txmq.console.visits import (
+    ChangeRoute,
+    PageContent,
+    PageFunction,
+    PageRoute,
+    Visit,
+    render,
+    required,
+)
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -83,7 +91,7 @@ PAGE_S: Final = 10.0
 """How long a page may wait for brokers; one request waits for three seconds."""
 LOGIN_COOKIE_S: Final = 600
 LIVE_PATH: Final = "/live"
-"""The address of the streams of pages."""
+"""The address of all streams of changes."""
 
 _STATIC: Final = Path(__file__).parent / "static"
 _MODULES: Final = (
@@ -102,9 +110,11 @@ _MODULES: Final = (
     audit,
     search,
 )
-PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
+PAGES: Final[tuple[PageRoute, ...]] = tuple(
+    page for module in _MODULES for page in module.routes.pages
+)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
-    change for module in _MODULES for change in getattr(module, "CHANGES", ())
+    change for module in _MODULES for change in module.routes.changes
 )
 
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
@@ -121,6 +131,8 @@ _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (LocalProtocolError, 400),
     (BrokerRefused, 409),
 )
+"""The HTTP status of an error, by the first class that it belongs to; 503 for all others."""
+_TITLES: Final = {503: "No answer from the cluster", 404: "Not found", 403: "Not allowed"}
 
 
 def console_app(
@@ -212,8 +224,11 @@ class Console:
             Route("/login", self._log_in, methods=["POST"]),
             Route("/logout", self._log_out, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_STATIC)),
-            *(Route(page.path, self._endpoint(page), methods=["GET"]) for page in PAGES),
-            *(Route(change.path, self._changer(change), methods=["POST"]) for change in CHANGES),
+            *(Route(page.path, partial(self._show, page), methods=["GET"]) for page in PAGES),
+            *(
+                Route(change.path, partial(self._change, change), methods=["POST"])
+                for change in CHANGES
+            ),
         ]
         app = Starlette(routes=routes, lifespan=self._lifespan)
         app.add_exception_handler(404, self._not_found)
@@ -232,21 +247,18 @@ class Console:
 
     # Pages
 
-    def _endpoint(self, page: PageRoute) -> Any:
-        async def endpoint(request: Request) -> Response:
-            try:
-                async with asyncio.timeout(PAGE_S):
-                    found = await self._visitor(request)
-            except (TxmqError, TimeoutError) as error:
-                return self._answer(request, None, _problem_page(error))
-            if isinstance(found, Response):
-                return found
-            visit = await self._visit(request, found)
-            response = self._answer(request, visit, await self._content(page.show, visit))
-            self._set_cookie(response, found)
-            return response
-
-        return endpoint
+    async def _show(self, page: PageRoute, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(PAGE_S):
+                found = await self._visitor(request)
+        except (TxmqError, TimeoutError) as error:
+            return self._answer(request, None, _problem_page(error))
+        if isinstance(found, Response):
+            return found
+        visit = await self._visit(request, found)
+        response = self._answer(request, visit, await self._content(page.show, visit))
+        self._set_cookie(response, self._cookie, found.id, SESSION_S)
+        return response
 
     async def _visit(self, request: Request, session: VisitorSession) -> Visit:
         self._sessions.expire(self._clock.monotonic())
@@ -256,7 +268,7 @@ class Console:
             session=session,
             admin=await self._links.admin(session.credentials),
             settings=self._settings,
-            clock=self._clock,
+            now_ms=self._clock.wall_ms(),
             outboxes=self._outboxes,
             reports=self._reports,
         )
@@ -276,28 +288,23 @@ class Console:
         notice = ""
         if visit is not None:
             notice, visit.session.notice = visit.session.notice, ""
-            if here and visit.request.method == "GET":
+            if here and request.method == "GET":
                 self._streams.note(visit.session, here, view)
-        text = self._markup.page(
-            content.template,
-            {
-                **content.values,
-                "visit": visit,
-                "notice": notice,
-                "read_only": self._settings.is_read_only,
-                "live": view.html,
-                "mark": view.mark_after(""),
-                "live_path": LIVE_PATH,
-                "here": here if visit is not None or view.is_problem else "",
-                "path": request.url.path,
-            },
-        )
-        return HTMLResponse(text, content.status)
+        values = self._values(visit, content) | {
+            "notice": notice,
+            "live": view.html,
+            "mark": view.mark_after(""),
+            "live_path": LIVE_PATH,
+            "here": here if visit is not None or view.is_problem else "",
+            "path": request.url.path,
+        }
+        return HTMLResponse(self._markup.page(content.template, values), content.status)
 
     def _view_of(self, visit: Visit | None, content: PageContent) -> LiveView:
-        values = {**content.values, "visit": visit, "read_only": self._settings.is_read_only}
-        live = self._markup.live(content.template, values)
-        return LiveView(live.live, live.mark, content.template == "problem.html")
+        return self._markup.live(content.template, self._values(visit, content))
+
+    def _values(self, visit: Visit | None, content: PageContent) -> dict[str, Any]:
+        return {**content.values, "visit": visit, "read_only": self._settings.is_read_only}
 
     # Streams
 
@@ -319,7 +326,7 @@ class Console:
         return self._sessions.find(session_id, self._clock.monotonic(), is_poll=True)
 
     async def _can_begin(self) -> bool:
-        """Whether a visitor without a session gets one, or can log in."""
+        """Whether a visitor without a session can get one, or can log in."""
         if not self._settings.needs_login:
             try:
                 async with asyncio.timeout(PAGE_S):
@@ -341,37 +348,29 @@ class Console:
         return self._view_of(visit, await self._content(self._pages[path].show, visit))
 
     async def _not_found(self, request: Request, _error: Exception) -> Response:
-        values = {
-            "title": "Not found",
-            "status": 404,
-            "problem_text": "The console has no page at this address.",
-        }
-        return self._answer(request, None, PageContent("problem.html", values, 404))
+        text = "The console has no page at this address."
+        return self._answer(request, None, _problem(404, text))
 
     # Changes
 
-    def _changer(self, change: ChangeRoute) -> Any:
-        async def endpoint(request: Request) -> Response:
-            session = self._session_of(request)
-            if session is None:
-                return RedirectResponse("/login", 303)
-            visit = await self._visit(request, session)
-            try:
-                fields = await self._form_of(request, session)
-                if self._settings.is_read_only:
-                    raise NoPermission("this console is read-only; nothing was changed")
-                visit.form = fields
-                async with asyncio.timeout(change.limit_s or PAGE_S):
-                    done = await change.make(ChangeForm(visit, fields))
-            except (TxmqError, TimeoutError) as error:
-                visit.problem = _problem_text(error, is_change=True)
-                content = await self._content(change.page, visit)
-                content = content._replace(status=_status_of(error))
-                return self._answer(request, visit, content)
-            session.notice = done.notice
-            return RedirectResponse(str(done.to), 303)
-
-        return endpoint
+    async def _change(self, change: ChangeRoute, request: Request) -> Response:
+        session = self._session_of(request)
+        if session is None:
+            return RedirectResponse("/login", 303)
+        visit = await self._visit(request, session)
+        try:
+            form = await self._form_of(request, session)
+            if self._settings.is_read_only:
+                raise NoPermission("this console is read-only; nothing was changed")
+            visit.form = form
+            async with asyncio.timeout(change.limit_s or PAGE_S):
+                done = await change.make(visit)
+        except (TxmqError, TimeoutError) as error:
+            visit.problem = _problem_text(error, is_change=True)
+            content = await self._content(change.page, visit)
+            return self._answer(request, visit, content._replace(status=_status_of(error)))
+        session.notice = done.notice
+        return RedirectResponse(str(done.to), 303)
 
     async def _form_of(self, request: Request, session: VisitorSession) -> Mapping[str, str]:
         fields = await read_form(request)
@@ -400,11 +399,11 @@ class Console:
         wanted = quote(_here(request), safe="")
         return RedirectResponse(f"/login?next={wanted}", 303)
 
-    def _set_cookie(self, response: Response, session: VisitorSession) -> None:
+    def _set_cookie(self, response: Response, name: str, value: str, age_s: float) -> None:
         response.set_cookie(
-            self._cookie,
-            session.id,
-            max_age=int(SESSION_S),
+            name,
+            value,
+            max_age=int(age_s),
             path="/",
             secure=self._settings.is_encrypted,
             httponly=True,
@@ -419,18 +418,11 @@ class Console:
 
     def _login_form(self, request: Request, problem: str, status: int) -> Response:
         token = self._sessions.new_token()
-        wanted = _next_of(request)
-        values = {"title": "Log in", "token": token, "problem_text": problem, "next": wanted}
-        response = self._answer(request, None, PageContent("login.html", values, status))
-        response.set_cookie(
-            self._login_cookie,
-            token,
-            max_age=LOGIN_COOKIE_S,
-            path="/",
-            secure=self._settings.is_encrypted,
-            httponly=True,
-            samesite="strict",
+        content = render(
+            "login.html", title="Log in", token=token, problem_text=problem, next=_next_of(request)
         )
+        response = self._answer(request, None, content._replace(status=status))
+        self._set_cookie(response, self._login_cookie, token, LOGIN_COOKIE_S)
         return response
 
     async def _log_in(self, request: Request) -> Response:
@@ -469,7 +461,7 @@ class Console:
         log.info("%s logged in", session.person)
         response = RedirectResponse(_next_of(request), 303)
         response.delete_cookie(self._login_cookie, path="/")
-        self._set_cookie(response, session)
+        self._set_cookie(response, self._cookie, session.id, SESSION_S)
         return response
 
     async def _log_out(self, request: Request) -> Response:
@@ -506,14 +498,13 @@ def _problem_text(error: TxmqError | TimeoutError, *, is_change: bool = False) -
 
 
 def _problem_page(error: TxmqError | TimeoutError) -> PageContent:
-    status = _status_of(error)
-    titles = {503: "No answer from the cluster", 404: "Not found", 403: "Not allowed"}
-    values = {
-        "title": titles.get(status, "This did not work"),
-        "status": status,
-        "problem_text": _problem_text(error),
-    }
-    return PageContent("problem.html", values, status)
+    return _problem(_status_of(error), _problem_text(error))
+
+
+def _problem(status: int, text: str) -> PageContent:
+    title = _TITLES.get(status, "This did not work")
+    content = render("problem.html", title=title, status=status, problem_text=text)
+    return content._replace(status=status)
 
 
 def _status_of(error: TxmqError | TimeoutError) -> int:

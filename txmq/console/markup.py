@@ -1,4 +1,4 @@
-"""Makes HTML of templates: everything from the wire is escaped, visible and short."""
+"""Renders templates: text from the wire is escaped, made visible, and cut."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import txmq
+from txmq.console.streams import LiveView
+from txmq.limits import REASON_CHARS_MAX
 from txmq.ops.moments import age_of, time_text
 from txmq.text import printable, quantity
 
-__all__ = ["PageMarkup", "Rendered", "link", "url_of"]
+__all__ = ["PageMarkup", "link", "url_of"]
 
 CHARS_SHOWN: Final = 300
 """Characters of one text. Names are shorter; keys and reasons have no limit of their own."""
 _TEMPLATES: Final = Path(__file__).parent / "templates"
-
-
-class Rendered(NamedTuple):
-    """The part of a page that refreshes itself, and a hash that changes with it."""
-
-    live: Markup
-    mark: str
 
 
 def url_of(path: str, **fields: object) -> str:
@@ -41,7 +36,7 @@ def url_of(path: str, **fields: object) -> str:
 
 
 def link(path: str, **fields: object) -> Markup:
-    """The same for a template, where long texts are cut and links must not be."""
+    """The address for a template, which cuts long texts but not links."""
     return escape(url_of(path, **fields))
 
 
@@ -134,6 +129,7 @@ class PageMarkup:
         self._environment.globals |= {
             "link": link,
             "quantity": quantity,
+            "reason_max": REASON_CHARS_MAX,
             "section_of": section_of,
             "sections": SECTIONS,
             "version": txmq.__version__,
@@ -141,13 +137,14 @@ class PageMarkup:
         # A block that is rendered alone does not see what its template imports.
         self._environment.globals["ui"] = self._environment.get_template("parts.html").module
 
-    def live(self, template: str, values: Mapping[str, Any]) -> Rendered:
+    def live(self, template: str, values: Mapping[str, Any]) -> LiveView:
         """The part of a page that refreshes itself."""
         found = self._environment.get_template(template)
         block = found.blocks.get("live")
         text = "" if block is None else "".join(block(found.new_context(dict(values))))
         mark = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return Rendered(Markup(text), mark)  # noqa: S704 - a template has escaped it
+        html = Markup(text)  # noqa: S704 - a template has escaped it
+        return LiveView(html, mark, template == "problem.html")
 
     def page(self, template: str, values: Mapping[str, Any]) -> str:
         """A whole page."""

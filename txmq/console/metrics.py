@@ -47,7 +47,7 @@ ROWS: Final[Mapping[str, MetricRow]] = {
 
 
 class ConsoleTally:
-    """What a console counts."""
+    """The counters of a console."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str, str]] = Counter()

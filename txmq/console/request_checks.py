@@ -1,22 +1,28 @@
 """What every request must satisfy before a page sees it, and the headers of every answer.
 
-Another site may make a visitor's browser send requests here. The header Host shows a name that was
-pointed at this machine, and the header Origin shows whose page sent a form.
+Another site can make a visitor's browser send requests here. The header Host reveals a foreign name
+that points at this machine, and the header Origin reveals whose page sent a form.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Final
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from txmq.console.settings import ConsoleSettings
+from txmq.errors import LimitExceeded, UsageError
+from txmq.limits import CONSOLE_FORM_BYTES_MAX
 from txmq.text import printable
 
-__all__ = ["HEADERS", "RequestChecks", "refusal_of"]
+__all__ = ["HEADERS", "RequestChecks", "read_form", "refusal_of"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +38,10 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+FIELDS_MAX: Final = 20
+FORM_S: Final = 10.0
+"""How long a browser may take to send a form."""
+_TYPE: Final = "application/x-www-form-urlencoded"
 _SAFE: Final = frozenset({"GET", "HEAD"})
 
 
@@ -58,7 +68,7 @@ def refusal_of(method: str, headers: Headers, settings: ConsoleSettings) -> tupl
 
 
 class RequestChecks:
-    """Refuses requests of other sites, and adds the headers of safety to every answer.
+    """Refuses requests of other sites, and adds the security headers to every answer.
 
     Args:
         app: The pages.
@@ -92,3 +102,30 @@ class RequestChecks:
             log.info("refused a %s: %s", scope["method"], printable(text.strip()))
             app = PlainTextResponse(text, status)
         await app(scope, receive, send_with_headers)
+
+
+async def read_form(request: Request) -> Mapping[str, str]:
+    """The fields of a form by name; of two with one name, the last.
+
+    Raises:
+        LimitExceeded: The form is too large.
+        UsageError: The body is not a form.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != _TYPE:
+        raise UsageError(f"a form is sent as {_TYPE}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > CONSOLE_FORM_BYTES_MAX:
+                    raise LimitExceeded("the size of a form", CONSOLE_FORM_BYTES_MAX, len(body))
+    except (TimeoutError, ClientDisconnect) as error:
+        raise UsageError("the form did not arrive as a whole, and nothing was changed") from error
+    try:
+        pairs = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
+        )
+    except ValueError as error:
+        raise UsageError("the body is not a form in UTF-8 with a few fields") from error
+    return dict(pairs)

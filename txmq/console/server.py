@@ -30,13 +30,13 @@ HEADER_BYTES_MAX: Final = 64 * 1024
 
 
 _ARRIVING: Final = (h11.IDLE, h11.SEND_BODY)
-"""What a peer does whose request has not arrived completely."""
+"""The states of a peer whose request has not arrived completely."""
 
 
 class _BoundedProtocol(H11Protocol):
     """Closes a connection whose request does not arrive in time, or the oldest of too many.
 
-    uvicorn itself waits for ever for the first request, and for the rest of one that has begun.
+    uvicorn itself has no limit for the first request, or for the rest of a request.
     """
 
     waiting: ClassVar[dict[_BoundedProtocol, None]] = {}

@@ -1,6 +1,6 @@
-"""What a console shows beside the cluster: outboxes, and results of reconciliations.
+"""Outboxes and results of reconciliations, which a console shows in addition to the cluster.
 
-Reading blocks, so each source has threads of its own, and no page waits for another source.
+Reading them blocks, so each has its own threads, and a slow one delays only its own pages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _THREADS: Final = 2
 
 
 class _BoundedThreads:
-    """Runs calls beside the event loop. Each owner has threads of its own, so a call that hangs
-    holds up no other owner.
+    """Runs blocking calls in threads of one owner, so that a call that hangs delays no other owner.
 
     Args:
         name: What the threads are for.
@@ -41,7 +40,7 @@ class _BoundedThreads:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"txmq-{name}")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of a call. A call that takes too long goes on, but its result is lost.
+        """The result of a call. A call that takes too long continues, but its result is lost.
 
         Raises:
             TimeoutError: It takes longer than :data:`ANSWER_S`.
@@ -57,7 +56,7 @@ class _BoundedThreads:
 
 
 class OutboxDatabases:
-    """Reads and changes outboxes in threads, so that no page waits for the database of another.
+    """Reads and changes outboxes; each has its own threads.
 
     Args:
         addresses: The outboxes, each with its name.
@@ -96,7 +95,7 @@ class OutboxDatabases:
         return await self._link(name).ask(question)
 
     def close(self) -> None:
-        """Close the connections; a statement that still runs ends by its limit."""
+        """Close the connections; a statement that still runs ends at its time limit."""
         for link in self._open.values():
             link.close()
 
@@ -182,5 +181,5 @@ class ReportLinks:
             raise ReconcileRefused(f"{archive} cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Drop what was not read yet."""
+        """Drop the reads that have not begun."""
         self._threads.close()

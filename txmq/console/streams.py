@@ -1,7 +1,7 @@
 """Streams of changes: a browser receives a new rendering of its page when something has changed.
 
 One stream is a response that does not end (server-sent events). Streams of one account that show
-the same page share its renderings, so that ten visitors cost the brokers as much as one.
+the same page share its renderings, so that ten visitors cause no more requests to brokers than one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ REFRESH_S: Final = 5.0
 """The pause between two renderings of a page."""
 
 ALIVE_S: Final = 15.0
-"""The longest silence of a stream, by which a browser knows that the console is there."""
+"""The longest silence of a stream; then it sends a sign of life."""
 
 RETRY_MS: Final = 2_000
 """The pause before a browser connects again after a stream has ended."""
 
 PROBLEM: Final = "problem-"
-"""The mark of a page that was a problem from the beginning, so that it lacks its forms."""
+"""Begins the mark of a page that showed a problem from the start, so that it lacks its forms."""
 AWAY: Final = "away-"
-"""The mark of a problem that came later."""
+"""Begins the mark of a problem that came later."""
 
 
 class LiveView(NamedTuple):
@@ -94,7 +94,7 @@ class PageStreams:
         self._by_session: dict[str, list[_Stream]] = {}
         self._shared: dict[tuple[object, ...], _Rendering] = {}
         self._private: set[str] = set()
-        """The paths of pages whose changing part once had a form, with the token of a session."""
+        """The paths of pages whose changing part once had a form with a session's token."""
         self._public: set[str] = set()
         """The paths of pages whose renderings visitors share."""
         self._is_stopping = False
@@ -107,7 +107,7 @@ class PageStreams:
         return sum(map(len, self._by_session.values()))
 
     def stop(self) -> None:
-        """End all streams now, and begin none."""
+        """End all streams now, and refuse new ones."""
         self._is_stopping = True
         for streams in self._by_session.values():
             for stream in streams:
@@ -130,7 +130,6 @@ class PageStreams:
             session_id: The session of the browser.
             address: The page, with its query.
             shown: The mark of what the browser shows.
-
         """
         stream = self._enter(session_id)
         try:
@@ -210,7 +209,7 @@ class PageStreams:
     async def _view(
         self, stream: _Stream, session: VisitorSession, address: str
     ) -> LiveView | None:
-        """A rendering of this moment; ``None`` if the stream is woken before it is done."""
+        """A current rendering; ``None`` if the stream is woken first."""
         rendering = self._current(session, address)
         if rendering is None:
             task = asyncio.ensure_future(self._render(session, address))

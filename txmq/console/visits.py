@@ -1,36 +1,23 @@
-"""What a page receives and returns, whom it lets in, and the broker that it is about.
-
-Page modules use nothing else of the web server.
-"""
+"""What a page receives and returns. Page modules use nothing else of the web server."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from starlette.requests import Request
 
 from txmq.client import Admin
-from txmq.client.values import BrokerInfo
 from txmq.console.sessions import VisitorSession
 from txmq.console.settings import ConsoleSettings
 from txmq.console.sources import OutboxDatabases, ReportLinks
-from txmq.errors import ConnectFailed, NoPermission, RequestNotSupported, UsageError
-from txmq.runtime.clock import Clock
+from txmq.errors import UsageError
+from txmq.limits import REASON_CHARS_MAX
+from txmq.ops.moments import moment_ms
 
-__all__ = [
-    "BrokerChoice",
-    "ChangeDone",
-    "ChangeForm",
-    "ChangeRoute",
-    "PageContent",
-    "PageRoute",
-    "Visit",
-    "choose_broker",
-    "known_brokers",
-    "require_operator",
-]
+__all__ = ["ChangeDone", "ChangeRoute", "PageContent", "PageRoute", "Routes", "Visit", "render"]
+__all__ += ["check_bytes", "required"]
 
 _TEXT_CHARS_MAX = 4_096
 
@@ -43,13 +30,26 @@ class Visit:
     session: VisitorSession
     admin: Admin
     settings: ConsoleSettings
-    clock: Clock
+    now_ms: int
+    """The time of the request, from which the page computes all ages."""
     outboxes: OutboxDatabases
     reports: ReportLinks
     form: Mapping[str, str] = field(default_factory=dict)
-    """The fields of a form that was refused, so that the visitor need not type them again."""
+    """The form that the visitor sent. If it was refused, the page shows its fields again."""
     problem: str = ""
     """Why it was refused."""
+
+    @property
+    def person(self) -> str:
+        """The name that brokers record."""
+        return self.session.person
+
+    @property
+    def cluster(self) -> str | None:
+        """The cluster that the console shows, if there are several."""
+        return self.settings.cluster
+
+    # The address
 
     def text(self, name: str) -> str:
         """A field of the address, without blanks around it; empty if it is missing."""
@@ -72,14 +72,90 @@ class Visit:
             raise UsageError(f"{name!r} in the address is longer than {_TEXT_CHARS_MAX} characters")
         return value
 
-    def typed(self, name: str) -> str:
-        """What the visitor typed into a field of the form that was refused."""
-        return self.form.get(name, "")
-
     def page_number(self) -> int:
         """The page of a list, from 1."""
         text = self.text("page")
         return max(1, int(text)) if text.isdecimal() and len(text) < 7 else 1
+
+    def moment(self, text: str) -> int:
+        """The moment that a text means, such as "2h" or "latest".
+
+        Raises:
+            UsageError: It is not a moment.
+        """
+        try:
+            return moment_ms(text, self.now_ms)
+        except ValueError as error:
+            raise UsageError(f"{text!r} is not a moment; write {error}") from error
+
+    def moment_in(self, name: str) -> int:
+        """The moment in a field of the address; 0 if the field is empty.
+
+        Raises:
+            UsageError: It is not a moment.
+        """
+        text = self.text(name)
+        return max(0, self.moment(text)) if text else 0
+
+    # The form
+
+    def typed(self, name: str) -> str:
+        """What the visitor typed into a field of the form."""
+        return self.form.get(name, "")
+
+    def filled(self, name: str, what: str) -> str:
+        """A field of the form that must not be empty; see :func:`required`.
+
+        Raises:
+            UsageError: It is missing or empty.
+        """
+        return required(self.form, name, what)
+
+    def reason(self) -> str:
+        """The reason in the form.
+
+        Raises:
+            UsageError: It is missing, or too long.
+        """
+        reason = self.filled("reason", "the reason")
+        if len(reason) > REASON_CHARS_MAX:
+            raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+        return reason
+
+    def check_repeated(self, name: str, expected: str) -> None:
+        """Pass if the visitor has typed a name again.
+
+        Raises:
+            UsageError: It is missing or different.
+        """
+        if self.filled("repeated", f"the {name}") != expected.strip():
+            raise UsageError(f"the {name} is not the same; type it as it is shown")
+
+
+def required(form: Mapping[str, str], name: str, what: str) -> str:
+    """A field of a form that must not be empty, without blanks around it.
+
+    Raises:
+        UsageError: It is missing or empty.
+    """
+    value = form.get(name, "").strip()
+    if not value:
+        raise UsageError(f"{what} is missing; fill it in")
+    return value
+
+
+def check_bytes(reason: str, bytes_max: int) -> None:
+    """Pass if a reason has no more bytes than a broker keeps next to the visitor's name.
+
+    Raises:
+        UsageError: It has more.
+    """
+    size = len(reason.encode())
+    if size > bytes_max:
+        raise UsageError(
+            f"the reason has {size} bytes, and beside your name the broker keeps {bytes_max}; a "
+            "Chinese character has 3, and one of ASCII 1: shorten the reason"
+        )
 
 
 class PageContent(NamedTuple):
@@ -92,6 +168,11 @@ class PageContent(NamedTuple):
     """Another page of the console that the visitor sees instead."""
 
 
+def render(template: str, **values: Any) -> PageContent:
+    """The page that a template shows; each has a ``title``."""
+    return PageContent(template, values)
+
+
 class ChangeDone(NamedTuple):
     """A change that was made: where to go, and the sentence to show there."""
 
@@ -99,14 +180,8 @@ class ChangeDone(NamedTuple):
     notice: str
 
 
-PageFunction = Callable[[Visit], Awaitable[PageContent]]
-
-
-class ChangeForm(NamedTuple):
-    """A form that a visitor sent."""
-
-    visit: Visit
-    fields: Mapping[str, str]
+PageFunction: TypeAlias = Callable[[Visit], Awaitable[PageContent]]
+ChangeFunction: TypeAlias = Callable[[Visit], Awaitable[ChangeDone]]
 
 
 class PageRoute(NamedTuple):
@@ -122,70 +197,37 @@ class ChangeRoute(NamedTuple):
     """A change, by its path. If it is refused, its page shows the form again, with the reason."""
 
     path: str
-    make: Callable[[ChangeForm], Awaitable[ChangeDone]]
+    make: ChangeFunction
     page: PageFunction
     limit_s: float | None = None
     """How long it may take, if it is longer than a page."""
 
 
-async def require_operator(visit: Visit) -> None:
-    """Pass if the visitor's account is an administrator of all brokers of the cluster.
+class Routes:
+    """The pages and changes of one module."""
 
-    The console reads outboxes and reports with its own rights, so it asks the brokers who the
-    visitor is. The check is a request that only administrators may send. Visitors without an
-    account pass: they use this machine, and no broker has accounts.
+    def __init__(self) -> None:
+        self.pages: list[PageRoute] = []
+        self.changes: list[ChangeRoute] = []
 
-    Raises:
-        NoPermission: The account is no administrator, or the brokers cannot say so.
-        TransportError: A broker does not answer.
-    """
-    if visit.session.credentials is None:
-        return
-    try:
-        await visit.admin.transactions(limit=1, cluster=visit.settings.cluster)
-    except NoPermission as error:
-        raise NoPermission(
-            f"outboxes and reports are for administrators: {str(error).strip()}"
-        ) from error
-    except RequestNotSupported as error:
-        raise NoPermission(
-            "these brokers cannot say whether an account is an administrator, so outboxes and "
-            "reports are shown only by a console on loopback without accounts"
-        ) from error
+    def page(
+        self, path: str, refresh_s: float | None = None
+    ) -> Callable[[PageFunction], PageFunction]:
+        """Serve a function as a page; see :class:`PageRoute`."""
 
+        def add(show: PageFunction) -> PageFunction:
+            self.pages.append(PageRoute(path, show, refresh_s))
+            return show
 
-class BrokerChoice(NamedTuple):
-    """One broker, and all brokers of the cluster."""
+        return add
 
-    name: str
-    names: list[str]
+    def change(
+        self, path: str, page: PageFunction, limit_s: float | None = None
+    ) -> Callable[[ChangeFunction], ChangeFunction]:
+        """Serve a function as a change; see :class:`ChangeRoute`."""
 
+        def add(make: ChangeFunction) -> ChangeFunction:
+            self.changes.append(ChangeRoute(path, make, page, limit_s))
+            return make
 
-async def known_brokers(visit: Visit) -> list[BrokerInfo]:
-    """The brokers of the console's cluster.
-
-    Raises:
-        TransportError: No name server answers.
-    """
-    return [
-        broker
-        for broker in await visit.admin.cluster()
-        if visit.settings.cluster in {None, broker.cluster}
-    ]
-
-
-async def choose_broker(visit: Visit) -> BrokerChoice:
-    """The broker in the address of a page, or the first one.
-
-    Raises:
-        UsageError: The cluster has no such broker.
-        ConnectFailed: The name server knows no broker yet.
-        TransportError: No name server answers.
-    """
-    names = [broker.name for broker in await known_brokers(visit)]
-    wanted = visit.text("broker")
-    if not names:
-        raise ConnectFailed("the name server knows no broker yet; start one with: txmq serve")
-    if wanted and wanted not in names:
-        raise UsageError(f"{wanted!r} is not a broker of this cluster; choose {' or '.join(names)}")
-    return BrokerChoice(wanted or names[0], names)
+        return add

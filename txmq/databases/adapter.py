@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from txmq.databases import dialects
 from txmq.databases.canary import Canary
+from txmq.databases.failures import Failure, failure
 
 __all__ = [
     "DatabaseAdapter",
@@ -20,6 +22,8 @@ __all__ = [
     "OneConnectionAdapter",
     "SessionStatus",
     "StatementResult",
+    "lock_timeout",
+    "open_with_lock_timeout",
     "reading",
 ]
 
@@ -43,7 +47,7 @@ class SessionStatus(Enum):
     ENDED = "ended"
     """The application has committed it, or rolled it back."""
     UNSURE = "unsure"
-    """This driver does not say; the database must be asked."""
+    """The driver cannot tell; the database must be asked."""
 
 
 class DatabaseSession(Protocol[S_co]):
@@ -68,7 +72,7 @@ class DatabaseSession(Protocol[S_co]):
         ...
 
     def status(self) -> SessionStatus:
-        """The transaction's status, as far as the client knows."""
+        """The transaction's status as the client sees it."""
         ...
 
     async def commit(self, *, is_last: bool = False) -> None:
@@ -192,3 +196,38 @@ async def reading(opening: Awaitable[DatabaseSession[S]]) -> AsyncIterator[Datab
         await db.commit(is_last=True)
     finally:
         await db.close()
+
+
+@asynccontextmanager
+async def open_with_lock_timeout(
+    adapter: DatabaseAdapter[object], wait_ms: int
+) -> AsyncIterator[DatabaseSession[object]]:
+    """A new session with a short lock timeout; it sees the latest commits."""
+    db = await adapter.open()
+    try:
+        if (level := dialects.ISOLATION.get(adapter.kind)) is not None:
+            await db.execute(level)
+        async with lock_timeout(adapter, db, wait_ms):
+            yield db
+    finally:
+        await db.close()
+
+
+@asynccontextmanager
+async def lock_timeout(
+    adapter: DatabaseAdapter[object], db: DatabaseSession[object], wait_ms: int
+) -> AsyncIterator[None]:
+    """Set a short lock timeout inside the block, and restore the session's own afterwards."""
+    query = dialects.LOCK_TIMEOUTS.get(adapter.kind)
+    before = None if query is None else (await db.execute(query)).rows[0]
+    await db.execute(dialects.set_lock_timeout(adapter.kind, wait_ms))
+    try:
+        yield
+    finally:
+        if before is not None:
+            try:
+                await db.execute(dialects.restore_lock_timeout(adapter.kind, before))
+            except adapter.problems as error:
+                # The block's error says more, and a lost connection is not used again.
+                if failure(error) is not Failure.LOST:
+                    raise

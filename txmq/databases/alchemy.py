@@ -1,8 +1,13 @@
-"""Adapters for SQLAlchemy: engines and sessionmakers, blocking and asyncio."""
+"""The adapter for SQLAlchemy: engines and sessionmakers, blocking and asyncio.
+
+SQLAlchemy's asyncio sessions are blocking ones that run in a greenlet. So everything is written
+once, for blocking sessions; those for asyncio run the same coroutines in a greenlet. Only
+statements that psycopg runs directly need none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, text
@@ -22,19 +27,13 @@ from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.postgres import (
-    PsycopgForms,
-    psycopg_execute,
-    psycopg_execute_async,
-    psycopg_forms,
-)
+from txmq.databases.postgres import PsycopgForms, psycopg_execute, result_of
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["StandingGreenlet", "alchemy_adapter", "commits_each", "execute", "execute_async"]
+__all__ = ["StandingGreenlet", "alchemy_adapter", "commits_each", "execute"]
 
 T = TypeVar("T")
 
-_PROBLEMS: Final = (SQLAlchemyError, OSError)
 _IDLE: Final = 0
 _IN_TRANSACTION: Final = 2
 _IN_ERROR: Final = 3
@@ -47,17 +46,15 @@ def alchemy_adapter(source: object) -> DatabaseAdapter[Any] | None:
         ConfigError: Its sessions can write to several databases, or to one that does not support a
             fence, such as one in memory.
     """
+    # Callers use a function's result after the commit, so objects must not expire.
     if isinstance(source, Engine):
-        # Callers use a function's result after the commit, so objects must not expire.
         return AlchemyAdapter(sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, AsyncEngine):
-        return AsyncAlchemyAdapter(async_sessionmaker(source, expire_on_commit=False), source)
+        return AlchemyAdapter(async_sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, async_sessionmaker):
-        bound = _bound(source.kw, AsyncEngine)
-        return AsyncAlchemyAdapter(source, bound)
+        return AlchemyAdapter(source, _bound(source.kw, AsyncEngine))
     if isinstance(source, sessionmaker):
-        bound = _bound(source.kw, Engine)
-        return AlchemyAdapter(source, bound)
+        return AlchemyAdapter(source, _bound(source.kw, Engine))
     return None
 
 
@@ -77,7 +74,7 @@ def _refuse_memory(engine: Engine | AsyncEngine) -> None:
 def _bound(settings: dict[str, Any], wanted: type[Any]) -> Any:
     engine = settings.get("bind")
     if not isinstance(engine, wanted):
-        raise ConfigError(f"a sessionmaker for a resource is bound to an {wanted.__name__}")
+        raise ConfigError(f"a sessionmaker for a resource must be bound to an {wanted.__name__}")
     if settings.get("binds") or settings.get("twophase"):
         raise ConfigError(
             "sessions with several databases have no single commit, so one fence cannot guard it"
@@ -86,104 +83,134 @@ def _bound(settings: dict[str, Any], wanted: type[Any]) -> Any:
 
 
 class AlchemyAdapter:
-    """Sessions of a blocking engine."""
+    """Sessions of an engine, blocking or asyncio.
 
-    is_blocking = True
-    problems = _PROBLEMS
+    Args:
+        sessions: Makes the sessions.
+        engine: The engine.
+    """
 
-    def __init__(self, sessions: Callable[..., Session], engine: Engine) -> None:
+    problems = (SQLAlchemyError, OSError)
+
+    def __init__(self, sessions: Callable[..., Any], engine: Engine | AsyncEngine) -> None:
         _refuse_memory(engine)
         self.kind: str = kind_of(engine.dialect.name)
+        self.is_blocking: bool = isinstance(engine, Engine)
         self.can_prepare: bool = engine.dialect.driver == "psycopg"
         self._sessions = sessions
         self._engine = engine
-        self._forms = _forms(engine)
+        self._blocking_engine = engine if isinstance(engine, Engine) else engine.sync_engine
+        # psycopg runs them directly, at half the cost.
+        self._forms = PsycopgForms() if self.can_prepare else None
+        self._launcher = None if self.is_blocking else AsyncSession()
 
-    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Session]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Any]:
         """See :meth:`DatabaseAdapter.open`; psycopg sends BEGIN with the first statement anyway."""
         del begins_at_once
-        connection = self._engine.connect()
-        try:
-            session = self._sessions(bind=connection)
-            _enter(session, connection)
-            return _AlchemySession(session, connection, self._forms)
-        except BaseException:
-            connection.close()
-            raise
-
-    async def execute_outside(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.execute_outside`."""
-        with self._engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
-
-
-class AsyncAlchemyAdapter:
-    """Sessions of an asyncio engine."""
-
-    is_blocking = False
-    problems = _PROBLEMS
-
-    def __init__(self, sessions: Callable[..., AsyncSession], engine: AsyncEngine) -> None:
-        _refuse_memory(engine)
-        self.kind: str = kind_of(engine.dialect.name)
-        self.can_prepare: bool = engine.dialect.driver == "psycopg"
-        self._sessions = sessions
-        self._engine = engine
-        self._forms = _forms(engine)
-        self._launcher = AsyncSession()
-        """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
-
-    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[AsyncSession]:
-        """See :meth:`DatabaseAdapter.open`."""
-        del begins_at_once
+        if self._launcher is None:
+            return self._open(None)
         greenlet = StandingGreenlet(self._launcher)
-        session, inner = await greenlet.run(self._open_in_greenlet)
-        return _AsyncAlchemySession(session, inner, self._launcher, greenlet)
+        return await greenlet.run(lambda: self._open(greenlet))
 
-    def _open_in_greenlet(self) -> tuple[AsyncSession, _AlchemySession]:
-        connection = self._engine.sync_engine.connect()
+    def _open(self, greenlet: StandingGreenlet | None) -> _AlchemySession:
+        engine = self._engine
+        connection = self._blocking_engine.connect()
         try:
-            session = self._sessions(bind=AsyncConnection(self._engine, connection))
-            _enter(session.sync_session, connection)
-            return session, _AlchemySession(session.sync_session, connection, self._forms)
+            if isinstance(engine, Engine):
+                session = plain = self._sessions(bind=connection)
+            else:
+                session = self._sessions(bind=AsyncConnection(engine, connection))
+                plain = session.sync_session
+            _enter(plain, connection)
+            kind = _AlchemySession if greenlet is None else _AsyncAlchemySession
+            return kind(session, plain, connection, self._forms, greenlet)
         except BaseException:
             connection.close()
             raise
 
     async def execute_outside(self, statement: str) -> None:
         """See :meth:`DatabaseAdapter.execute_outside`."""
-        async with self._engine.connect() as connection:
-            alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
-            await alone.exec_driver_sql(statement)
+
+        def work() -> None:
+            with self._blocking_engine.connect() as connection:
+                _execute_outside(connection, statement)
+
+        if self._launcher is None:
+            work()
+        else:
+            await self._launcher.run_sync(lambda _: work())
+
+
+def _enter(session: Session, connection: Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    is_direct = connection.dialect.driver == "psycopg"
+    # A session joins an open transaction and does not commit it. Otherwise, a previous user's
+    # uncommitted work would be committed with ours.
+    if connection.in_transaction():
+        is_used = True
+    elif not is_direct:
+        is_used = bool(getattr(driver, "in_transaction", False))  # SQLite drivers report it.
+    else:
+        # A pool that resets its connections returns clean ones. At most an event listener has run a
+        # statement since then, with which psycopg began a transaction.
+        is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
+        is_used = not is_reset and driver.info.transaction_status != _IDLE
+    if is_used:
+        connection.invalidate()  # No other code would end its transaction.
+        raise DatabaseFailed("the source returned a connection that is already in a transaction")
+    session.begin()
+    if session.connection() is not connection:
+        session.close()
+        raise ConfigError("sessions that choose their own connection would bypass the fence")
+    if driver.autocommit if is_direct else commits_each(connection):
+        raise FenceUnsafe(
+            "the source returned a connection that commits each statement: switch autocommit off"
+        )
+
+
+def _execute_outside(connection: Connection, statement: str) -> None:
+    connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
 
 class _AlchemySession:
-    """A blocking session. An asyncio session drives its coroutines in a greenlet."""
+    """A blocking session: none of its coroutines suspends.
+
+    Args:
+        session: The application's session.
+        plain: The same, or the blocking session below one for asyncio.
+        connection: The connection of both.
+        forms: Statements compiled for psycopg, if that is the driver.
+        greenlet: The greenlet that has opened a session for asyncio.
+        is_lent: Whether the connection stays with the session that lends it.
+    """
 
     def __init__(
         self,
-        session: Session,
+        session: Any,
+        plain: Session,
         connection: Connection,
         forms: PsycopgForms | None,
+        greenlet: StandingGreenlet | None,
         *,
         is_lent: bool = False,
     ) -> None:
         self.session = session
-        self.connection = connection
+        self._plain = plain
+        self._connection = connection
         # Only SQLAlchemy can run statements on tables that it renames.
         is_renamed = "schema_translate_map" in connection.get_execution_options()
-        self.forms = None if is_renamed else forms
+        self._forms = None if is_renamed else forms
+        self._greenlet = greenlet
         self._is_lent = is_lent
-        """Whether the connection stays with the session that lends it."""
-        self._root = session.get_transaction()
+        self._root = plain.get_transaction()
         is_direct = connection.dialect.driver == "psycopg"
         self.canary = Canary(connection.connection.driver_connection) if is_direct else None
 
     def status(self) -> SessionStatus:
-        session, connection = self.session, self.connection
-        if session.get_transaction() is not self._root:
+        plain, connection = self._plain, self._connection
+        if plain.get_transaction() is not self._root:
             return SessionStatus.ENDED
-        if not session.is_active or connection.closed or connection.invalidated:
+        if not plain.is_active or connection.closed or connection.invalidated:
             return SessionStatus.ABORTED
         driver: Any = connection.connection.driver_connection
         if driver is None:
@@ -197,194 +224,140 @@ class _AlchemySession:
         return SessionStatus.ABORTED if status == _IN_ERROR else SessionStatus.ENDED
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
-        return execute(self.connection, self.forms, statement, values)
+        run = None if self._greenlet is None else self._greenlet.run
+        return await execute(self._connection, self._forms, statement, values, run)
 
     async def flush(self) -> None:
-        session = self.session
-        if session.get_nested_transaction() is not None:
-            _release_savepoints(session)
-        if session.new or session.dirty or session.deleted:
-            session.flush()
+        plain, session = self._plain, self.session
+        while (nested := plain.get_nested_transaction()) is not None:
+            nested.commit()  # The commit would do the same later.
+        # The application's session class may override the method.
+        if isinstance(session, AsyncSession) and type(session).flush is not AsyncSession.flush:
+            await_only(session.flush())
+        elif plain.new or plain.dirty or plain.deleted:
+            plain.flush()
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
+        session, connection = self.session, self._connection
+        is_asyncio = isinstance(session, AsyncSession)
         try:
-            self.session.commit()
+            if is_asyncio and type(session).commit is not AsyncSession.commit:
+                await_only(session.commit())
+            else:
+                self._plain.commit()
         except Exception:
-            _abandon(self.connection)
+            _abandon(connection)
             raise
         except BaseException:
-            self.connection.invalidate()
+            connection.invalidate()
             raise
 
     async def prepare(self, statement: str) -> str:
-        driver: Any = self.connection.connection.driver_connection
-        return str(driver.execute(statement).statusmessage)
+        driver: Any = self._connection.connection.driver_connection
+        return str((await result_of(driver.execute(statement))).statusmessage)
 
     async def begin_again(self) -> _AlchemySession:
-        self.session.close()
-        session = Session(self.connection)
-        session.begin()
-        session.connection()
-        return _AlchemySession(session, self.connection, self.forms, is_lent=True)
+        connection = self._connection
+        self._plain.close()
+        plain = Session(connection)
+        plain.begin()
+        plain.connection()
+        # The application never sees this session, so a plain one will do for asyncio, too.
+        return type(self)(plain, plain, connection, self._forms, self._greenlet, is_lent=True)
 
     async def execute_outside(self, statement: str) -> None:
-        self.session.close()
-        alone = self.connection.execution_options(isolation_level="AUTOCOMMIT")
-        alone.exec_driver_sql(statement)
+        self._plain.close()
+        _execute_outside(self._connection, statement)
 
     async def close(self) -> None:
+        connection = self._connection
         try:
-            self.session.close()
-        finally:
-            if not self._is_lent:
-                self.connection.close()
+            try:
+                self._plain.close()
+            finally:
+                if not self._is_lent:
+                    connection.close()
+        except BaseException:
+            # A connection whose close was interrupted would stay checked out.
+            if not self._is_lent and not connection.closed:
+                connection.invalidate()
+                connection.close()
+            raise
 
-    def give_up(self) -> None:
-        """Close the connection of a session whose close was interrupted."""
-        # A connection cancelled halfway would stay checked out.
-        if not self._is_lent and not self.connection.closed:
-            self.connection.invalidate()
-            self.connection.close()
 
+class _AsyncAlchemySession(_AlchemySession):
+    """A session for asyncio: runs the coroutines of a blocking one in its greenlet."""
 
-class _AsyncAlchemySession:
-    """Drives a blocking session in a greenlet; driver calls need no greenlet.
+    _is_closed = False
+    _close_error: BaseException | None = None
 
-    Args:
-        session: The application's session.
-        inner: The blocking session below it.
-        launcher: Starts greenlets.
-        greenlet: The one that has opened the session.
-    """
-
-    def __init__(
-        self,
-        session: AsyncSession,
-        inner: _AlchemySession,
-        launcher: AsyncSession,
-        greenlet: StandingGreenlet,
-    ) -> None:
-        self.session = session
-        self.canary = inner.canary
-        self._inner = inner
-        self._launcher = launcher
-        self._greenlet = greenlet
-        self._is_given_back = False
-        self._close_error: BaseException | None = None
-
-    def status(self) -> SessionStatus:
-        return self._inner.status()
-
-    def execute(self, statement: Any, **values: object) -> Coroutine[Any, Any, StatementResult]:
-        inner = self._inner
-        return execute_async(inner.connection, inner.forms, statement, values, self._launcher)
-
-    def _drive(
+    def _run(
         self, work: Coroutine[Any, Any, T], *, is_last: bool = False
     ) -> Coroutine[Any, Any, T]:
+        assert self._greenlet is not None, "a session for asyncio"
         return self._greenlet.run(lambda: drive(work), is_last=is_last)
 
     async def flush(self) -> None:
-        session = self._inner.session
-        is_nested = session.get_nested_transaction() is not None
-        if not (is_nested or session.new or session.dirty or session.deleted):
-            return
-        # The application's session class may override these methods.
-        if type(self.session).flush is not AsyncSession.flush:
-            await self._launcher.run_sync(lambda _: _release_savepoints(session))
-            await self.session.flush()
-        else:
-            await self._drive(self._inner.flush())
+        plain = self._plain
+        is_nested = plain.get_nested_transaction() is not None
+        if is_nested or plain.new or plain.dirty or plain.deleted:
+            await self._run(super().flush())
 
-    def commit(self, *, is_last: bool = False) -> Coroutine[Any, Any, None]:
-        if type(self.session).commit is not AsyncSession.commit:
-            return self._commit_by_its_own()
-        if is_last:
-            return self._drive(self._commit_and_close(), is_last=True)
-        return self._drive(self._inner.commit())
-
-    async def _commit_by_its_own(self) -> None:
-        connection = self._inner.connection
-        try:
-            await self.session.commit()
-        except Exception:
-            await self._launcher.run_sync(lambda _: _abandon(connection))
-            raise
-        except BaseException:
-            await self._launcher.run_sync(lambda _: connection.invalidate())
-            raise
+    async def commit(self, *, is_last: bool = False) -> None:
+        work = self._commit_and_close() if is_last else super().commit()
+        await self._run(work, is_last=is_last)
 
     async def _commit_and_close(self) -> None:
-        await self._inner.commit()
-        self._is_given_back = True
+        await super().commit()
+        self._is_closed = True
         try:
-            await self._inner.close()
+            await super().close()
         except BaseException as error:  # noqa: BLE001 - raised by close()
             # The transaction is committed; a broken connection does not change that.
-            self._inner.give_up()
             self._close_error = error
 
-    async def prepare(self, statement: str) -> str:
-        driver: Any = self._inner.connection.connection.driver_connection
-        return str((await driver.execute(statement)).statusmessage)
-
-    async def begin_again(self) -> _AsyncAlchemySession:
-        inner = await self._drive(self._inner.begin_again())
-        # The application never sees this session, so an empty asyncio session is enough.
-        return _AsyncAlchemySession(AsyncSession(), inner, self._launcher, self._greenlet)
+    async def begin_again(self) -> _AlchemySession:
+        return await self._run(super().begin_again())
 
     async def execute_outside(self, statement: str) -> None:
-        await self._drive(self._inner.execute_outside(statement))
+        await self._run(super().execute_outside(statement))
 
     async def close(self) -> None:
-        if self._is_given_back:
+        if not self._is_closed:
+            await self._run(super().close(), is_last=True)
+        elif self._close_error is not None:
             error, self._close_error = self._close_error, None
-            if error is not None:
-                raise error
-            return
-        try:
-            await self._drive(self._inner.close(), is_last=True)
-        except BaseException:
-            await self._launcher.run_sync(lambda _: self._inner.give_up())
-            raise
+            raise error
 
 
-def execute(
-    connection: Connection, forms: PsycopgForms | None, statement: Any, values: dict[str, object]
-) -> StatementResult:
-    """Run a statement in an open transaction; with ``forms``, psycopg runs it directly."""
-    if forms is not None:
-        driver: Any = connection.connection.driver_connection
-        try:
-            return psycopg_execute(driver, forms, statement, values)
-        except Exception as error:  # noqa: BLE001 - translated
-            _raise_translated(error, connection, forms, statement, values)
-    found = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
-    rows = [tuple(row) for row in found] if found.returns_rows else []
-    return StatementResult(found.rowcount, rows)
-
-
-async def execute_async(
+async def execute(
     connection: Connection,
     forms: PsycopgForms | None,
     statement: Any,
     values: dict[str, object],
-    launcher: AsyncSession,
+    run: Callable[[Callable[[], StatementResult]], Awaitable[StatementResult]] | None,
 ) -> StatementResult:
-    """The same for asyncio; ``launcher`` is a session without a database."""
+    """Run a statement in an open transaction.
+
+    Args:
+        connection: The blocking connection.
+        forms: psycopg runs the statement directly, from these; without them SQLAlchemy runs it.
+        statement: An SQLAlchemy statement or a text.
+        values: Its values.
+        run: Runs a function in a greenlet, for asyncio.
+    """
     if forms is not None:
         driver: Any = connection.connection.driver_connection
         try:
-            return await psycopg_execute_async(driver, forms, statement, values)
+            return await psycopg_execute(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
-    return await launcher.run_sync(lambda _: execute(connection, None, statement, values))
-
-
-def _forms(engine: Engine | AsyncEngine) -> PsycopgForms | None:
-    """Compiled statements that psycopg runs directly, at half the cost."""
-    return psycopg_forms() if engine.dialect.driver == "psycopg" else None
+    if run is not None:
+        return await run(lambda: drive(execute(connection, None, statement, values, None)))
+    found = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
+    rows = [tuple(row) for row in found] if found.returns_rows else []
+    return StatementResult(found.rowcount, rows)
 
 
 def commits_each(connection: Connection) -> bool:
@@ -432,38 +405,6 @@ def _raise_translated(
     raise DBAPIError.instance(
         words, given, error, base, hide_parameters=engine.hide_parameters, dialect=engine.dialect
     ) from error
-
-
-def _enter(session: Session, connection: Connection) -> None:
-    driver: Any = connection.connection.driver_connection
-    is_direct = connection.dialect.driver == "psycopg"
-    # A session joins an open transaction and does not commit it. Otherwise, a previous user's
-    # uncommitted work would be committed with ours.
-    if connection.in_transaction():
-        is_used = True
-    elif not is_direct:
-        is_used = bool(getattr(driver, "in_transaction", False))  # SQLite drivers report it.
-    else:
-        # A pool that resets its connections returns clean ones. Only an event listener may have run
-        # a statement, and psycopg begins a transaction with the first one.
-        is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
-        is_used = not is_reset and driver.info.transaction_status != _IDLE
-    if is_used:
-        connection.invalidate()  # No other code would end its transaction.
-        raise DatabaseFailed("the source gave a connection that is in a transaction already")
-    session.begin()
-    if session.connection() is not connection:
-        session.close()
-        raise ConfigError("sessions that choose their connection themselves write past the fence")
-    if driver.autocommit if is_direct else commits_each(connection):
-        raise FenceUnsafe(
-            "the source gave a connection that commits each statement: switch autocommit off"
-        )
-
-
-def _release_savepoints(session: Session) -> None:
-    while (nested := session.get_nested_transaction()) is not None:
-        nested.commit()  # The commit would do the same later.
 
 
 def _abandon(connection: Connection) -> None:
@@ -525,7 +466,7 @@ class StandingGreenlet:
     functions start it again.
 
     Args:
-        launcher: A session of no database: sessions are SQLAlchemy's way to start a greenlet.
+        launcher: A session without a database; SQLAlchemy starts greenlets only through sessions.
     """
 
     __slots__ = ("_inside", "_job", "_launcher")
@@ -536,7 +477,7 @@ class StandingGreenlet:
         self._job = _Job()
 
     async def run(self, work: Callable[[], T], *, is_last: bool = False) -> T:
-        """Run a function that awaits as SQLAlchemy's own do, and return its result.
+        """Run a function, which awaits as SQLAlchemy's own do, and return its result.
 
         Args:
             work: The function.

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import text
-
-__all__ = ["SAME", "TRANSACTION", "TURN", "Canary"]
+__all__ = ["TRANSACTION", "TURN", "Canary"]
 
 _SETTING: Final = "default_transaction_read_only"
 
@@ -28,9 +26,6 @@ TRANSACTION: Final = "txid_current()"
 """Identifies a transaction while it lasts, also inside savepoints, whose rows have another
 transaction id."""
 
-SAME: Final = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
-"""Returns a row if the transaction is still the same."""
-
 
 class Canary:
     """The canary of one connection.
@@ -40,7 +35,7 @@ class Canary:
     """
 
     def __init__(self, connection: Any) -> None:
-        # libpq's own function costs a tenth of psycopg's; psycopg2, under Django, does not show it.
+        # libpq's own function costs a tenth of psycopg's. Django's psycopg2 does not expose it.
         pgconn = getattr(connection, "pgconn", None)
         self._setting: bytes | str = _SETTING if pgconn is None else _SETTING.encode()
         self._reader: Any = connection.info if pgconn is None else pgconn
@@ -48,7 +43,7 @@ class Canary:
         self._known: bytes | str | None = None
         self._is_turned = False
 
-    def know(self) -> None:
+    def remember(self) -> None:
         """Remember the value of the flipped setting."""
         self._is_turned, self._known = True, self._now()
 
@@ -65,6 +60,6 @@ class Canary:
     def _now(self) -> bytes | str | None:
         try:
             shown: bytes | str | None = self._reader.parameter_status(self._setting)
-        except Exception:  # noqa: BLE001 - it is closed, and its next statement says so better
+        except Exception:  # noqa: BLE001 - it is closed, and its next statement raises a better error
             return None
         return shown

@@ -10,10 +10,10 @@ from txmq.errors import ConfigError
 
 __all__ = [
     "DURABILITY",
-    "HOLDS",
     "ISOLATION",
     "LOCK_TIMEOUTS",
     "NOW_MS",
+    "SAVEPOINTS",
     "doubts",
     "kind_of",
     "restore_lock_timeout",
@@ -55,14 +55,15 @@ LOCK_TIMEOUTS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """The query for a session's lock timeout, for databases where a change outlives the transaction."""
 
-HOLDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+SAVEPOINTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     dict.fromkeys(("mysql", "sqlite"), ("SAVEPOINT txmq_fence", "RELEASE SAVEPOINT txmq_fence"))
 )
-"""A savepoint lasts as long as its transaction, so letting go of it tells whether that is still
-the same. These two give a transaction up, or commit it, and begin another without a word: at a
-deadlock, on a full disk, at a CREATE TABLE. PostgreSQL does not, and savepoints cost it more."""
+"""Set and release a savepoint. It lasts as long as its transaction, so releasing it shows whether
+the transaction is still the same. MySQL and SQLite silently roll a transaction back, or commit it,
+and begin another: at a deadlock, on a full disk, at a CREATE TABLE. PostgreSQL does not, and its
+savepoints cost more."""
 
-_SAME: Final[Mapping[str, str]] = MappingProxyType({"mariadb": "mysql"})
+_FAMILIES: Final[Mapping[str, str]] = MappingProxyType({"mariadb": "mysql"})
 
 
 def kind_of(dialect: str) -> str:
@@ -71,9 +72,9 @@ def kind_of(dialect: str) -> str:
     Raises:
         ConfigError: The dialect is not supported.
     """
-    kind = _SAME.get(dialect, dialect)
+    kind = _FAMILIES.get(dialect, dialect)
     if kind not in NOW_MS:
-        raise ConfigError(f"{dialect} is not known here: a database is postgresql, mysql or sqlite")
+        raise ConfigError(f"{dialect} is not supported: use postgresql, mysql or sqlite")
     return kind
 
 
@@ -102,31 +103,31 @@ def doubts(kind: str, values: tuple[object, ...]) -> str | None:
     """Why a commit of this session may be lost, and the remedy; ``None`` if commits are durable."""
     if kind == "postgresql":
         if values[1]:
-            return "this server is a standby and takes no writes; name the primary"
+            return "this server is a standby, which takes no writes; connect to the primary"
         if values[0] == "off":
             return (
-                "synchronous_commit is off: a crash of the server forgets commits that were "
-                "acknowledged; ALTER ROLE ... SET synchronous_commit = on"
+                "synchronous_commit is off: a crash of the server loses acknowledged commits; "
+                "ALTER ROLE ... SET synchronous_commit = on"
             )
     elif kind == "mysql":
         flush, has_log, log_sync = (str(value) for value in values)
         if flush not in {"1", "3"}:
             return (
-                "innodb_flush_log_at_trx_commit is not 1: a crash of the server forgets commits "
-                "that were acknowledged; set it to 1"
+                "innodb_flush_log_at_trx_commit is not 1: a crash of the server loses "
+                "acknowledged commits; set it to 1"
             )
         # A restart rolls back transactions missing from the binary log, except with MariaDB's value
         # 3.
         if flush == "1" and has_log != "0" and log_sync != "1":
             return (
-                "sync_binlog is not 1: with the binary log a power cut forgets commits that were "
-                "acknowledged; set it to 1"
+                "sync_binlog is not 1: with the binary log a power cut loses acknowledged "
+                "commits; set it to 1"
             )
     else:
         wanted = 2 if str(values[1]).lower() == "wal" else 1
         if int(str(values[0])) < wanted:
             return (
-                "PRAGMA synchronous is too low: a power cut forgets commits that were "
-                "acknowledged; set it to FULL"
+                "PRAGMA synchronous is too low: a power cut loses acknowledged commits; set it "
+                "to FULL"
             )
     return None

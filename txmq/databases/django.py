@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.forms import Forms
+from txmq.databases.tables import Forms
 from txmq.errors import ConfigError, UsageError
 
 __all__ = ["django_adapter", "is_connection"]
@@ -34,18 +34,16 @@ _IN_TRANSACTION: Final = 2
 _DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sqlite_dialect})
 
 
-def django_adapter(source: Any) -> DatabaseAdapter[Any] | None:
-    """The adapter of a Django connection; ``None`` for anything else.
+def django_adapter(source: Any) -> DatabaseAdapter[Any]:
+    """The adapter of a Django connection.
 
     Raises:
         ConfigError: Its database does not support a fence.
     """
-    if not is_connection(source):
-        return None
     if source.vendor not in _DIALECTS:
         raise ConfigError(
-            f"no fence for {source.vendor} through Django: it is postgresql or sqlite; give an "
-            "engine of SQLAlchemy's"
+            f"no fence for {source.vendor} through Django, only for postgresql and sqlite; pass an "
+            "SQLAlchemy engine"
         )
     return DjangoAdapter(source.alias, source.vendor)
 
@@ -97,9 +95,9 @@ def _refuse_used(session: Any) -> None:
     # Releasing a savepoint is not a commit, so reporting COMMIT after it would be too early.
     if session.in_atomic_block:
         raise UsageError(
-            f"this thread is in a transaction of Django's on {session.alias!r} already; with "
-            "ATOMIC_REQUESTS the view is for transaction.non_atomic_requests, and in tests the "
-            "class is a TransactionTestCase"
+            f"this thread already has an open Django transaction on {session.alias!r}; with "
+            "ATOMIC_REQUESTS decorate the view with transaction.non_atomic_requests, and in tests "
+            "use a TransactionTestCase"
         )
     if not session.get_autocommit():
         raise UsageError(
@@ -146,9 +144,7 @@ class _DjangoSession:
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
         with self.session.cursor() as cursor:
-            cursor.execute(*self._forms.of(statement, values))
-            rows = cursor.fetchall() if cursor.description else []
-            return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
+            return self._forms.run(cursor, statement, values)
 
     async def flush(self) -> None:
         """Django's ORM writes at once; there is nothing to flush."""
@@ -189,14 +185,10 @@ class _DjangoSession:
             raise
         self._hooks = hooks
 
-    async def prepare(self, statement: str) -> str:
-        raise UsageError(f"through Django nothing is prepared: {statement}")
+    async def _refuse(self, statement: str = "") -> Any:
+        raise UsageError(f"a Django connection cannot prepare transactions: {statement}")
 
-    async def begin_again(self) -> DatabaseSession[Any]:
-        raise UsageError("through Django nothing is prepared")
-
-    async def execute_outside(self, statement: str) -> None:
-        raise UsageError(f"through Django nothing is prepared: {statement}")
+    prepare = begin_again = execute_outside = _refuse
 
     async def close(self) -> None:
         session = self.session
@@ -222,4 +214,6 @@ class _DjangoSession:
             try:
                 function()
             except Exception:
-                log.exception("after a commit %r failed; the transaction is committed", function)
+                log.exception(
+                    "on_commit function %r failed; the transaction is committed", function
+                )

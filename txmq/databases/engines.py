@@ -28,9 +28,9 @@ def engine_of(url: str, *, limit_s: int | None = None) -> Engine:
 
     Args:
         url: The URL.
-        limit_s: How long a connection and each statement may take, as far as the database can end
-            them; without it the database decides. An engine with a limit checks its connections
-            before each use, so a database that was restarted is no error.
+        limit_s: The time limit for connecting and for each statement, where the database has one;
+            without it the database decides. An engine with a limit checks its connections before
+            each use, so it survives a restart of the database.
 
     Raises:
         ConfigError: The URL is invalid, its database cannot have a fence, or its driver is missing.
@@ -41,7 +41,7 @@ def engine_of(url: str, *, limit_s: int | None = None) -> Engine:
         blocking = _blocking(parsed)
         return create_engine(blocking) if limit_s is None else _limited(blocking, limit_s)
     except ArgumentError as error:
-        raise ConfigError(f"{error}; a URL such as postgresql://user@host/database") from error
+        raise ConfigError(f"{error}; use a URL such as postgresql://user@host/database") from error
     except ModuleNotFoundError as error:
         name = error.name or "it names"
         install = _INSTALLS.get(name, f"pip install {name}")
@@ -50,7 +50,7 @@ def engine_of(url: str, *, limit_s: int | None = None) -> Engine:
 
 def _limited(url: URL, limit_s: int) -> Engine:
     kind = kind_of(url.get_backend_name())
-    # The URL's own settings count more.
+    # Settings in the URL take precedence.
     names = {"sqlite": "timeout", "mysql": "connect_timeout", "postgresql": "connect_timeout"}
     if url.drivername == "mysql+mysqlconnector":
         names["mysql"] = "connection_timeout"
@@ -80,5 +80,5 @@ def _blocking(url: URL) -> URL:
     if url.get_dialect().is_async and backend == "sqlite":
         return url.set(drivername="sqlite")
     if url.get_dialect().is_async and not url.drivername.endswith("+psycopg"):
-        raise ConfigError(f"{url.drivername} does not block; name a driver that does")
+        raise ConfigError(f"{url.drivername} is an asyncio driver; name a blocking one")
     return url

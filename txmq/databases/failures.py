@@ -56,7 +56,7 @@ _SQLSTATES: Final = (
     ("08", Failure.LOST),
     ("57P", Failure.LOST),
 )
-"""The first that fits."""
+"""The first matching prefix counts."""
 
 _MYSQL: Final = {
     1213: Failure.RETRY,

@@ -7,21 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from enum import Enum
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from txmq.databases import dialects
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.failures import has_unread_rows, is_settled, words
 from txmq.errors import OutcomeUnknown, TransactionBroken, UsageError
 
-__all__ = [
-    "CommitState",
-    "DualContext",
-    "GuardRow",
-    "GuardedTransaction",
-    "RowTransaction",
-    "drive",
-]
+__all__ = ["CommitState", "DualContext", "GuardedTransaction", "drive"]
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -64,7 +57,7 @@ class DualContext(ABC, Generic[T]):
             Exception: As for :meth:`begin`.
         """
         if not self.is_blocking:
-            raise UsageError("this source's sessions are for `async with`")
+            raise UsageError("use this source with `async with`")
         return drive(self.begin())
 
     def __exit__(
@@ -85,7 +78,7 @@ class DualContext(ABC, Generic[T]):
     def __aenter__(self) -> Coroutine[Any, Any, T]:
         """See :meth:`__enter__`."""
         if self.is_blocking:
-            raise UsageError("this source blocks: its sessions are for `with`, in a thread")
+            raise UsageError("this source blocks: use it with `with`, in a thread")
         return self.begin()
 
     def __aexit__(
@@ -108,11 +101,11 @@ class CommitState(Enum):
     COMMITTED = "committed"
 
 
-class GuardedTransaction(DualContext[S], Generic[S]):
-    """The transaction: its guard row is inserted before anything else, and it commits last.
+class GuardedTransaction(ABC, Generic[S]):
+    """A database transaction: its guard row is inserted before anything else, and it commits last.
 
-    Only this class may end it; it detects an end by the application. :attr:`commit_state` is always
-    valid.
+    Subclasses say what the guard row is. Only this class may end the transaction; it detects an end
+    by the application. :attr:`commit_state` is always valid.
 
     Args:
         adapter: Opens sessions of the database.
@@ -121,7 +114,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     def __init__(self, adapter: DatabaseAdapter[S]) -> None:
         self.is_blocking: bool = adapter.is_blocking
         self._adapter = adapter
-        self._savepoint = dialects.HOLDS.get(adapter.kind)
+        self._savepoint = dialects.SAVEPOINTS.get(adapter.kind)
         self._db: DatabaseSession[S] | None = None
         self._has_savepoint = False
         """Whether a savepoint lasts as long as the transaction."""
@@ -132,7 +125,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     @property
     @abstractmethod
     def _name(self) -> str:
-        """The transaction, as errors name it."""
+        """The transaction's name in errors."""
 
     @abstractmethod
     async def _insert_row(self, db: DatabaseSession[object]) -> None:
@@ -150,6 +143,9 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
         """Whether the row is visible, in a session that may have another transaction by now."""
 
+    async def _before_commit(self, db: DatabaseSession[object]) -> None:
+        """Run statements after the application's work, in its open transaction."""
+
     async def _after_rollback(self) -> None:
         """Called after a rollback of a transaction without a savepoint."""
 
@@ -161,8 +157,8 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         assert self._db is not None, "begun"
         return self._db
 
-    async def begin(self) -> S:
-        """Open a session, and insert the guard row.
+    async def start(self) -> S:
+        """Open a session, insert the guard row, and return the application's session.
 
         Raises:
             UsageError: It has begun before.
@@ -170,7 +166,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
                 nothing was done.
         """
         if self._db is not None:
-            raise UsageError("one object is one local transaction; ask the resource for another")
+            raise UsageError("a local transaction is used once; ask the resource for another")
         db = self._db = await self._adapter.open(begins_at_once=True)
         try:
             await self._insert_row(db)
@@ -178,14 +174,14 @@ class GuardedTransaction(DualContext[S], Generic[S]):
                 await db.execute(self._savepoint[0])
                 self._has_savepoint = True
             if db.canary is not None:
-                db.canary.know()
+                db.canary.remember()
         except BaseException:
-            await self.close()
+            await self._close(db)
             raise
         return db.session
 
-    async def end(self, problem: BaseException | None) -> None:
-        """Commit, or roll back after an exception.
+    async def finish(self, problem: BaseException | None) -> None:
+        """Commit, or roll back because of an exception.
 
         Raises:
             OutcomeUnknown: The database did not say whether it has committed, or the application
@@ -216,9 +212,10 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             if status is SessionStatus.ABORTED:
                 self._raise_if_unread(why)
                 raise TransactionBroken(
-                    f"the database gave {self._name} up after an error that was not passed on"
+                    f"the database aborted {self._name} after an error that was not passed on"
                 ) from why
-            self.commit_state = CommitState.UNKNOWN  # Also if this process is killed meanwhile.
+            await self._before_commit(db)
+            self.commit_state = CommitState.UNKNOWN  # Also if this process is killed now.
             try:
                 await db.commit(is_last=True)
             except self._adapter.problems as error:
@@ -232,19 +229,18 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             self.commit_state = CommitState.COMMITTED
         finally:
             try:
-                await self.close()
+                await self._close(db)
             finally:
                 if self.commit_state is CommitState.NOTHING and not self._has_savepoint:
                     await self._after_rollback()
 
-    async def close(self) -> None:
-        """Give the session back; uncommitted work is rolled back."""
-        assert self._db is not None, "begun"
+    async def _close(self, db: DatabaseSession[S]) -> None:
+        """Return the session; uncommitted work is rolled back."""
         try:
-            await self._db.close()
+            await db.close()
         except self._adapter.problems as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
-            log.warning("could not give a session back: %s", error)
+            log.warning("could not return a session: %s", error)
 
     def _raise_if_unread(self, why: Exception | None) -> None:
         if why is not None and has_unread_rows(why):
@@ -274,54 +270,3 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         except self._adapter.problems as error:
             return SessionStatus.ABORTED, why or error
         return (SessionStatus.ENDED if is_committed else SessionStatus.ABORTED), why
-
-
-class GuardRow(Protocol):
-    """A guard row as a separate object; see :class:`RowTransaction`."""
-
-    @property
-    def of(self) -> str:
-        """The transaction, as errors name it."""
-        ...
-
-    async def put(self, db: DatabaseSession[object]) -> None:
-        """Insert it, in the transaction.
-
-        Raises:
-            Exception: It cannot be inserted.
-        """
-        ...
-
-    async def is_ours(self, db: DatabaseSession[object]) -> bool:
-        """Whether the session's present transaction has inserted it; only for PostgreSQL."""
-        ...
-
-    async def is_committed(self, db: DatabaseSession[object]) -> bool:
-        """Whether it is visible, in a session that may have another transaction by now."""
-        ...
-
-
-class RowTransaction(GuardedTransaction[S]):
-    """A guarded transaction whose guard row is a separate object.
-
-    Args:
-        adapter: Opens sessions of the database.
-        row: The guard row.
-    """
-
-    def __init__(self, adapter: DatabaseAdapter[S], row: GuardRow) -> None:
-        super().__init__(adapter)
-        self._row = row
-
-    @property
-    def _name(self) -> str:
-        return self._row.of
-
-    async def _insert_row(self, db: DatabaseSession[object]) -> None:
-        await self._row.put(db)
-
-    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
-        return await self._row.is_ours(db)
-
-    async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
-        return await self._row.is_committed(db)

@@ -1,4 +1,4 @@
-"""Adapters for psycopg without SQLAlchemy: pools, and functions that connect.
+"""psycopg without SQLAlchemy: pools, functions that connect, and notifications.
 
 The application's function receives the connection itself, inside a psycopg transaction block. There
 psycopg refuses to commit or roll back.
@@ -16,29 +16,34 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Identifier
 from psycopg.waiting import Ready, Wait
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.forms import Forms
+from txmq.databases.tables import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
 __all__ = [
+    "LISTENING_PROBLEMS",
+    "AnyConnection",
     "FirstStatement",
     "PsycopgForms",
-    "begins_alone",
+    "likeness",
+    "listen",
     "psycopg_adapter",
     "psycopg_execute",
-    "psycopg_execute_async",
-    "psycopg_forms",
-    "run_first",
+    "result_of",
 ]
 
-_PROBLEMS: Final = (psycopg.Error, OSError)
+AnyConnection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
 
 def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
@@ -49,16 +54,17 @@ def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     """
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
         raise ConfigError(
-            "one connection is too few: checks need their own. Give a pool, or a function that "
-            "connects, such as functools.partial(psycopg.connect, conninfo)"
+            "a single connection is not enough, because checks need their own: pass a pool, or a "
+            "function that connects, such as functools.partial(psycopg.connect, conninfo)"
         )
-    pool = hasattr(source, "getconn") and hasattr(source, "putconn")
-    if not pool and not callable(source):
-        return None
-    take = source.getconn if pool else source
-    give = source.putconn if pool else None
-    adapter = AsyncPsycopgAdapter if inspect.iscoroutinefunction(take) else PsycopgAdapter
-    return adapter(take, give)
+    if hasattr(source, "getconn") and hasattr(source, "putconn"):
+        return PsycopgAdapter(source.getconn, source.putconn)
+    return PsycopgAdapter(source, None) if callable(source) else None
+
+
+async def result_of(answer: Any) -> Any:
+    """The result of a method that a blocking and an asyncio connection have in common."""
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 class PsycopgForms(Forms):
@@ -68,12 +74,10 @@ class PsycopgForms(Forms):
         super().__init__(psycopg_dialect())  # type: ignore[no-untyped-call]
         self._firsts: dict[str, FirstStatement | None] = {}
 
-    def first(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], words: str
-    ) -> FirstStatement | None:
-        """The statement, if the connection has no transaction, and the statement may begin one.
+    def first(self, connection: AnyConnection, words: str) -> FirstStatement | None:
+        """The statement, if the connection has no transaction and the statement may begin one.
 
-        Under the connection's lock, :func:`begins_alone` decides.
+        :func:`_run_first` decides, under the connection's lock.
         """
         if connection.pgconn.transaction_status != TransactionStatus.IDLE:
             return None
@@ -82,45 +86,29 @@ class PsycopgForms(Forms):
         return self._firsts[words]
 
 
-def psycopg_forms() -> PsycopgForms:
-    """Statements compiled for psycopg."""
-    return PsycopgForms()
-
-
-def psycopg_execute(
-    connection: psycopg.Connection[Any],
-    forms: PsycopgForms,
-    statement: Any,
-    values: dict[str, object],
+async def psycopg_execute(
+    connection: AnyConnection, forms: PsycopgForms, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement, regardless of the connection's row factory and cursor class."""
     words, given = forms.of(statement, values)
     if given and (first := forms.first(connection, words)) is not None:
-        with connection.lock:
-            if not begins_alone(connection) and (plain := first.values(given)) is not None:
-                return StatementResult(connection.wait(run_first(connection, first, plain)), [])
-    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-    cursor.execute(words.encode(), given)
-    rows = cursor.fetchall() if cursor.description else []
-    return StatementResult(cursor.rowcount, rows)
-
-
-async def psycopg_execute_async(
-    connection: psycopg.AsyncConnection[Any],
-    forms: PsycopgForms,
-    statement: Any,
-    values: dict[str, object],
-) -> StatementResult:
-    """The same without blocking."""
-    words, given = forms.of(statement, values)
-    if given and (first := forms.first(connection, words)) is not None:
-        async with connection.lock:
-            if not begins_alone(connection) and (plain := first.values(given)) is not None:
-                changed = await connection.wait(run_first(connection, first, plain))
-                return StatementResult(changed, [])
-    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-    await cursor.execute(words.encode(), given)
-    rows = await cursor.fetchall() if cursor.description else []
+        if isinstance(connection, psycopg.AsyncConnection):
+            async with connection.lock:
+                changed = await connection.wait(_run_first(connection, first, given))
+        else:
+            with connection.lock:
+                changed = connection.wait(_run_first(connection, first, given))
+        if changed is not None:
+            return StatementResult(changed, [])
+    cursor: Any
+    if isinstance(connection, psycopg.AsyncConnection):
+        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+        await cursor.execute(words.encode(), given)
+        rows = await cursor.fetchall() if cursor.description else []
+    else:
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        cursor.execute(words.encode(), given)
+        rows = cursor.fetchall() if cursor.description else []
     return StatementResult(cursor.rowcount, rows)
 
 
@@ -132,257 +120,146 @@ class _LazyTransaction(psycopg.Transaction):
 
 
 class _AsyncLazyTransaction(psycopg.AsyncTransaction):
-    """The same for asyncio."""
+    """The asyncio twin."""
 
     def _get_enter_commands(self) -> Iterator[bytes]:
         return iter(())
 
 
 class PsycopgAdapter:
-    """Blocking connections."""
+    """Blocking or asyncio connections.
+
+    Args:
+        take: Takes a connection from a pool, or connects.
+        give: Returns it to the pool; without it the connection is closed.
+    """
 
     kind = "postgresql"
     can_prepare = True
-    is_blocking = True
-    problems = _PROBLEMS
-
-    def __init__(
-        self,
-        take: Callable[[], psycopg.Connection[Any]],
-        give: Callable[[psycopg.Connection[Any]], None] | None,
-    ) -> None:
-        self._take = take
-        self._give = give or psycopg.Connection.close
-        self._forms = psycopg_forms()
-
-    async def open(
-        self, *, begins_at_once: bool = False
-    ) -> DatabaseSession[psycopg.Connection[Any]]:
-        """See :meth:`DatabaseAdapter.open`."""
-        connection = self._take()
-        if inspect.isawaitable(connection):
-            raise ConfigError("a function that connects without blocking is an `async def`")
-        try:
-            _refuse_used(connection)
-            is_lazy = begins_at_once and not connection.autocommit
-            block = _LazyTransaction(connection) if is_lazy else connection.transaction()
-            block.__enter__()
-        except BaseException:
-            self._give(connection)
-            raise
-        return _PsycopgSession(connection, block, self._forms, self._give)
-
-    async def execute_outside(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.execute_outside`."""
-        connection = self._take()
-        try:
-            _execute_outside(connection, statement)
-        finally:
-            self._give(connection)
-
-
-class AsyncPsycopgAdapter:
-    """Asyncio connections."""
-
-    kind = "postgresql"
-    can_prepare = True
-    is_blocking = False
-    problems = _PROBLEMS
+    problems = (psycopg.Error, OSError)
 
     def __init__(self, take: Callable[[], Any], give: Callable[[Any], Any] | None) -> None:
+        self.is_blocking: bool = not inspect.iscoroutinefunction(take)
         self._take = take
-        self._give = give or psycopg.AsyncConnection.close
-        self._forms = psycopg_forms()
+        connection = psycopg.Connection if self.is_blocking else psycopg.AsyncConnection
+        self._give = give or connection.close
+        self._forms = PsycopgForms()
 
-    async def open(
-        self, *, begins_at_once: bool = False
-    ) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
+    async def open(self, *, begins_at_once: bool = False) -> DatabaseSession[Any]:
         """See :meth:`DatabaseAdapter.open`."""
-        connection = await self._take()
+        connection = self._take()
+        if not self.is_blocking:
+            connection = await connection
+        elif inspect.isawaitable(connection):
+            raise ConfigError("a function that connects without blocking must be an `async def`")
         try:
             _refuse_used(connection)
-            is_lazy = begins_at_once and not connection.autocommit
-            block = _AsyncLazyTransaction(connection) if is_lazy else connection.transaction()
-            await block.__aenter__()
+            session = _PsycopgSession(connection, self._forms, self._give)
+            await session.begin(is_lazy=begins_at_once and not connection.autocommit)
         except BaseException:
-            await self._give(connection)
+            await result_of(self._give(connection))
             raise
-        return _AsyncPsycopgSession(connection, block, self._forms, self._give)
+        return session
 
     async def execute_outside(self, statement: str) -> None:
         """See :meth:`DatabaseAdapter.execute_outside`."""
-        connection = await self._take()
+        connection = await result_of(self._take())
         try:
-            await _execute_outside_async(connection, statement)
+            await _execute_outside(connection, statement)
         finally:
-            await self._give(connection)
+            await result_of(self._give(connection))
 
 
-def _refuse_used(connection: Any) -> None:
+def _refuse_used(connection: AnyConnection) -> None:
     if connection.info.transaction_status != TransactionStatus.IDLE:
         raise DatabaseFailed(
-            "the source gave a connection that is in a transaction already, or broken"
+            "the source returned a connection that is broken or already in a transaction"
         )
 
 
-def _execute_outside(connection: psycopg.Connection[Any], statement: str) -> None:
+async def _execute_outside(connection: AnyConnection, statement: str) -> None:
     _refuse_used(connection)
     was = connection.autocommit
-    connection.set_autocommit(True)
+    await result_of(connection.set_autocommit(True))
     try:
-        connection.execute(statement.encode())
+        await result_of(connection.execute(statement.encode()))
     finally:
         if not connection.closed:
-            connection.set_autocommit(was)
-
-
-async def _execute_outside_async(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
-    _refuse_used(connection)
-    was = connection.autocommit
-    await connection.set_autocommit(True)
-    try:
-        await connection.execute(statement.encode())
-    finally:
-        if not connection.closed:
-            await connection.set_autocommit(was)
-
-
-def _keep(connection: psycopg.Connection[Any]) -> None:
-    """Do nothing: the connection stays checked out."""
-
-
-async def _akeep(connection: psycopg.AsyncConnection[Any]) -> None:
-    """The same."""
+            await result_of(connection.set_autocommit(was))
 
 
 class _PsycopgSession:
     def __init__(
-        self,
-        session: psycopg.Connection[Any],
-        block: psycopg.Transaction | Any,
-        forms: PsycopgForms,
-        give: Callable[[psycopg.Connection[Any]], None],
+        self, session: AnyConnection, forms: PsycopgForms, give: Callable[[Any], Any] | None
     ) -> None:
-        self.session = session
-        self._block = block
+        self.session: Any = session
         self._forms = forms
         self._give = give
-        self._is_open = True
+        """``None`` if another session owns the connection."""
+        self._block: Any = None
+        self._is_blocking = not isinstance(session, psycopg.AsyncConnection)
         self.canary = Canary(session)
 
+    async def begin(self, *, is_lazy: bool = False) -> None:
+        if is_lazy:
+            lazy: Any = _LazyTransaction if self._is_blocking else _AsyncLazyTransaction
+            block = lazy(self.session)
+        else:
+            block = self.session.transaction()
+        await result_of(block.__enter__() if self._is_blocking else block.__aenter__())
+        self._block = block
+
     async def execute(self, statement: Any, **values: object) -> StatementResult:
-        return psycopg_execute(self.session, self._forms, statement, values)
+        return await psycopg_execute(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
     def status(self) -> SessionStatus:
-        return _status_of(self.session, self.canary)
+        status = self.session.pgconn.transaction_status
+        if status == TransactionStatus.INTRANS:
+            return SessionStatus.OPEN if self.canary.is_sure() else SessionStatus.UNSURE
+        if status == TransactionStatus.IDLE:
+            return SessionStatus.ENDED
+        return SessionStatus.ABORTED
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
-        self._is_open = False
-        self._block.__exit__(None, None, None)
+        await self._leave(None)
 
     async def prepare(self, statement: str) -> str:
-        with psycopg.Cursor(self.session) as cursor:
-            answer = cursor.execute(statement.encode()).statusmessage
-            if self.session.autocommit:
-                cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
-        return str(answer)
+        cursor: Any = (psycopg.Cursor if self._is_blocking else psycopg.AsyncCursor)(self.session)
+        await result_of(cursor.execute(statement.encode()))
+        answer = str(cursor.statusmessage)
+        if self.session.autocommit:
+            # The block needs an open transaction to end.
+            await result_of(cursor.execute(b"BEGIN"))
+        return answer
 
-    async def begin_again(self) -> DatabaseSession[psycopg.Connection[Any]]:
-        self._leave()
-        block = self.session.transaction()
-        block.__enter__()
-        return _PsycopgSession(self.session, block, self._forms, _keep)
+    async def begin_again(self) -> DatabaseSession[Any]:
+        await self._leave(psycopg.Rollback())
+        again = _PsycopgSession(self.session, self._forms, None)
+        await again.begin()
+        return again
 
     async def execute_outside(self, statement: str) -> None:
-        self._leave()
-        _execute_outside(self.session, statement)
+        await self._leave(psycopg.Rollback())
+        await _execute_outside(self.session, statement)
 
     async def close(self) -> None:
         try:
-            self._leave()
+            await self._leave(psycopg.Rollback())
         finally:
-            self._give(self.session)
+            if self._give is not None:
+                await result_of(self._give(self.session))
 
-    def _leave(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._block.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
+    async def _leave(self, problem: psycopg.Rollback | None) -> None:
+        """End the block if it is open: commit, or roll back because of a problem."""
+        block, self._block = self._block, None
+        if block is not None:
+            leave = block.__exit__ if self._is_blocking else block.__aexit__
+            await result_of(leave(problem and type(problem), problem, None))
 
-
-class _AsyncPsycopgSession:
-    def __init__(
-        self,
-        session: psycopg.AsyncConnection[Any],
-        block: psycopg.AsyncTransaction | Any,
-        forms: PsycopgForms,
-        give: Callable[[psycopg.AsyncConnection[Any]], Any],
-    ) -> None:
-        self.session = session
-        self._block = block
-        self._forms = forms
-        self._give = give
-        self._is_open = True
-        self.canary = Canary(session)
-
-    async def execute(self, statement: Any, **values: object) -> StatementResult:
-        return await psycopg_execute_async(self.session, self._forms, statement, values)
-
-    async def flush(self) -> None:
-        """A connection has no pending writes."""
-
-    def status(self) -> SessionStatus:
-        return _status_of(self.session, self.canary)
-
-    async def commit(self, *, is_last: bool = False) -> None:
-        del is_last
-        self._is_open = False
-        await self._block.__aexit__(None, None, None)
-
-    async def prepare(self, statement: str) -> str:
-        async with psycopg.AsyncCursor(self.session) as cursor:
-            answer = (await cursor.execute(statement.encode())).statusmessage
-            if self.session.autocommit:
-                await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
-        return str(answer)
-
-    async def begin_again(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
-        await self._leave()
-        block = self.session.transaction()
-        await block.__aenter__()
-        return _AsyncPsycopgSession(self.session, block, self._forms, _akeep)
-
-    async def execute_outside(self, statement: str) -> None:
-        await self._leave()
-        await _execute_outside_async(self.session, statement)
-
-    async def close(self) -> None:
-        try:
-            await self._leave()
-        finally:
-            await self._give(self.session)
-
-    async def _leave(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            await self._block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
-
-
-def _status_of(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], canary: Canary
-) -> SessionStatus:
-    status = connection.pgconn.transaction_status
-    if status == TransactionStatus.INTRANS:
-        return SessionStatus.OPEN if canary.is_sure() else SessionStatus.UNSURE
-    if status == TransactionStatus.IDLE:
-        return SessionStatus.ENDED
-    return SessionStatus.ABORTED
-
-
-AnyConnection: TypeAlias = "psycopg.Connection[Any] | psycopg.AsyncConnection[Any]"
 
 _PLACE: Final = re.compile(r"%\((\w+)\)s(::)?|%%")
 _CAST: Final = "CAST("
@@ -449,7 +326,7 @@ class FirstStatement(NamedTuple):
         return values
 
 
-def begins_alone(connection: AnyConnection) -> bool:
+def _begins_alone(connection: AnyConnection) -> bool:
     """Whether BEGIN must travel alone: a transaction is open, the connection commits each
     statement, or libpq has no pipeline mode.
     """
@@ -463,15 +340,19 @@ def begins_alone(connection: AnyConnection) -> bool:
     )
 
 
-def run_first(
-    connection: AnyConnection, statement: FirstStatement, values: list[bytes]
-) -> PQGen[int]:
+def _run_first(
+    connection: AnyConnection, statement: FirstStatement, given: Mapping[str, object]
+) -> PQGen[int | None]:
     """Begin a transaction with a statement, and return the number of changed rows; run this with
     ``connection.wait``, under the connection's lock.
+
+    Returns ``None``, having done nothing, if the BEGIN must travel alone.
 
     Raises:
         psycopg.Error: The statement failed; its transaction is broken, or did not begin.
     """
+    if _begins_alone(connection) or (values := statement.values(given)) is None:
+        return None
     pgconn, begin = connection.pgconn, _begin(connection)
     prepared = _PREPARED.get(connection)
     if prepared is None:
@@ -500,7 +381,7 @@ def run_first(
         error = errors.error_from_result(failed, encoding="utf-8")
         if not may_repeat or error.sqlstate != (_NO_SUCH if is_prepared else _EXISTS):
             raise error
-        # The connection's statements are not those that we know.
+        # Our notes about the connection's prepared statements were wrong.
         may_repeat = False
         (prepared.discard if is_prepared else prepared.add)(statement.name)
         pgconn.send_query(b"ROLLBACK")
@@ -548,3 +429,50 @@ def _results(pgconn: PGconn) -> PQGen[list[PGresult]]:
         if result.status == ExecStatus.PIPELINE_SYNC:
             return results
         results.append(result)
+
+
+LISTENING_PROBLEMS: Final = (psycopg.Error, OSError)
+
+LOOK_S: Final = 10.0
+"""The time between two checks that the connection is alive."""
+
+
+async def likeness(session: Any) -> str | None:
+    """The parameters to open another connection like a session's; ``None`` if it is not
+    psycopg's.
+    """
+    found: Any = session
+    if isinstance(session, AsyncSession):
+        raw = await (await session.connection()).get_raw_connection()
+        found = raw.driver_connection
+    elif isinstance(session, Session):
+        found = session.connection().connection.driver_connection
+    if not isinstance(found, psycopg.Connection | psycopg.AsyncConnection):
+        return None
+    known = found.info
+    return make_conninfo(known.dsn, **({"password": known.password} if known.password else {}))
+
+
+async def listen(like: str, channel: str, heard: Callable[[], None]) -> None:
+    """Call a function at each NOTIFY of a channel, and once at the beginning.
+
+    The connection stays outside transactions, so it does not hold back VACUUM.
+
+    Args:
+        like: The result of :func:`likeness`.
+        channel: The channel.
+        heard: The function to call; one call may cover several notifications.
+
+    Raises:
+        Exception: One of :data:`LISTENING_PROBLEMS`; the connection failed or was lost.
+    """
+    connection = await psycopg.AsyncConnection.connect(like, autocommit=True)
+    try:
+        await connection.execute(SQL("LISTEN {}").format(Identifier(channel)))
+        heard()
+        while True:
+            async for _ in connection.notifies(timeout=LOOK_S):
+                heard()
+            await connection.execute("SELECT 1")
+    finally:
+        await connection.close()

@@ -1,11 +1,11 @@
-"""txmq's tables in application databases: names, text columns and DDL."""
+"""txmq's tables in application databases: names, text columns, DDL and compiled statements."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Table, Text
 from sqlalchemy.dialects import mysql as _mysql
@@ -14,10 +14,19 @@ from sqlalchemy.dialects import sqlite as _sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
+from txmq.databases.adapter import StatementResult
 from txmq.databases.dialects import kind_of
 from txmq.errors import ConfigError
 
-__all__ = ["DIALECTS", "any_text", "create_command", "plain_names", "plain_text", "statements"]
+__all__ = [
+    "DIALECTS",
+    "Forms",
+    "any_text",
+    "create_command",
+    "plain_names",
+    "plain_text",
+    "statements",
+]
 
 DIALECTS: Final[Mapping[str, type[Dialect]]] = MappingProxyType(
     {
@@ -38,7 +47,9 @@ def plain_names(*names: str | None) -> None:
     """
     for name in names:
         if name is not None and not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is not a plain name of a table or schema")
+            raise ConfigError(
+                f"{name!r} is not a plain name of a table or schema: use letters, digits and _"
+            )
 
 
 def create_command(what: str, table: Table) -> str:
@@ -83,3 +94,51 @@ def statements(tables: Iterable[Table], dialect: str) -> list[str]:
     ]
     lines = [str(ddl.compile(dialect=spoken)).strip().replace("\t", "    ") for ddl in made]
     return [re.sub(r" +$", "", line, flags=re.MULTILINE) for line in lines]
+
+
+class _Form(NamedTuple):
+    words: str
+    values: Mapping[str, object]
+    makers: Mapping[str, Callable[[object], object]]
+    """Converts a value of the application's own types for the driver."""
+
+
+class Forms:
+    """Compiled statements; each is compiled once.
+
+    Args:
+        dialect: The SQL dialect.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._done: dict[Any, _Form] = {}
+
+    def of(self, statement: Any, values: dict[str, object]) -> tuple[str, Any]:
+        """A compiled statement and its values; ``None`` for a text."""
+        if isinstance(statement, str):
+            return statement, None
+        form = self._done.get(statement)
+        if form is None:
+            form = self._done[statement] = self._form(statement)
+        given = {**form.values, **values}
+        for name, made in form.makers.items():
+            given[name] = made(given[name])
+        return form.words, given
+
+    def run(self, cursor: Any, statement: Any, values: dict[str, object]) -> StatementResult:
+        """Run a statement with a blocking cursor."""
+        cursor.execute(*self.of(statement, values))
+        rows = cursor.fetchall() if cursor.description else []
+        return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
+
+    def _form(self, statement: Any) -> _Form:
+        compiled = statement.compile(
+            dialect=self._dialect, compile_kwargs={"render_postcompile": True}
+        )
+        makers = {
+            name: made
+            for name, bind in compiled.binds.items()
+            if (made := bind.type.dialect_impl(self._dialect).bind_processor(self._dialect))
+        }
+        return _Form(str(compiled), compiled.params, makers)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
-    from txmq.idempotent.done_table import DoneTable
     from txmq.idempotent.guard import (
         Attempt,
         Guard,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     )
     from txmq.idempotent.redis import RedisGuard
     from txmq.idempotent.token import TokenGuard
-    from txmq.idempotent.unique_key import UniqueKeyTable, create_done
+    from txmq.idempotent.unique_key import DoneTable, UniqueKeyTable, create_done
     from txmq.idempotent.version import VersionGuard
 
 __all__ = [
@@ -58,7 +57,7 @@ if find_spec("redis") is None:
 
 _MODULES: Final = {
     "Attempt": "guard",
-    "DoneTable": "done_table",
+    "DoneTable": "unique_key",
     "Guard": "guard",
     "PlainGuard": "guard",
     "RedisGuard": "redis",

@@ -215,11 +215,12 @@ class Guarded:
             if payload is None or isinstance(payload, _PAYLOADS):
                 return payload
             kind = type(payload).__name__
-            raise UsageError(
-                f"payload= of {self.scope} returned a {kind}; let it return bytes or text"
-            )
+            raise UsageError(f"payload= of {self.scope} must return bytes or text, not a {kind}")
         handled = HANDLED_BODY.get()
-        return handled[1] if handled is not None and handled[0] is self else body_of(args)
+        if handled is not None and handled[0] is self:
+            return handled[1]
+        bodies = (getattr(one, "body", None) for one in args)
+        return next((body for body in bodies if isinstance(body, _PAYLOADS)), None)
 
     def arguments(self, attempt: Attempt[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The positional arguments of the function."""
@@ -363,12 +364,6 @@ def idempotent(
     return decorate
 
 
-def body_of(args: tuple[object, ...]) -> Payload:
-    """The body of the first argument of a call that has one."""
-    bodies = (getattr(one, "body", None) for one in args)
-    return next((body for body in bodies if isinstance(body, _PAYLOADS)), None)
-
-
 def _decorate(guarded: Guarded) -> Callable[..., Any]:
     wrap = _async_call if is_async(guarded.function) else _blocking_call
     call = functools.wraps(guarded.function)(wrap(guarded))
@@ -455,7 +450,7 @@ def _check_fit(function: Callable[..., Any], guard: Any) -> None:
     if not callable(getattr(guard, "attempt", None)):
         raise ConfigError(f"{guard!r} is not a guard: it has no attempt()")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"{name} yields: a call of a generator function does no work")
+        raise ConfigError(f"{name} is a generator function: calling it would do no work")
     if is_async(function) is guard.is_blocking:
         wanted = (
             "it is async, so use an asyncio source, such as an AsyncEngine or a redis.asyncio.Redis"
@@ -494,12 +489,14 @@ def _check_part(
     if made_by is None:
         return
     if not callable(made_by):
-        raise ConfigError(f"the {part} of {name} is a function of its arguments, not {made_by!r}")
+        raise ConfigError(
+            f"the {part} of {name} must be a function of its arguments, not {made_by!r}"
+        )
     wanted = _signature_of(made_by)
     if wanted is not None and not _fits_a_call(wanted, taken):
         raise ConfigError(
-            f"{name} is called with {_plain(taken)}, and so is the function of its {part}, which "
-            f"takes {_plain(wanted)}"
+            f"{name} is called with {_plain(taken)}; the function of its {part} receives the same "
+            f"arguments, but takes {_plain(wanted)}"
         )
 
 
@@ -550,7 +547,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 def _scope_of(function: Callable[..., Any]) -> str:
     # Two functions that have the same scope by chance would skip each other's work.
     if getattr(function, "__name__", "_") in {"<lambda>", "_"}:
-        raise ConfigError(f"{_name_of(function)} has no name of its own: give it a scope")
+        raise ConfigError(f"{_name_of(function)} has no name of its own: pass a scope")
     return _name_of(function)
 
 

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hashlib import sha1
-from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar
 
 import redis
 from redis.asyncio import Redis as AsyncRedis
@@ -37,9 +37,10 @@ from txmq.idempotent.guard import (
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.settings.units import DurationLike, seconds
 
-__all__ = ["CachedGuard", "KeyLease", "Outage", "RedisGuard"]
+__all__ = ["CachedGuard", "Outage", "RedisGuard"]
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 Client: TypeAlias = redis.Redis | redis.RedisCluster | AsyncRedis | AsyncRedisCluster
 
@@ -49,7 +50,7 @@ _PROBLEMS: Final = (RedisError, RedisClusterException, OSError)
 
 
 class RedisScript:
-    """A script that Redis runs atomically: its text, and the hash by which Redis knows it."""
+    """A script that Redis runs atomically, and the hash by which Redis knows it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -95,7 +96,7 @@ class RedisGuard:
 
     - Redis evicts the key, is flushed, or restarts without its data;
     - Redis fails over to a replica that has not received the key;
-    - the function takes longer than ``lease``, and the message is delivered again meanwhile;
+    - the function takes longer than ``lease``, and the message is delivered again while it runs;
     - the process dies between the work and the end, or Redis does not answer at the end: the work
       is done again once the lease has expired.
 
@@ -147,9 +148,7 @@ class RedisGuard:
                 f"{kept_s:.0f} s: raise keep, or set horizon to the real time"
             )
         if kept_s < lease_s:
-            raise ConfigError(
-                f"keep is {kept_s} and lease is {lease_s}: keep must be at least lease"
-            )
+            raise ConfigError(f"keep is {kept_s} s, but lease is {lease_s} s: raise keep")
         self._redis = RedisConnection(client)
         self.is_blocking: bool = self._redis.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
@@ -346,29 +345,9 @@ def _has_timeout(client: Client) -> bool:
     return pool.connection_class(**pool.connection_kwargs).socket_timeout is not None
 
 
-T = TypeVar("T")
-
 _BYPASS_S: Final = 1.0
 """How long a cache that does not answer is bypassed: long enough that waiting for it does not slow
-the messages down, short enough that its return is used soon."""
-
-
-class KeyLease(Protocol):
-    """A key of the cache during one attempt; each step raises ``DatabaseFailed`` without an answer
-    from the cache.
-    """
-
-    async def claim(self) -> KeyState:
-        """Claim the key, or return its state."""
-        ...
-
-    async def finish(self, result: str | None, payload: str | None = None) -> object:
-        """Mark the key as done, by a fingerprint that may differ from this attempt's."""
-        ...
-
-    async def release(self) -> None:
-        """Free the key if this attempt still holds it."""
-        ...
+the messages down, short enough that its return is noticed soon."""
 
 
 class Outage:
@@ -384,7 +363,7 @@ class Outage:
 
     def may_ask(self) -> bool:
         """True if this caller may ask the cache; during an outage one caller a second may."""
-        until = self._until  # Another thread may end the outage meanwhile.
+        until = self._until  # Another thread may end the outage now.
         if until is None:
             return True
         now = self._clock.monotonic()
@@ -419,7 +398,7 @@ class CachedGuard(Generic[S]):
 
     def __init__(
         self,
-        lease: Callable[[str, str, Payload], KeyLease],
+        lease: Callable[[str, str, Payload], RedisLease],
         table: SessionGuard[str, S],
         outage: Outage,
     ) -> None:
@@ -454,7 +433,7 @@ class CachedAttempt(Attempt[S]):
         outage: Whether the cache answers.
     """
 
-    def __init__(self, lease: KeyLease, inner: Attempt[S], outage: Outage) -> None:
+    def __init__(self, lease: RedisLease, inner: Attempt[S], outage: Outage) -> None:
         super().__init__()
         self._lease = lease
         self._inner = inner

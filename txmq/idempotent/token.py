@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error
-from typing import Any, Final, Generic, Literal, TypeVar, overload
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 from txmq.errors import ConfigError, TokenRefused, UsageError
 from txmq.idempotent.guard import Attempt, Payload, PlainGuard, SessionGuard
@@ -29,6 +29,15 @@ SECRET_BYTES_MIN: Final = 16
 
 CLOCKS_APART_MS: Final = 60_000
 """The maximum clock difference between processes that share a secret."""
+
+
+class TokenOptions(TypedDict, total=False):
+    """The options of a :class:`TokenGuard`."""
+
+    secret: bytes | None
+    good_for: float
+    clock: Clock | None
+    entropy: Entropy | None
 
 
 class TokenGuard(Generic[S, H]):
@@ -60,21 +69,13 @@ class TokenGuard(Generic[S, H]):
     def __init__(
         self: TokenGuard[S, Literal[True]],
         inner: SessionGuard[str, S],
-        *,
-        secret: bytes | None = None,
-        good_for: DurationLike = 3600.0,
-        clock: Clock | None = None,
-        entropy: Entropy | None = None,
+        **options: Unpack[TokenOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: TokenGuard[None, Literal[False]],
         inner: PlainGuard[str],
-        *,
-        secret: bytes | None = None,
-        good_for: DurationLike = 3600.0,
-        clock: Clock | None = None,
-        entropy: Entropy | None = None,
+        **options: Unpack[TokenOptions],
     ) -> None: ...
     def __init__(
         self,
@@ -86,7 +87,7 @@ class TokenGuard(Generic[S, H]):
         entropy: Entropy | None = None,
     ) -> None:
         if secret is not None and len(secret) < SECRET_BYTES_MIN:
-            raise ConfigError(f"a secret has {SECRET_BYTES_MIN} bytes or more, not {len(secret)}")
+            raise ConfigError(f"a secret needs {SECRET_BYTES_MIN} bytes or more, not {len(secret)}")
         self._inner = inner
         self._secret = secret
         self._good_for_ms = int(seconds("good_for", good_for, least=0.001) * 1000)

@@ -1,11 +1,14 @@
-"""An attempt inside a database transaction that begins with the row that records it."""
+"""An attempt that is a database transaction: its guard row records the key."""
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
-from txmq.databases.guarded_transaction import GuardRow, RowTransaction
+from sqlalchemy import text
+
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.canary import TRANSACTION
+from txmq.databases.guarded_transaction import GuardedTransaction
 from txmq.errors import UsageError
 from txmq.idempotent.guard import Attempt, KeyState, Verdict
 
@@ -13,44 +16,48 @@ __all__ = ["NothingToDo", "TransactionAttempt"]
 
 S = TypeVar("S")
 
+_IS_OURS = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
+"""Returns a row if the transaction is still the same."""
+
 
 class NothingToDo(Exception):
-    """Raised by a witness instead of inserting its row: the work is done, or being done."""
+    """Raised instead of inserting the row: the work is done, or being done."""
 
     def __init__(self, found: KeyState) -> None:
         super().__init__(found.verdict.value)
         self.found = found
 
 
-class TransactionAttempt(Attempt[S]):
-    """An attempt whose work is done in the transaction of its witness.
+class TransactionAttempt(GuardedTransaction[S], Attempt[S]):
+    """An attempt whose work is done in its own transaction.
+
+    Inserting the guard row raises :class:`NothingToDo` if the key is not free.
 
     Args:
         adapter: The database.
-        witness: Inserts its row first, or raises :class:`NothingToDo`.
     """
 
-    def __init__(self, adapter: DatabaseAdapter[S], witness: GuardRow) -> None:
-        super().__init__()
-        self.is_blocking: bool = adapter.is_blocking
-        self._adapter = adapter
-        self._inner = RowTransaction(adapter, witness)
+    def __init__(self, adapter: DatabaseAdapter[S]) -> None:
+        GuardedTransaction.__init__(self, adapter)
+        Attempt.__init__(self)
+        self._transaction: int | None = None
+        """PostgreSQL's id of the transaction that inserted the row."""
 
     @property
     def session(self) -> S:
         """The session for the work.
 
         Raises:
-            UsageError: The caller gives no work.
+            UsageError: There is no work to do.
         """
-        if self.verdict is not Verdict.FIRST:
+        if self._db is None or self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
-        return self._inner.db.session
+        return self._db.session
 
     async def begin(self) -> Self:
         """See :meth:`Attempt.begin`."""
         try:
-            await self._inner.begin()
+            await self.start()
         except NothingToDo as answer:
             self.found: KeyState = answer.found
         else:
@@ -59,24 +66,14 @@ class TransactionAttempt(Attempt[S]):
 
     async def end(self, error: BaseException | None) -> None:
         """See :meth:`Attempt.end`."""
-        if self.verdict is not Verdict.FIRST:
-            return
-        if self.is_abandoned:
-            error = error or _Abandoned()
-        if error is None and self._is_open():
-            try:
-                await self.finish(self._inner.db)
-            except BaseException as finish_error:
-                await self._inner.end(finish_error)
-                raise
-        await self._inner.end(error)
+        if self.verdict is Verdict.FIRST:
+            if self.is_abandoned:
+                error = error or _Abandoned()
+            await self.finish(error)
 
-    async def finish(self, db: DatabaseSession[Any]) -> None:
-        """Run statements after the function's work and before the commit."""
-
-    def _is_open(self) -> bool:
-        # Otherwise skip them: the end raises a clearer error than these statements would.
-        return self._inner.db.status() in {SessionStatus.OPEN, SessionStatus.UNSURE}
+    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
+        # Do not look for the row: after a commit inside, it would look like ours.
+        return bool((await db.execute(_IS_OURS, transaction=self._transaction)).rows)
 
 
 class _Abandoned(Exception):

@@ -5,41 +5,61 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    Literal,
-    Protocol,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from hashlib import blake2b
+from typing import Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from txmq.settings.extras import named_extra
 from txmq.settings.units import DurationLike, seconds
 
 with named_extra():
-    from sqlalchemy import Engine, inspect
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Delete,
+        Engine,
+        Executable,
+        Index,
+        MetaData,
+        Table,
+        Text,
+        Update,
+        bindparam,
+        cast,
+        delete,
+        insert,
+        inspect,
+        literal_column,
+        select,
+        text,
+        tuple_,
+        update,
+    )
+    from sqlalchemy.dialects import mysql as _mysql
+    from sqlalchemy.dialects import postgresql as _postgresql
+    from sqlalchemy.dialects import sqlite as _sqlite
     from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
-from txmq.databases.canary import SAME
+from txmq.databases.adapter import (
+    DatabaseAdapter,
+    DatabaseSession,
+    lock_timeout,
+    open_with_lock_timeout,
+)
+from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.lock_timeout import lock_timeout, open_with_lock_timeout
 from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
-from txmq.databases.tables import create_command
-from txmq.errors import (
-    ConfigError,
-    DatabaseFailed,
-    FenceUnsafe,
-    TableMissing,
+from txmq.databases.tables import (
+    any_text,
+    create_command,
+    plain_names,
+    plain_text,
+    statements,
 )
-from txmq.idempotent.done_table import DoneTable
+from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe, TableMissing
 from txmq.idempotent.guard import (
     Attempt,
     KeyState,
@@ -51,13 +71,9 @@ from txmq.idempotent.guard import (
     redelivery_horizon,
 )
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
-from txmq.limits import DONE_ROWS_REMOVED
+from txmq.limits import DONE_ROWS_REMOVED, KEY_CHARS_MAX
 
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
-
-__all__ = ["UniqueKeyTable", "create_done"]
+__all__ = ["DoneTable", "UniqueKeyTable", "create_done"]
 
 
 class _AwaitedSession(Protocol):
@@ -75,10 +91,7 @@ class _BlockingSession(Protocol):
 S = TypeVar("S")
 AwaitedS = TypeVar("AwaitedS", bound=_AwaitedSession)
 BlockingS = TypeVar("BlockingS", bound=_BlockingSession)
-A = TypeVar("A", bound="AsyncSession")
-B = TypeVar("B", bound="Session")
-C = TypeVar("C", bound="DjangoConnection")
-T = TypeVar("T")
+C = TypeVar("C", bound=DjangoConnection)
 
 _WAIT_MS: Final = 1_000
 """MySQL has no lock to try: the second attempt waits, and this is the shortest wait it offers."""
@@ -136,23 +149,13 @@ class UniqueKeyTable(Generic[S]):
     ) -> None: ...
     @overload
     def __init__(
-        self: UniqueKeyTable[B], source: sessionmaker[B], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: UniqueKeyTable[A], source: async_sessionmaker[A], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
         self: UniqueKeyTable[C], source: C, **options: Unpack[UniqueKeyOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self, source: AsyncPool[S] | Pool[S], **options: Unpack[UniqueKeyOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
-        self, source: Callable[[], Coroutine[Any, Any, S]], **options: Unpack[UniqueKeyOptions]
+        self,
+        source: AsyncPool[S] | Pool[S] | Callable[[], Coroutine[Any, Any, S]],
+        **options: Unpack[UniqueKeyOptions],
     ) -> None: ...
     @overload
     def __init__(self, source: Callable[[], S], **options: Unpack[UniqueKeyOptions]) -> None: ...
@@ -169,14 +172,8 @@ class UniqueKeyTable(Generic[S]):
             UsageError: The key is invalid.
             LimitExceeded: It is too long.
         """
-        row = KeyRow(
-            self._done,
-            self._adapter,
-            check_text(scope, "scope"),
-            check_text(key),
-            fingerprint(payload),
-        )
-        return UniqueKeyAttempt(self._done, self._adapter, row)
+        checked = check_text(scope, "scope"), check_text(key), fingerprint(payload)
+        return UniqueKeyAttempt(self._done, self._adapter, *checked)
 
     async def verify(self) -> None:
         """Check that the table exists, and that a rollback removes its rows.
@@ -186,7 +183,8 @@ class UniqueKeyTable(Generic[S]):
             FenceUnsafe: Rows survive a rollback.
             DatabaseFailed: The database does not answer.
         """
-        await self._in_thread(self.verify_here())
+        work = self.verify_here()
+        await (asyncio.to_thread(drive, work) if self.is_blocking else work)
 
     async def verify_here(self) -> None:
         """Check the same in this thread.
@@ -200,8 +198,8 @@ class UniqueKeyTable(Generic[S]):
         try:
             # Closing rolls back what is not committed.
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                row = KeyRow(done, self._adapter, _TRIAL, trial, "")
-                await row.put(db)
+                attempt = UniqueKeyAttempt(done, self._adapter, _TRIAL, trial, "")
+                await attempt._insert_row(db)  # noqa: SLF001 - in a session with a lock timeout
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 this = {"of_scope": _TRIAL, "of_key": trial}
                 if (await db.execute(done.look, **this)).rows:
@@ -257,9 +255,9 @@ class UniqueKeyTable(Generic[S]):
         older_s = seconds("older_than", older_than)
         if older_s < least_s:
             raise ConfigError(
-                f"a message can come again for {least_s:.0f} s, so rows of {older_s:.0f} s "
-                "are still needed: keep them longer, or set horizon (--horizon) to the time for "
-                "which messages really come again"
+                f"a message can be delivered again for {least_s:.0f} s, so rows that are "
+                f"{older_than:.0f} s old are still needed: keep them longer, or set horizon "
+                "(--horizon) to the real time"
             )
         work = self._clean(int(older_s * 1000), max(1, batch))
         return drive(work) if self.is_blocking else work
@@ -268,16 +266,17 @@ class UniqueKeyTable(Generic[S]):
         removed, last = 0, batch
         try:
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                now_ms = await _now_ms(self._adapter, db)
+                clock = await db.execute(f"SELECT {NOW_MS[self._adapter.kind]}")
+                before_ms = int(clock.rows[0][0]) - older_ms
             while last >= batch:
                 async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
-                    last = await self._remove(db, now_ms - older_ms, batch)
+                    last = await self._remove(db, before_ms, batch)
                     await db.commit()
                 removed += last
         except self._adapter.problems as error:
             _check_missing(self._done, error)
             raise DatabaseFailed(
-                f"{self._done.name} could not be cleaned now: {words(error)}"
+                f"{self._done.name} could not be cleaned: {words(error)}; try again"
             ) from error
         return removed
 
@@ -290,36 +289,9 @@ class UniqueKeyTable(Generic[S]):
             gone += (await db.execute(done.remove, of_scope=scope, of_key=key)).changed
         return gone
 
-    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._adapter.is_blocking:
-            return await asyncio.to_thread(drive, work)
-        return await work
-
 
 class UniqueKeyAttempt(TransactionAttempt[S]):
     """An attempt that inserts the row of its key first.
-
-    Args:
-        done: The table.
-        adapter: The database.
-        row: The row.
-    """
-
-    def __init__(self, done: DoneTable, adapter: DatabaseAdapter[S], row: KeyRow) -> None:
-        super().__init__(adapter, row)
-        self._done = done
-        self._row = row
-
-    async def finish(self, db: DatabaseSession[Any]) -> None:
-        """Store the result with the key."""
-        if self.kept is None:
-            return
-        await db.flush()  # Otherwise the update belongs to a savepoint that was left open.
-        await db.execute(self._done.keep, **self._row.this, as_result=self.kept)
-
-
-class KeyRow:
-    """The row of a key, as the witness of its transaction.
 
     Args:
         done: The table.
@@ -330,31 +302,28 @@ class KeyRow:
     """
 
     def __init__(
-        self, done: DoneTable, adapter: DatabaseAdapter[Any], scope: str, key: str, payload: str
+        self, done: DoneTable, adapter: DatabaseAdapter[S], scope: str, key: str, payload: str
     ) -> None:
+        super().__init__(adapter)
         self._done = done
-        self._adapter = adapter
         self._payload = payload
-        self._transaction: int | None = None
+        self._this: dict[str, object] = {"of_scope": scope, "of_key": key}
         self._values: dict[str, object] = {"as_fingerprint": payload}
         if adapter.kind == "postgresql":
             self._values["of_lock"] = done.lock(scope, key)
-        self.this: dict[str, object] = {"of_scope": scope, "of_key": key}
 
     @property
-    def of(self) -> str:
-        """The transaction's name in error messages."""
-        return f"the transaction of key {self.this['of_key']!r}"
+    def _name(self) -> str:
+        return f"the transaction of key {self._this['of_key']!r}"
 
-    async def put(self, db: DatabaseSession[Any]) -> None:
-        """Insert the row, or raise :class:`NothingToDo` with the state of the key."""
+    async def _insert_row(self, db: DatabaseSession[Any]) -> None:
         adapter = self._adapter
         try:
             if adapter.kind == "mysql":
                 async with lock_timeout(adapter, db, _WAIT_MS):
-                    is_new = await self._insert(db)
+                    is_new = await self._claim(db)
             else:
-                is_new = await self._insert(db)
+                is_new = await self._claim(db)
             if not is_new:
                 raise NothingToDo(await self._look(db))
         except adapter.problems as error:
@@ -363,10 +332,10 @@ class KeyRow:
             _check_missing(self._done, error)
             raise
 
-    async def _insert(self, db: DatabaseSession[Any]) -> bool:
+    async def _claim(self, db: DatabaseSession[Any]) -> bool:
         claim = self._done.claims[self._adapter.kind]
         try:
-            answer = await db.execute(claim, **self.this, **self._values)
+            answer = await db.execute(claim, **self._this, **self._values)
         except self._adapter.problems as error:
             if failure(error) is not Failure.DUPLICATE:
                 raise
@@ -377,35 +346,29 @@ class KeyRow:
 
     async def _look(self, db: DatabaseSession[Any]) -> KeyState:
         look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
-        found = (await db.execute(look, **self.this)).rows
+        found = (await db.execute(look, **self._this)).rows
         if not found:
-            # Or just rolled back; the next attempt will see.
+            # Another attempt holds the key, or has just rolled back; the next one will know.
             return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
         return judge(self._payload, theirs, result)
 
-    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """True if the session is still in the transaction that inserted the row."""
-        # Do not check the row: after a commit inside, a stored result would make it look like ours.
-        return bool((await db.execute(SAME, transaction=self._transaction)).rows)
+    async def _before_commit(self, db: DatabaseSession[Any]) -> None:
+        if self.kept is not None:
+            await db.execute(self._done.keep, **self._this, as_result=self.kept)
 
-    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """True if the row is visible."""
-        return bool((await db.execute(self._done.look, **self.this)).rows)
+    async def _is_row_committed(self, db: DatabaseSession[Any]) -> bool:
+        return bool((await db.execute(self._done.look, **self._this)).rows)
 
 
 def _check_missing(done: DoneTable, error: Exception) -> None:
     """Raise :class:`TableMissing` if an error means that."""
     if failure(error) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
-            f"there is no table {done.name} as this version uses it: run "
-            f"`{create_command('done', done.table)}`, or have a migration run what "
-            f"`txmq schema sql done` prints ({words(error)})"
+            f"there is no table {done.name} with the columns that this version needs: run "
+            f"`{create_command('done', done.table)}`, or have a migration run the output of "
+            f"`txmq schema sql done` ({words(error)})"
         ) from error
-
-
-async def _now_ms(adapter: DatabaseAdapter[Any], db: DatabaseSession[Any]) -> int:
-    return int((await db.execute(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])
 
 
 def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = None) -> bool:
@@ -426,3 +389,116 @@ def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = No
     guard = UniqueKeyTable(engine, table=name, schema=schema)
     drive(guard.verify_here())  # On a blocking engine it never awaits; an event loop may run here.
     return is_new
+
+
+_LOCK: Final = "pg_try_advisory_xact_lock(CAST(:of_lock AS BIGINT))"
+
+
+class DoneTable:
+    """The table, and the statements that use it.
+
+    Args:
+        name: The table's name.
+        schema: Its schema; by default where the session looks first.
+        metadata: Your own, so that a tool such as Alembic sees the table.
+
+    Raises:
+        ConfigError: Not every database takes a name unquoted.
+    """
+
+    def __init__(
+        self,
+        name: str = "txmq_done",
+        schema: str | None = None,
+        metadata: MetaData | None = None,
+    ) -> None:
+        plain_names(name, schema)
+        self.metadata: MetaData = MetaData() if metadata is None else metadata
+        self.table: Table = _done(name, schema, self.metadata)
+        done = self.table.c
+        self._is_this = (
+            done.scope == bindparam("of_scope"),
+            done.done_key == bindparam("of_key"),
+        )
+        self.claims: dict[str, Executable] = {
+            # SQLAlchemy does not count the inserted rows unless asked to.
+            kind: self._claim(kind).execution_options(preserve_rowcount=True)
+            for kind in NOW_MS
+        }
+        look = select(done.fingerprint, done.result).where(*self._is_this)
+        self.look: Executable = look
+        self.look_now: Executable = look.with_for_update(read=True)
+        """The current row: a plain SELECT of MySQL may read an old snapshot."""
+        self.keep: Update = (
+            update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
+        )
+        self.remove: Delete = delete(self.table).where(*self._is_this)
+        old = (
+            select(done.scope, done.done_key)
+            .where(done.done_ms < bindparam("before_ms"))
+            .order_by(done.done_ms)
+            .limit(bindparam("batch"))
+        )
+        self.old: Executable = old.with_for_update(skip_locked=True)
+        self.remove_old: dict[str, Delete] = {
+            # A removal does not wait for locks, so it cannot be part of a deadlock.
+            "postgresql": delete(self.table).where(tuple_(done.scope, done.done_key).in_(self.old)),
+            "sqlite": delete(self.table).where(tuple_(done.scope, done.done_key).in_(old)),
+        }
+
+    @property
+    def name(self) -> str:
+        """The table's name, with its schema."""
+        return self.table.fullname
+
+    def lock(self, scope: str, key: str) -> int:
+        """The number of PostgreSQL's advisory lock for a key."""
+        named = f"{self.table.name}\0{scope}\0{key}".encode()
+        return int.from_bytes(blake2b(named, digest_size=8).digest(), signed=True)
+
+    def _claim(self, kind: str) -> Executable:
+        """Insert a row, unless one exists or its key is locked."""
+        rows: Any = select(
+            cast(bindparam("of_scope"), Text),
+            cast(bindparam("of_key"), Text),
+            cast(bindparam("as_fingerprint"), Text),
+            text(NOW_MS[kind]),
+        )
+        columns = ["scope", "done_key", "fingerprint", "done_ms"]
+        if kind == "postgresql":
+            # Without the lock this statement would wait for the running attempt, and occupy a
+            # connection.
+            rows = rows.where(text(_LOCK), text(TURN))
+            statement = _postgresql.insert(self.table).from_select(columns, rows)
+            return statement.on_conflict_do_nothing().returning(literal_column(TRANSACTION))
+        if kind == "sqlite":
+            rows = rows.where(text("true"))  # Without it the parser takes ON as part of a join.
+            return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
+        # MySQL's INSERT IGNORE would hide other mistakes: there a double key is an error.
+        return insert(self.table).from_select(columns, rows)
+
+    def ddl(self, dialect: str) -> list[str]:
+        """The statements that create the table, for ``postgresql``, ``mysql`` or ``sqlite``.
+
+        Raises:
+            ConfigError: The dialect is a different one.
+        """
+        return statements([self.table], dialect)
+
+
+def _done(name: str, schema: str | None, metadata: MetaData) -> Table:
+    table = Table(
+        name,
+        metadata,
+        Column("scope", any_text(KEY_CHARS_MAX), primary_key=True),
+        Column("done_key", any_text(KEY_CHARS_MAX), primary_key=True),
+        Column("fingerprint", plain_text(32), nullable=False),
+        Column(
+            "result", Text().with_variant(_mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
+        ),
+        Column("done_ms", BigInteger, nullable=False),
+        schema=schema,
+        mysql_engine="InnoDB",
+    )
+    Index(f"{name}_time", table.c.done_ms)
+    return table

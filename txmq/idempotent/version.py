@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from hashlib import blake2b
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     Self,
     TypeAlias,
@@ -20,29 +21,10 @@ from typing import (
     overload,
 )
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, reading
-from txmq.databases.canary import SAME
-from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import RowTransaction, drive
-from txmq.databases.session_adapters import AwaitedSession, BlockingSession, SessionAdapters
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
-from txmq.errors import ConfigError, UsageError, VersionGap
-from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
-from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
-from txmq.runtime.clock import Clock, SystemClock
-from txmq.settings.units import DurationLike, seconds
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-    from sqlalchemy.orm import Session, sessionmaker
-from collections.abc import Awaitable, Sequence
-from hashlib import blake2b
-from typing import NamedTuple
-
 from sqlalchemy import (
     Column,
     ColumnElement,
+    Engine,
     MetaData,
     Select,
     Table,
@@ -54,28 +36,38 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session
 
-from txmq.databases.adapter import StatementResult
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, StatementResult, reading
 from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.errors import DatabaseFailed
+from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.sources import (
+    AsyncPool,
+    AwaitedSession,
+    BlockingSession,
+    CallerSession,
+    CallerSessions,
+    DjangoConnection,
+    Pool,
+    adapter_of,
+)
+from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
+from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
+from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.settings.units import DurationLike, seconds
 
-__all__ = [
-    "BumpResult",
-    "Execute",
-    "Gaps",
-    "RowVersion",
-    "VersionGuard",
-    "VersionedRows",
-    "expire_loaded",
-]
+__all__ = ["Gaps", "VersionGuard"]
 
 S = TypeVar("S")
-A = TypeVar("A", bound="AsyncSession")
-B = TypeVar("B", bound="Session")
-C = TypeVar("C", bound="DjangoConnection")
+C = TypeVar("C", bound=DjangoConnection)
 
 Gaps: TypeAlias = Literal["retry", "wait", "accept"]
 
@@ -146,30 +138,12 @@ class VersionGuard(Generic[S]):
     ) -> None: ...
     @overload
     def __init__(
-        self: VersionGuard[B],
-        source: sessionmaker[B],
-        model: Any,
-        **options: Unpack[VersionOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: VersionGuard[A],
-        source: async_sessionmaker[A],
-        model: Any,
-        **options: Unpack[VersionOptions],
-    ) -> None: ...
-    @overload
-    def __init__(
         self: VersionGuard[C], source: C, model: Any, **options: Unpack[VersionOptions]
     ) -> None: ...
     @overload
     def __init__(
-        self, source: AsyncPool[S] | Pool[S], model: Any, **options: Unpack[VersionOptions]
-    ) -> None: ...
-    @overload
-    def __init__(
         self,
-        source: Callable[[], Coroutine[Any, Any, S]],
+        source: AsyncPool[S] | Pool[S] | Callable[[], Coroutine[Any, Any, S]],
         model: Any,
         **options: Unpack[VersionOptions],
     ) -> None: ...
@@ -194,16 +168,11 @@ class VersionGuard(Generic[S]):
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self.is_blocking: bool = self._adapter.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
-        self._versions = VersionedRows(
-            model, version, key, first=first, takes_gaps=gaps == "accept"
-        )
-        self._bump = self._versions.bump(self._adapter.kind)
-        self._session_adapters = SessionAdapters(self._versions.table)
-        self._wait = VersionWait(
-            seconds("wait", wait) if gaps == "wait" else 0.0,
-            clock or SystemClock(),
-            self._adapter.is_blocking,
-        )
+        self._rows = VersionedRows(model, version, key, first=first, takes_gaps=gaps == "accept")
+        self._bump = self._rows.bump(self._adapter.kind)
+        self._sessions = CallerSessions(self._rows.table)
+        self._wait_s = seconds("wait", wait) if gaps == "wait" else 0.0
+        self._clock = clock or SystemClock()
 
     def attempt(
         self, key: tuple[Any, int], *, scope: str = "", payload: Payload = None
@@ -215,8 +184,10 @@ class VersionGuard(Generic[S]):
             UsageError: The key is not a pair of a key and a version.
         """
         del scope, payload
-        row = VersionRow(self._versions, self._adapter.kind, self._bump, self._versions.place(key))
-        return VersionAttempt(self._adapter, row, self._wait)
+        target = self._rows.parse(key)
+        return VersionAttempt(
+            self._adapter, self._rows, target, self._bump, self._wait_s, self._clock
+        )
 
     @overload
     def bump(
@@ -261,14 +232,14 @@ class VersionGuard(Generic[S]):
                 by itself, or has unwritten changes of the row.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._session_adapters.find(session)
-        statement = self._versions.bump(given.kind, values)
-        expire_loaded(session, self._versions, place)
-        work = self._bump_in(given, place, statement)
+        target, given = self._rows.parse(key), self._sessions.find(session)
+        statement = self._rows.bump(given.kind, values)
+        _expire_loaded(session, self._rows, target)
+        work = self._bump_in(given, target, statement)
         return drive(work) if given.is_blocking else work
 
-    async def _bump_in(self, given: Any, place: RowVersion, statement: Any) -> Verdict:
-        return (await self._versions.bump_to(given.kind, given.execute, place, statement)).verdict
+    async def _bump_in(self, given: CallerSession, target: RowVersion, statement: Any) -> Verdict:
+        return (await self._rows.bump_to(given.kind, given.execute, target, statement)).verdict
 
     @overload
     def judge(
@@ -292,62 +263,48 @@ class VersionGuard(Generic[S]):
             UsageError: The statement changed several rows; or as for :meth:`bump`.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._session_adapters.find(session)
-        work = self._judge_in(given, place, changed)
+        target, given = self._rows.parse(key), self._sessions.find(session)
+        work = self._judge_in(given, target, changed)
         return drive(work) if given.is_blocking else work
 
-    async def _judge_in(self, given: Any, place: RowVersion, changed: int) -> Verdict:
+    async def _judge_in(self, given: CallerSession, target: RowVersion, changed: int) -> Verdict:
         if changed not in {0, 1}:
-            raise UsageError(f"the statement for {place.of} changed {changed} rows, not 0 or 1")
+            raise UsageError(f"the statement for {target} changed {changed} rows, not 0 or 1")
         if changed:
             return Verdict.FIRST
-        versions = self._versions
-        return versions.judge(place, await versions.now(given.kind, given.execute, place))
-
-
-class VersionWait:
-    """The wait of an attempt for missing versions.
-
-    Args:
-        wait_s: How long.
-        clock: Where the time comes from.
-        is_blocking: Whether the wait blocks the thread.
-    """
-
-    def __init__(self, wait_s: float, clock: Clock, is_blocking: bool) -> None:
-        self.wait_s = wait_s
-        self._clock = clock
-        self._is_blocking = is_blocking
-
-    def until(self) -> float:
-        """The end of a wait that begins now."""
-        return self._clock.monotonic() + self.wait_s
-
-    async def pause(self, seconds: float, until: float) -> bool:
-        """Wait a little; returns false if the time is over."""
-        left = until - self._clock.monotonic()
-        if left <= 0:
-            return False
-        if self._is_blocking:
-            time.sleep(min(seconds, left))  # noqa: ASYNC251 - a blocking source has no event loop
-        else:
-            await asyncio.sleep(min(seconds, left))
-        return True
+        found = await self._rows.look(given.execute, target, given.kind)
+        return self._rows.judge(target, found)
 
 
 class VersionAttempt(TransactionAttempt[S]):
-    """An attempt that bumps the version first.
+    """An attempt that bumps the version first: its guard row is the changed row.
 
     Args:
         adapter: The database.
-        row: The row.
-        wait: How to wait for missing versions.
+        rows: The rows of the table.
+        target: The row's key and version.
+        bump: The statement.
+        wait_s: How long to wait for missing versions.
+        clock: Where the time comes from.
     """
 
-    def __init__(self, adapter: DatabaseAdapter[S], row: VersionRow, wait: VersionWait) -> None:
-        super().__init__(adapter, row)
-        self._row = row
-        self._wait = wait
+    def __init__(
+        self,
+        adapter: DatabaseAdapter[S],
+        rows: VersionedRows,
+        target: RowVersion,
+        bump: Any,
+        wait_s: float,
+        clock: Clock,
+    ) -> None:
+        super().__init__(adapter)
+        self._rows = rows
+        self._target = target
+        self._bump = bump
+        self._wait_s = wait_s
+        self._clock = clock
+        self._is_new = False
+        """Whether the function must insert the row."""
 
     def keep(self, result: object) -> NoReturn:
         """Refuse a result.
@@ -360,109 +317,78 @@ class VersionAttempt(TransactionAttempt[S]):
 
     async def begin(self) -> Self:
         """See :meth:`Attempt.begin`."""
-        until, pause_s = self._wait.until(), FIRST_PAUSE_S
+        until, pause_s = self._clock.monotonic() + self._wait_s, FIRST_PAUSE_S
         while True:
             try:
                 return await super().begin()
             except VersionGap:
                 while not await self._is_next():
-                    if not await self._wait.pause(pause_s, until):
+                    left_s = until - self._clock.monotonic()
+                    if left_s <= 0:
                         raise
+                    await self._pause(min(pause_s, left_s))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._inner = RowTransaction(self._adapter, self._row)
+            self._db = None  # It begins once more.
+
+    async def _pause(self, seconds: float) -> None:
+        if self.is_blocking:
+            time.sleep(seconds)  # noqa: ASYNC251 - a blocking source has no event loop
+        else:
+            await asyncio.sleep(seconds)
 
     async def _is_next(self) -> bool:
-        """True if this version is next now; read in a transaction of its own."""
-        if not self._wait.wait_s:
+        """Whether no earlier version is missing any more, read in a separate transaction."""
+        if not self._wait_s:
             return False
         async with reading(self._adapter.open()) as db:
-            return await self._row.is_next(db)
-
-    async def finish(self, db: DatabaseSession[Any]) -> None:
-        """Check that the function inserted the first version."""
-        await self._row.check_inserted(db)
+            found = await self._rows.look(db.execute, self._target)
+        try:
+            self._rows.judge(self._target, found)
+        except VersionGap:
+            return False
+        return True
 
     def is_undone_for_others(self, error: Exception) -> bool:
         """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
         version.
         """
-        is_overtaken = self._row.is_new and failure(error) is Failure.DUPLICATE
+        is_overtaken = self._is_new and failure(error) is Failure.DUPLICATE
         return is_overtaken or super().is_undone_for_others(error)
 
-
-class VersionRow:
-    """The row of a key, as a witness: it has the version, or will be inserted with it.
-
-    Args:
-        versions: The rows of the table.
-        kind: The kind of database.
-        bump: The statement.
-        place: The row's key and version.
-    """
-
-    def __init__(self, versions: VersionedRows, kind: str, bump: Any, place: RowVersion) -> None:
-        self._versions = versions
-        self._kind = kind
-        self._bump = bump
-        self._place = place
-        self._result = BumpResult(Verdict.IN_PROGRESS)
-
     @property
-    def of(self) -> str:
-        """The transaction's name in error messages."""
-        return f"the transaction of {self._place.of}"
+    def _name(self) -> str:
+        return f"the transaction of {self._target}"
 
-    @property
-    def is_new(self) -> bool:
-        """True if the function must insert the row."""
-        return self._result.is_new
-
-    async def put(self, db: DatabaseSession[Any]) -> None:
-        """Bump the version, or raise :class:`NothingToDo`."""
-        versions, place = self._versions, self._place
-        self._result = BumpResult(Verdict.IN_PROGRESS)
+    async def _insert_row(self, db: DatabaseSession[Any]) -> None:
+        self._is_new = False
         try:
-            self._result = await versions.bump_to(self._kind, db.execute, place, self._bump)
+            result = await self._rows.bump_to(
+                self._adapter.kind, db.execute, self._target, self._bump
+            )
         except Exception as error:
             if failure(error) is Failure.LOCKED:
                 raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
             raise
-        if self._result.verdict is not Verdict.FIRST:
-            raise NothingToDo(KeyState(self._result.verdict))
+        if result.verdict is not Verdict.FIRST:
+            raise NothingToDo(KeyState(result.verdict))
+        self._is_new, self._transaction = result.is_new, result.transaction
 
-    async def is_next(self, db: DatabaseSession[Any]) -> bool:
-        """True if no earlier version is missing."""
-        found = await self._versions.at(db.execute, self._place)
-        try:
-            self._versions.judge(self._place, found)
-        except VersionGap:
-            return False
-        return True
-
-    async def check_inserted(self, db: DatabaseSession[Any]) -> None:
-        """Check that a new row exists; otherwise the next message of this version repeats the work.
-
-        Raises:
-            UsageError: The function did not insert it.
+    async def _before_commit(self, db: DatabaseSession[Any]) -> None:
+        """Check that the function inserted a new row; otherwise the next message of this version
+        would repeat the work.
         """
-        if not self.is_new:
+        if not self._is_new:
             return
-        await db.flush()
-        found = await self._versions.at(db.execute, self._place)
-        if found != [self._place.version]:
+        found = await self._rows.look(db.execute, self._target)
+        if found != [self._target.version]:
             raise UsageError(
-                f"{self._place.of} is the first, so the function must insert its row into "
-                f"{self._versions.table.name}, with this version"
+                f"{self._target} is the first, so the function must insert its row into "
+                f"{self._rows.table.name}, with this version"
             )
 
-    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """True if the session is still in the transaction that bumped the version."""
-        return bool((await db.execute(SAME, transaction=self._result.transaction)).rows)
-
-    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """True if the row has reached the version."""
-        found = await self._versions.at(db.execute, self._place)
-        return bool(found) and found[0] is not None and found[0] >= self._place.version
+    async def _is_row_committed(self, db: DatabaseSession[Any]) -> bool:
+        found = await self._rows.look(db.execute, self._target)
+        return bool(found) and found[0] is not None and found[0] >= self._target.version
 
 
 Execute: TypeAlias = Callable[..., Awaitable[StatementResult]]
@@ -482,9 +408,7 @@ class RowVersion(NamedTuple):
     """The values of the key columns."""
     version: int
 
-    @property
-    def of(self) -> str:
-        """Its name in error messages."""
+    def __str__(self) -> str:
         key = self.key[0] if len(self.key) == 1 else self.key
         return f"version {self.version} of {key!r}"
 
@@ -525,7 +449,11 @@ class VersionedRows:
             )
         self.table = table
         self.key: list[Column[Any]] = _key(model, self.mapper, table, key)
-        if self.mapper is not None and _mapper_counts(self.mapper, self.version):
+        if (
+            self.mapper is not None
+            and self.mapper.version_id_col is self.version
+            and self.mapper.version_id_generator is not False
+        ):
             raise ConfigError(
                 f"the mapper increments {self.version} itself: set version_id_generator=False, so "
                 "that the messages set it"
@@ -534,8 +462,8 @@ class VersionedRows:
         self._first = first
         self._takes_gaps = takes_gaps
         self._names = [f"txmq_key_{number}" for number in range(len(self.key))]
-        self.look: Select[Any] = select(self.version).where(*self._is_this(self.key))
-        self._look_now = self.look.with_for_update(read=True)
+        self._look: Select[Any] = select(self.version).where(*self._is_this(self.key))
+        self._look_now = self._look.with_for_update(read=True)
         self._bumps = {kind: self._bump(kind) for kind in NOW_MS}
 
     def _is_this(self, key: Sequence[Column[Any]]) -> list[ColumnElement[bool]]:
@@ -585,7 +513,7 @@ class VersionedRows:
         # In RETURNING and not in WHERE: PostgreSQL may evaluate a condition twice.
         return statement.returning(literal_column(TRANSACTION), literal_column(TURN))
 
-    def place(self, given: object) -> RowVersion:
+    def parse(self, given: object) -> RowVersion:
         """Parse a pair of a key and a version.
 
         Raises:
@@ -606,13 +534,13 @@ class VersionedRows:
             )
         return RowVersion(key, version)
 
-    def values(self, place: RowVersion) -> dict[str, object]:
-        """The parameters of the statements."""
-        key = dict(zip(self._names, place.key, strict=True))
-        return {**key, "txmq_version": place.version, "txmq_before": place.version - 1}
+    def values(self, target: RowVersion) -> dict[str, object]:
+        """The values of a bump's parameters."""
+        key = dict(zip(self._names, target.key, strict=True))
+        return {**key, "txmq_version": target.version, "txmq_before": target.version - 1}
 
     async def bump_to(
-        self, kind: str, execute: Execute, place: RowVersion, statement: Any
+        self, kind: str, execute: Execute, target: RowVersion, statement: Any
     ) -> BumpResult:
         """Run the statement; if it changed no row, find the reason.
 
@@ -624,40 +552,42 @@ class VersionedRows:
         """
         is_locked = kind != "postgresql"
         for _ in range(LOOKS_MAX):
-            answer = await execute(statement, **self.values(place))
+            answer = await execute(statement, **self.values(target))
             if answer.changed:
                 if answer.changed > 1:
-                    raise UsageError(f"{self.table.name} has several rows for {place.of}")
+                    raise UsageError(f"{self.table.name} has several rows for {target}")
                 found = answer.rows[0][0] if answer.rows else None
                 return BumpResult(Verdict.FIRST, transaction=found)
-            verdict = self.judge(place, await self.now(kind, execute, place))
+            verdict = self.judge(target, await self.look(execute, target, kind))
             if verdict is Verdict.DONE:
                 return BumpResult(verdict)
             if verdict is Verdict.FIRST:
                 if is_locked:
-                    return BumpResult(
-                        verdict, is_new=True, transaction=await _transaction_id(kind, execute)
-                    )
+                    found = None
+                    if kind == "postgresql":
+                        found = (await execute(f"SELECT {TRANSACTION}, {TURN}")).rows[0][0]
+                    return BumpResult(verdict, is_new=True, transaction=found)
                 # Otherwise two attempts insert the row, and the work of one is wasted.
-                await execute(_LOCK, txmq_lock=self._lock(place))
+                await execute(_LOCK, txmq_lock=self._lock(target))
                 is_locked = True
         raise DatabaseFailed(
-            f"{self.table.name} does not reach {place.of}: its row kept changing; try again"
+            f"{self.table.name} did not reach {target}, because its row kept changing; try again"
         )
 
-    async def at(self, execute: Execute, place: RowVersion) -> list[Any]:
-        """The versions of the rows with this key, as this transaction sees them: one, or none."""
-        return await self._select(execute, self.look, place)
+    async def look(self, execute: Execute, target: RowVersion, kind: str = "") -> list[Any]:
+        """The versions of the rows with this key: one, or none.
 
-    async def now(self, kind: str, execute: Execute, place: RowVersion) -> list[Any]:
-        """The same, as committed now: a plain SELECT of MySQL may read an old snapshot."""
-        return await self._select(execute, self._look_now if kind == "mysql" else self.look, place)
+        Args:
+            execute: Runs a statement.
+            target: The key.
+            kind: The kind of database, to read what is committed now: a plain SELECT of MySQL may
+                read an old snapshot.
+        """
+        statement = self._look_now if kind == "mysql" else self._look
+        key = dict(zip(self._names, target.key, strict=True))
+        return [row[0] for row in (await execute(statement, **key)).rows]
 
-    async def _select(self, execute: Execute, look: Any, place: RowVersion) -> list[Any]:
-        key = dict(zip(self._names, place.key, strict=True))
-        return [row[0] for row in (await execute(look, **key)).rows]
-
-    def judge(self, place: RowVersion, found: list[Any]) -> Verdict:
+    def judge(self, target: RowVersion, found: list[Any]) -> Verdict:
         """The verdict on a version after a bump that changed no row: ``DONE``; ``FIRST`` if there
         is no row; ``IN_PROGRESS`` if the version is the next one by now.
 
@@ -666,27 +596,20 @@ class VersionedRows:
             UsageError: The row has no version.
         """
         if not found:
-            if place.version > self._first and not self._takes_gaps:
-                raise VersionGap(f"{place.of} came, and {self.table.name} has no row of it yet")
+            if target.version > self._first and not self._takes_gaps:
+                raise VersionGap(f"{target} arrived, but {self.table.name} has no row for it yet")
             return Verdict.FIRST
         if (at := found[0]) is None:
-            raise UsageError(f"the row of {place.of} in {self.table.name} has no version")
-        if at >= place.version:
+            raise UsageError(f"the row of {target} in {self.table.name} has no version")
+        if at >= target.version:
             return Verdict.DONE
-        if at < place.version - 1 and not self._takes_gaps:
-            raise VersionGap(f"{place.of} came, and {self.table.name} is at {at}")
+        if at < target.version - 1 and not self._takes_gaps:
+            raise VersionGap(f"{target} arrived, but {self.table.name} is at {at}")
         return Verdict.IN_PROGRESS
 
-    def _lock(self, place: RowVersion) -> int:
-        name = "\0".join([self.table.fullname, *map(str, place.key)]).encode()
+    def _lock(self, target: RowVersion) -> int:
+        name = "\0".join([self.table.fullname, *map(str, target.key)]).encode()
         return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
-
-
-async def _transaction_id(kind: str, execute: Execute) -> int | None:
-    if kind != "postgresql":
-        return None
-    found: int = (await execute(text(f"SELECT {TRANSACTION}, {TURN}"))).rows[0][0]
-    return found
 
 
 def _mapper(model: Any) -> Mapper[Any] | None:
@@ -723,11 +646,7 @@ def _key(model: Any, mapper: Mapper[Any] | None, table: Table, given: Any) -> li
     return columns
 
 
-def _mapper_counts(mapper: Mapper[Any], version: Column[Any]) -> bool:
-    return mapper.version_id_col is version and mapper.version_id_generator is not False
-
-
-def expire_loaded(session: object, rows: VersionedRows, place: RowVersion) -> None:
+def _expire_loaded(session: object, rows: VersionedRows, target: RowVersion) -> None:
     """Make an ORM session read its objects of the row again: they may be older than the lock, and
     work with old values would undo what the lock waited for.
 
@@ -746,9 +665,9 @@ def expire_loaded(session: object, rows: VersionedRows, place: RowVersion) -> No
             continue
         loaded = inspect(instance).dict
         names = [mapper.get_property_by_column(column).key for column in rows.key]
-        values = zip(names, place.key, strict=True)
+        values = zip(names, target.key, strict=True)
         if any(loaded.get(name, value) != value for name, value in values):
             continue
         if session.is_modified(instance):
-            raise UsageError(f"{instance!r} was changed before {place.of} was bumped: bump first")
+            raise UsageError(f"{instance!r} was changed before {target} was bumped: bump first")
         session.expire(instance)

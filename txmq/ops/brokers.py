@@ -30,7 +30,7 @@ _COUNTS: Final = {
 
 
 def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
-    """The figures that tell how a broker does, by label; those that it does not send are left out.
+    """The figures that show how a broker does, by label; figures that it lacks are left out.
 
     Args:
         figures: The broker's answer.
@@ -101,7 +101,6 @@ async def copies_of(admin: Admin) -> list[dict[str, Any]]:
         try:
             row |= _fields(await admin.copies(info.name))
         except TxmqError as error:
-            # The other brokers are shown all the same.
             row["problem"] = str(error).strip()
         return row
 

@@ -40,7 +40,7 @@ def lag_words(found: GroupLag, unit: str = "") -> str:
 
     Args:
         found: The lag.
-        unit: Words after its number, where no heading has them.
+        unit: Words after the number, if no heading has them.
     """
     words = f"{found.lag}{unit}"
     if found.oldest_ms is not None:

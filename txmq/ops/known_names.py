@@ -15,7 +15,7 @@ __all__ = ["check_group", "check_producer_group", "check_topic", "nearest"]
 
 
 async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
-    """Pass if a topic exists.
+    """Check that a topic exists.
 
     Args:
         admin: The connection to the cluster.
@@ -35,7 +35,7 @@ async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
 
 
 async def check_group(admin: Admin, name: str, *, cluster: str | None = None) -> None:
-    """Pass if a consumer group has settings, topics of its own, offsets or consumers.
+    """Check that a consumer group has settings, topics of its own, offsets or consumers.
 
     Raises:
         GroupNotFound: It has none of them; the text has the nearest name and what to do.
@@ -64,7 +64,7 @@ async def check_group(admin: Admin, name: str, *, cluster: str | None = None) ->
 
 
 async def check_producer_group(admin: Admin, name: str) -> None:
-    """Pass if a producer group has open transactions or connected producers.
+    """Check that a producer group has open transactions or connected producers.
 
     Brokers keep nothing else about producers.
 

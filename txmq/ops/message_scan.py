@@ -29,7 +29,7 @@ __all__ = [
 SCANNED_MAX: Final = 2_000
 """Messages that one step reads at most."""
 SCANNED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes of bodies that one step reads, but for the last batch."""
+"""Bytes of bodies after which a step begins no further batch."""
 SCANNED_QUEUES_MAX: Final = 64
 """Queues that one scan reads at once; the cursor names each of them."""
 PREVIEW_BYTES: Final = 1_024
@@ -70,7 +70,7 @@ class MessageScan(NamedTuple):
     next: str
     """The cursor of the next step; empty if all are read."""
     damaged: list[str]
-    """What brokers said of damaged messages, which are left out."""
+    """The brokers' texts about damaged messages, which are left out."""
 
 
 class _BackwardQueue:
@@ -149,7 +149,7 @@ async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = 
     queues = await _queues_of(admin, wish)
     ends = await _ends_of(admin, wish, queues)
     if cursor:
-        # An address that somebody has changed may name offsets that no queue has.
+        # An edited address may name offsets beyond the ends.
         ends = list(map(min, ends, _offsets_in(cursor, len(queues))))
     lows = await for_each(queues, admin.min_offset)
     at_once = min(_AT_ONCE_MAX, max(2, _AT_ONCE_OF_ALL // len(queues)))
@@ -170,7 +170,7 @@ async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = 
         taken = source.take()
         read += 1
         if taken.message.stored_ms < wish.since_ms:
-            source.leave()  # All before it are older still.
+            source.leave()  # Earlier messages are older still.
         elif taken.is_wanted:
             found.append(taken)
         await source.fill()

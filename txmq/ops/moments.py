@@ -14,7 +14,7 @@ LATEST: Final = -1
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _MILLISECONDS_DIGITS: Final = 12
-"""A bare number with so many digits is milliseconds since 1970, from September 2001 on."""
+"""A bare number of at least this many digits is milliseconds since 1970: after August 2001."""
 
 
 def moment_ms(text: str, now_ms: int) -> int:

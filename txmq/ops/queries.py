@@ -1,4 +1,4 @@
-"""Many questions to a cluster at a time, and the words for one that failed."""
+"""Several questions to a cluster at once, and the sentence for one that failed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ ASKED_TOGETHER_MAX: Final = 16
 """Topics, groups or consumers that are queried at the same time."""
 
 
-def _uncounted() -> None:
-    """What :func:`for_each` calls after each thing if nobody counts them."""
-
-
 async def for_each(
-    things: list[K], query: Callable[[K], Awaitable[T]], *, counted: Callable[[], None] = _uncounted
+    things: list[K],
+    query: Callable[[K], Awaitable[T]],
+    *,
+    counted: Callable[[], object] = lambda: None,
 ) -> list[T]:
     """Query a cluster about each thing, several at a time; the results are in order.
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from txmq.client import Admin
-from txmq.client.admin.dead_letter_copy import provenance
+from txmq.client.admin.dead_letters import provenance
 from txmq.client.values import SendStatus
 from txmq.errors import Effect, TransportError, TxmqError
 from txmq.message import ReceivedMessage
@@ -111,7 +111,7 @@ class ResendRun:
         Args:
             wanted: The dead letters.
             admin: The connection to the cluster.
-            most: Stop when so many were resent.
+            most: Stop after resending this many.
 
         Raises:
             GroupNotFound: The group has no dead letters, and does not exist.

@@ -36,16 +36,25 @@ class ListColumn(NamedTuple):
 
     heading: str
     """Its name, for people and for ``--sort``."""
-    key: str
-    """Its name in rows and in JSON."""
+    field: str = ""
+    """Its name in rows and in JSON, if that is not the heading."""
     show: Callable[[Any], object] = lambda value: "" if value is None else value
     """The text of a value, for people."""
     order: Callable[[Any], Any] | None = None
     """What to sort by, if not by a number or by the text."""
 
+    @property
+    def key(self) -> str:
+        """Its name in rows and in JSON."""
+        return self.field or self.heading.replace(" ", "_")
+
     def value_in(self, row: Any) -> Any:
         """The value of a row, which is a mapping or an object."""
         return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
+
+    def cell(self, row: Any) -> object:
+        """The text of a row's value, for people."""
+        return self.show(self.value_in(row))
 
     def sort_key(self, row: Any) -> tuple[bool, Any]:
         """A key by which rows can be sorted."""
@@ -67,14 +76,14 @@ def _joined(texts: list[str]) -> str:
 
 
 ACCOUNT_COLUMNS: Final = (
-    ListColumn("broker", "broker"),
-    ListColumn("account", "account"),
+    ListColumn("broker"),
+    ListColumn("account"),
     ListColumn("admin", "admin", lambda admin: "yes" if admin else "no"),
     ListColumn("topics", "topics", _joined),
-    ListColumn("other topics", "other_topics"),
+    ListColumn("other topics"),
     ListColumn("groups", "groups", _joined),
-    ListColumn("other groups", "other_groups"),
-    ListColumn("unsigned from", "unsigned_from"),
+    ListColumn("other groups"),
+    ListColumn("unsigned from"),
 )
 """The columns of :func:`account_row`."""
 
@@ -94,11 +103,11 @@ def account_row(broker: str, account: PlainAccount) -> dict[str, Any]:
 
 
 CLIENT_COLUMNS: Final = (
-    ListColumn("group", "group"),
-    ListColumn("client", "client"),
-    ListColumn("address", "address"),
-    ListColumn("language", "language"),
-    ListColumn("version", "version"),
+    ListColumn("group"),
+    ListColumn("client"),
+    ListColumn("address"),
+    ListColumn("language"),
+    ListColumn("version"),
 )
 """The columns of :func:`client_row`."""
 
@@ -146,12 +155,12 @@ def _without_clients(group: str) -> dict[str, Any]:
 DELAYED_COLUMNS: Final = (
     ListColumn("due", "due_ms", time_text),
     ListColumn("level", "level", lambda level: level or "own time"),
-    ListColumn("topic", "topic"),
-    ListColumn("id", "id"),
-    ListColumn("keys", "keys"),
+    ListColumn("topic"),
+    ListColumn("id"),
+    ListColumn("keys"),
     ListColumn("bytes", "size"),
-    ListColumn("broker", "broker"),
-    ListColumn("recall handle", "recall_handle"),
+    ListColumn("broker"),
+    ListColumn("recall handle"),
 )
 """The columns of :func:`delayed_row`."""
 
@@ -195,7 +204,7 @@ async def delayed_rows(
 
 
 def person_of(entry: AuditedRequest) -> str:
-    """Who sent a request, as far as the broker knows: the account, or the name in the request."""
+    """Who sent a request: its account, or else the operator that it names."""
     return entry.account or entry.fields.get("operator", "")
 
 

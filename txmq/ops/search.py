@@ -1,4 +1,4 @@
-"""Everything in a cluster that has a name or an id: found by one text.
+"""Finds everything in a cluster whose name, id or key matches a text.
 
 Each kind is asked for once, and all kinds together. A kind that cannot be searched becomes a note,
 and hides no other.
@@ -59,7 +59,7 @@ class SearchHit(NamedTuple):
     about: str
     is_exact: bool
     fields: Mapping[str, str]
-    """What leads to it: names and ids."""
+    """The names and ids that lead to it."""
 
 
 class ClusterHits(NamedTuple):
@@ -206,7 +206,7 @@ class _ClusterSearch:
                     self._add(hit)
 
     async def add_accounts(self, brokers: Sequence[BrokerInfo]) -> None:
-        """Add accounts of the first broker; those of a cluster are the same at all."""
+        """Add the accounts of the first broker: all brokers of a cluster have the same ones."""
         names = [
             broker.name
             for broker in brokers
@@ -338,7 +338,7 @@ async def search_topics(
         topics: All topics.
         brokers: The brokers of the cluster.
         text: The key or the id.
-        most: So many messages are enough.
+        most: Stop when this many messages are found.
         after: The cursor of the step before; empty for the first.
 
     Raises:

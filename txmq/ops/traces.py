@@ -1,10 +1,11 @@
-"""What clients left in a trace: the records of a message, and their words."""
+"""The trace records of a message, in words, and the attempts to handle it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from txmq.client import Admin
 from txmq.client.observe.trace_records import (
@@ -19,7 +20,16 @@ from txmq.ops.known_names import check_topic
 from txmq.protocol.topics import TRACES
 from txmq.text import quantity
 
-__all__ = ["HEADINGS", "find_traces", "trace_fields", "trace_line", "trace_row", "traces_of"]
+__all__ = [
+    "HEADINGS",
+    "HandlingAttempt",
+    "attempts_in",
+    "find_traces",
+    "trace_fields",
+    "trace_line",
+    "trace_row",
+    "traces_of",
+]
 
 HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
 _EVENTS: Final[dict[type[TraceRecord], str]] = {
@@ -109,3 +119,54 @@ async def traces_of(admin: Admin, topic: str, message_id: str) -> list[TraceReco
         return await find_traces(admin, topic, message_id)
     except TxmqError:
         return []  # Most clients leave no traces, and then their topic does not exist.
+
+
+class HandlingAttempt(NamedTuple):
+    """One call of a handler with a message."""
+
+    group: str
+    number: int
+    """From 1; 0 if only the end of the attempt is known."""
+    began_ms: int
+    """0 if it is not known."""
+    cost_ms: int | None
+    """``None`` if no trace says that the attempt has ended."""
+    is_success: bool
+    outcome: str
+    """Such as ``consumed`` or ``raised``; empty while the attempt runs, or if its trace is lost."""
+
+    @property
+    def ended_ms(self) -> int | None:
+        """When the attempt ended."""
+        return None if self.cost_ms is None else self.began_ms + self.cost_ms
+
+
+def attempts_in(records: Iterable[TraceRecord]) -> list[HandlingAttempt]:
+    """The attempts in some records, ordered by their start.
+
+    A client writes one record when a handler begins, and one when it ends; both have the same
+    request id. Either may be lost.
+    """
+    starts: dict[str, HandlerStart] = {}
+    ends: dict[str, HandlerEnd] = {}
+    for record in records:
+        if isinstance(record, HandlerStart):
+            starts.setdefault(record.request_id, record)
+        elif isinstance(record, HandlerEnd):
+            ends.setdefault(record.request_id, record)
+    found = [_attempt(starts.get(name), ends.get(name)) for name in starts | ends]
+    return sorted(found, key=lambda attempt: (attempt.began_ms, attempt.group, attempt.number))
+
+
+def _attempt(start: HandlerStart | None, end: HandlerEnd | None) -> HandlingAttempt:
+    cost_ms, is_success, outcome = None, False, ""
+    if end is not None:
+        cost_ms, is_success = max(0, end.cost_ms), end.is_success
+        outcome = end.outcome.name.lower().replace("_", " ")
+    if start is not None:
+        group, number, began_ms = start.group, max(0, start.attempts) + 1, start.at_ms
+    else:
+        assert end is not None, "an attempt has at least one record"
+        group, number = end.group, 0
+        began_ms = end.at_ms - max(0, end.cost_ms) if end.at_ms else 0
+    return HandlingAttempt(group, number, began_ms, cost_ms, is_success, outcome)

@@ -1,7 +1,7 @@
-"""The nine steps of one transaction, as far as its broker and its traces know them. Pure.
+"""Decided transactions, and the nine steps of one.
 
 The broker knows when it stored the half message, whom it asked, and who decided. The local
-transaction runs at the producer: only the producer's trace, or its decision, says something of it.
+transaction runs at the producer: only the producer's trace or decision reveals its result.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from txmq.client import Admin
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord
 from txmq.client.values import (
     CheckReport,
@@ -16,12 +17,28 @@ from txmq.client.values import (
     TransactionDecision,
     TransactionReport,
 )
-from txmq.message import ReceivedMessage
-from txmq.ops.handling_attempts import HandlingAttempt, attempts_in
+from txmq.errors import NotFound, RequestNotSupported, TxmqError
+from txmq.message import Queue, ReceivedMessage
+from txmq.ops.message_scan import ScannedMessage, ScanWish, scan_messages
 from txmq.ops.moments import time_text
+from txmq.ops.queries import for_each
+from txmq.ops.traces import HandlingAttempt, attempts_in
+from txmq.protocol import properties
+from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.text import quantity
 
-__all__ = ["DONE", "IMPLIED", "NEXT", "OPEN", "UNKNOWN", "TransactionStep", "steps_of"]
+__all__ = [
+    "DONE",
+    "IMPLIED",
+    "NEXT",
+    "OPEN",
+    "UNKNOWN",
+    "DecidedTransaction",
+    "TransactionStep",
+    "find_decided",
+    "find_report",
+    "steps_of",
+]
 
 DONE: Final = "done"
 """The broker or a trace says that it happened."""
@@ -34,6 +51,7 @@ NEXT: Final = "next"
 OPEN: Final = "open"
 """It has not happened yet."""
 
+_STORED: Final = "the broker reports that it is stored"
 _ANSWERS: Final = {
     "unknown": ("it answered that it has no decision yet", "wait"),
     "silent": ("it did not answer until the next check", "bad"),
@@ -98,52 +116,42 @@ def _begin(
     report: TransactionReport, message: ReceivedMessage, traces: Iterable[TraceRecord]
 ) -> list[TransactionStep]:
     transaction = report.transaction
-    client = transaction.origin or "a client"
     sent = next((item for item in traces if isinstance(item, SendRecord)), None)
-    opened = TransactionStep(
-        1,
-        0,
-        "producer",
-        f"a producer of group {transaction.group} opens the transaction",
-        transaction.id,
-    )
-    sending = TransactionStep(
-        2,
-        report.born_ms,
-        "producer",
-        f"the producer sends the half message for {transaction.queue.topic}",
-        f"{client} at {report.address}",
-    )
-    stored = TransactionStep(
-        3,
-        transaction.stored_ms,
-        "broker",
-        f"{transaction.queue.broker} stores it, invisible to consumers",
-        f"place {message.offset_id}, offset {transaction.half_offset} of the half messages",
-    )
-    if sent is not None and sent.is_success:
-        answered = TransactionStep(
-            4,
-            sent.at_ms + max(0, sent.cost_ms),
-            "broker",
-            "the broker reports that it is stored",
-            f"the producer's trace: after {max(0, sent.cost_ms)} ms",
-        )
-    elif sent is not None:
-        answered = TransactionStep(
-            4,
-            sent.at_ms + max(0, sent.cost_ms),
-            "broker",
-            "the producer received no good answer",
-            f"the producer's trace: the send failed after {max(0, sent.cost_ms)} ms",
-            mood="bad",
-        )
-    else:
+    if sent is None:
         status = IMPLIED if _is_by_producer(report.final) else UNKNOWN
-        answered = TransactionStep(
-            4, 0, "broker", "the broker reports that it is stored", status=status
-        )
-    return [opened, sending, stored, answered]
+        answered = TransactionStep(4, 0, "broker", _STORED, status=status)
+    else:
+        cost_ms = max(0, sent.cost_ms)
+        text, fact, mood = _STORED, f"after {cost_ms} ms", ""
+        if not sent.is_success:
+            text, mood = "the producer received no good answer", "bad"
+            fact = f"the send failed after {cost_ms} ms"
+        more = f"the producer's trace: {fact}"
+        answered = TransactionStep(4, sent.at_ms + cost_ms, "broker", text, more, mood=mood)
+    return [
+        TransactionStep(
+            1,
+            0,
+            "producer",
+            f"a producer of group {transaction.group} opens the transaction",
+            transaction.id,
+        ),
+        TransactionStep(
+            2,
+            report.born_ms,
+            "producer",
+            f"the producer sends the half message for {transaction.queue.topic}",
+            f"{transaction.origin or 'a client'} at {report.address}",
+        ),
+        TransactionStep(
+            3,
+            transaction.stored_ms,
+            "broker",
+            f"{transaction.queue.broker} stores it, invisible to consumers",
+            f"place {message.offset_id}, offset {transaction.half_offset} of the half messages",
+        ),
+        answered,
+    ]
 
 
 def _local(report: TransactionReport, traces: Iterable[TraceRecord]) -> list[TransactionStep]:
@@ -238,7 +246,7 @@ def _check(number: int, check: CheckReport, final: TransactionDecision | None) -
         answer = (
             f"it answered {kind}"
             if final is not None and final.source == "check"
-            else ("the transaction was decided meanwhile")
+            else "another decision came first"
         )
         mood = ""
     else:
@@ -282,3 +290,116 @@ def _traced_decision(traces: Iterable[TraceRecord]) -> DecisionRecord | None:
 def _state_word(state: str) -> str:
     """COMMIT, ROLLBACK or UNKNOWN, from the spelling of stock clients."""
     return {"COMMIT_MESSAGE": "COMMIT", "ROLLBACK_MESSAGE": "ROLLBACK"}.get(state, "UNKNOWN")
+
+
+_KINDS: Final = {"COMMITTED": "committed", "ROLLED_BACK": "rolled back"}
+_SOURCES: Final = {
+    "PRODUCER": "its producer",
+    "CHECK": "an answer to a check",
+    "OPERATOR": "an operator",
+    "BROKER": "the broker",
+}
+_DIGITS_MAX: Final = 18
+
+
+class DecidedTransaction(NamedTuple):
+    """A decision, and the transaction that it ended."""
+
+    id: str
+    """Empty if the half message was deleted."""
+    broker: str
+    place: str
+    """The place of the decision, which finds the transaction."""
+    at_ms: int
+    decision: str
+    """``committed`` or ``rolled back``."""
+    source: str
+    reason: str
+    """The operator and the reason, if an operator decided."""
+    group: str
+    topic: str
+    keys: tuple[str, ...]
+
+
+async def find_decided(
+    admin: Admin, count: int, cursor: str = "", group: str = ""
+) -> tuple[list[DecidedTransaction], str]:
+    """The latest decisions, the newest first, and the cursor of the next ones.
+
+    There may be fewer than ``count`` and still a cursor: of the decisions that were read some may
+    be of another group.
+
+    Raises:
+        RequestNotSupported: The brokers do not keep decisions in the way of txmq.
+        UsageError: The cursor is of other brokers.
+        TransportError: A broker does not answer.
+        BrokerRefused: A broker refuses.
+    """
+    scan = await scan_messages(admin, ScanWish(topic=OP_TOPIC), count, cursor)
+    marked = [one for one in scan.messages if "TXMQ_DECISION" in one.message.properties]
+    if scan.messages and not marked:
+        raise RequestNotSupported("these brokers do not keep who decided a transaction")
+
+    async def read(scanned: ScannedMessage) -> DecidedTransaction:
+        return _row(scanned.message, await _half_of(admin, scanned.message))
+
+    rows = await for_each(
+        [one for one in marked if one.message.properties["TXMQ_DECISION"] in _KINDS], read
+    )
+    return [row for row in rows if not group or row.group == group], scan.next
+
+
+async def _half_of(admin: Admin, marker: ReceivedMessage) -> ReceivedMessage | None:
+    """The half message of a decision; ``None`` if it was deleted."""
+    text = marker.body.decode(errors="replace")
+    if not text.isdecimal() or len(text) > _DIGITS_MAX:
+        return None
+    try:
+        pulled = await admin.pull(Queue(HALF_TOPIC, marker.queue.broker, 0), int(text), 1)
+    except TxmqError:
+        return None
+    return next((half for half in pulled.messages if half.offset == int(text)), None)
+
+
+def _row(marker: ReceivedMessage, half: ReceivedMessage | None) -> DecidedTransaction:
+    named = marker.properties
+    source = named.get("TXMQ_SOURCE", "")
+    return DecidedTransaction(
+        id="" if half is None else half.id,
+        broker=marker.queue.broker,
+        place=marker.offset_id,
+        at_ms=marker.stored_ms,
+        decision=_KINDS[named["TXMQ_DECISION"]],
+        source=_SOURCES.get(source, source),
+        reason=named.get("TXMQ_REASON", ""),
+        group="" if half is None else half.properties.get(properties.PRODUCER_GROUP, ""),
+        topic="" if half is None else half.properties.get(properties.REAL_TOPIC, ""),
+        keys=() if half is None else half.keys,
+    )
+
+
+async def find_report(
+    admin: Admin, name: str, topic: str = "", broker: str | None = None, cluster: str | None = None
+) -> tuple[TransactionReport, ReceivedMessage]:
+    """The report of a transaction, and its half message.
+
+    Args:
+        admin: Asks the brokers.
+        name: The id of the transaction, of its half message, or of its visible message.
+        topic: Its topic, for a transaction whose id the brokers have forgotten.
+        broker: The broker, if several know it.
+        cluster: The cluster, if there are several.
+
+    Raises:
+        NotFound: No broker knows it.
+        TxmqError: As for :meth:`txmq.client.Admin.transaction_report`.
+    """
+    try:
+        return await admin.transaction_report(name, broker=broker, cluster=cluster)
+    except NotFound:
+        if not topic:
+            raise
+        visible = await admin.find(topic, name)
+        return await admin.transaction_report(
+            visible.offset_id, broker=visible.queue.broker, cluster=cluster
+        )

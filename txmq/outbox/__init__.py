@@ -1,6 +1,6 @@
 """The transactional outbox: messages committed with a database, then sent by relays.
 
-A waiting message is a row of :mod:`.table`. :mod:`.writer` inserts rows; :mod:`.relay` publishes
+A waiting message is a row of :mod:`.table`, which also inserts it; :mod:`.relay` publishes
 and deletes them. Needs the extra ``txmq[sql]``.
 """
 

@@ -1,4 +1,4 @@
-"""The rows in a relay's memory, and those of them that may be sent now. Pure.
+"""The rows in a relay's memory, those that may be sent now, and the relay's slots. Pure.
 
 In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
 rows of its lane are visible too. So a lane is known up to its last loaded row. A later row is
@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from txmq.limits import OUTBOX_LANES_KEPT, OUTBOX_RESTING_MAX
+from txmq.limits import OUTBOX_LANES_KEPT, OUTBOX_RESTING_MAX, SLOTS
 from txmq.message import Message
 
-__all__ = ["LanePosition", "Lanes", "OutboxRow", "RowBatch"]
+__all__ = ["LanePosition", "Lanes", "OutboxRow", "RowBatch", "SlotChange", "Slots", "fair_share"]
 
 TROUBLE_REST_S: Final = 1.0
 """How long a lane rests if its topic is in trouble and has used its share of the memory."""
@@ -140,7 +140,7 @@ class Lanes:
                 self._loose.pop(topic)
         for lane in [lane for lane in self._lanes.values() if lane.slot in gone]:
             self._forget(lane)
-        # The next holder of a slot finds its resting rows; resting rows of our slots return early.
+        # The next owner of a slot finds its resting rows; resting rows of our slots return early.
         self._resting.clear()
         self.has_left_some = True
 
@@ -394,7 +394,7 @@ class Lanes:
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
             if lane is not None and row.id > lane.seen:
-                # An earlier row was dropped meanwhile: both are fetched again, in their order.
+                # An earlier row was dropped: fetch both again, in their order.
                 self._set_behind(lane)
                 self._place(lane)
                 continue
@@ -520,3 +520,79 @@ class Lanes:
             there.pop(name, None)
             if not there:
                 del self._ready[topic]
+
+
+def fair_share(living: int) -> int:
+    """The number of slots that one of ``living`` relays may hold."""
+    return -(-SLOTS // max(1, living))
+
+
+class SlotChange(NamedTuple):
+    """The changes that a renewal made to the slots."""
+
+    lost: set[int]
+    taken: set[int]
+    leaving: set[int]
+    """Slots to release as soon as none of their rows is being sent."""
+
+
+class Slots:
+    """The slots that a relay has leased: which, how many, and until when.
+
+    A lease only keeps two relays from sending the same rows at the same time. Correctness does not
+    depend on it: every relay sends all rows of a lane in order, so two at once cause repeats but no
+    disorder. That is why a lease may end by a clock, and why a relay that was suspended for a while
+    may continue.
+
+    Args:
+        lease_s: The duration of a lease.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._held: dict[int, int] = {}
+        self._turn = 0
+        self._until = 0.0
+        self.leaving: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def working(self) -> list[int]:
+        """The slots whose rows are read."""
+        return [slot for slot in self._held if slot not in self.leaving]
+
+    def turns(self) -> dict[int, int]:
+        """The held slots, each with the number of the renewal that took it; a slot may be lost and
+        come back.
+        """
+        return dict(self._held)
+
+    def renew(self, held: Collection[int], living: int, asked_at: float) -> SlotChange:
+        """Apply the database's answer after a renewal.
+
+        Args:
+            held: The slots this relay holds.
+            living: The number of living relays.
+            asked_at: The time at which the renewal was sent, by the clock of :meth:`are_safe`.
+        """
+        self._until = asked_at + self._lease_s
+        lost, taken = set(self._held) - set(held), set(held) - set(self._held)
+        for slot in lost:
+            self.release(slot)
+        self._turn += 1
+        self._held.update(dict.fromkeys(sorted(taken), self._turn))
+        surplus = len(self._held) - fair_share(living)
+        chosen = set(sorted(self._held)[-surplus:]) - self.leaving if surplus > 0 else set()
+        self.leaving |= chosen
+        return SlotChange(lost, taken, chosen)
+
+    def release(self, slot: int) -> None:
+        """Stop holding a slot."""
+        self._held.pop(slot, None)
+        self.leaving.discard(slot)
+
+    def are_safe(self, now: float) -> bool:
+        """True if no other relay can hold these slots now."""
+        return bool(self._held) and now < self._until

@@ -28,15 +28,14 @@ from txmq.databases.failures import Failure, failure, words
 from txmq.databases.tables import create_command
 from txmq.errors import DatabaseFailed, NotFound, TableMissing
 from txmq.message import Message
-from txmq.outbox.row import unpack
-from txmq.outbox.table import Outbox
+from txmq.outbox.table import Outbox, unpack
 
 __all__ = ["COUNTED_MAX", "OutboxOperator", "OutboxSummary", "WaitingMessage"]
 
 COUNTED_MAX: Final = 100_000
 """Rows that a summary counts: a table of millions would take seconds."""
 _RECENT_MS: Final = 60_000
-"""A relay says several times a minute that it is alive."""
+"""A relay reports itself as alive several times a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,10 @@ class WaitingMessage:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSummary:
-    """How far behind an outbox is."""
+    """The backlog of an outbox."""
 
     waiting: int
-    """Rows that relays have still to publish, blocked ones included."""
+    """Rows that are still to be published, including blocked ones."""
     oldest_ms: int
     """The age of the oldest of them; 0 if there are none."""
     blocked: int
@@ -74,7 +73,7 @@ class OutboxSummary:
 
 
 class OutboxOperator:
-    """Reads and changes single rows, beside the relays that work on them.
+    """Reads and changes single rows while relays work on the table.
 
     Args:
         outbox: The tables.
@@ -88,7 +87,7 @@ class OutboxOperator:
         self._now: ColumnElement[int] = literal_column(NOW_MS[kind_of(engine.dialect.name)])
 
     def summary(self) -> OutboxSummary:
-        """The rows that wait, in numbers.
+        """The numbers of waiting rows.
 
         Raises:
             TableMissing: The database has no such outbox.
@@ -173,7 +172,7 @@ class OutboxOperator:
         return _waiting(found), unpack(row)
 
     def retry(self, row_ids: Sequence[int]) -> int:
-        """Have relays try rows again that were put aside; returns how many were.
+        """Have relays try rows again that were put aside; returns the number of rows.
 
         A relay tries a blocked row again by itself, once a minute.
 

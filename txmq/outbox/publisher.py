@@ -1,16 +1,19 @@
-"""Sends rows to a broker in batches and in order, and handles failures."""
+"""Sends rows to a broker in batches and in order, handles failures, and deletes published rows."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import Final
 
 from txmq.client.routes import MASTER, queue_of_key
 from txmq.client.send.producer import Producer
+from txmq.databases.failures import words
 from txmq.errors import (
     BatchCutShort,
     BrokerBusy,
@@ -27,10 +30,9 @@ from txmq.errors import (
 )
 from txmq.limits import REASON_CHARS_MAX
 from txmq.message import Message, Queue
-from txmq.outbox.completion import RowRemover
-from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch
+from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch, Slots
+from txmq.outbox.metrics import RelayTally
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots
 from txmq.outbox.store import OutboxStore
 from txmq.protocol import properties
 from txmq.runtime.backoff import Backoff
@@ -38,7 +40,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["Publisher", "PublisherCounts", "SendFailure", "classify"]
+__all__ = ["PublishedRows", "Publisher", "SendFailure", "classify"]
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +56,9 @@ class SendFailure(Enum):
     TOPIC = "topic"
     """The topic: brokers refuse all its messages until an operator changes something."""
     UNCERTAIN = "uncertain"
-    """Perhaps the message. It is sent again, and its attempts are counted."""
+    """Perhaps the message: it is sent again, and its attempts are counted."""
     OUTAGE = "outage"
-    """No broker answers, or it is busy. The message is sent again for ever."""
+    """No broker answers, or it is busy: the message is sent again until one accepts it."""
 
 
 def classify(error: BaseException) -> SendFailure:
@@ -64,7 +66,7 @@ def classify(error: BaseException) -> SendFailure:
     if isinstance(error, LocalProtocolError | LimitExceeded | MessageIllegal):
         return SendFailure.MESSAGE
     if isinstance(error, TopicNotFound | NoPermission):
-        # A name server that has just started reports existing topics as missing, too.
+        # A name server that has just started also reports existing topics as missing.
         return SendFailure.TOPIC
     # UsageError: no name server answered in time with the queues.
     outage = (
@@ -78,17 +80,6 @@ def classify(error: BaseException) -> SendFailure:
     return SendFailure.OUTAGE if isinstance(error, outage) else SendFailure.UNCERTAIN
 
 
-class PublisherCounts:
-    """The counters of a publisher."""
-
-    def __init__(self) -> None:
-        self.published = 0
-        self.requests = 0
-        self.deferred = 0
-        self.failed = 0
-        self.dead_letters = 0
-
-
 class Publisher:
     """Sends the rows that the lanes release.
 
@@ -97,10 +88,10 @@ class Publisher:
         slots: The leased slots.
         producer: Sends the messages.
         store: Records the reason of a permanent failure.
-        remover: Deletes published rows.
+        published: Deletes published rows.
         settings: The size of batches, and the handling of messages that every broker refuses.
-        clock: Where the time comes from.
-        entropy: Where randomness comes from.
+        clock: The source of the time.
+        entropy: The source of randomness.
         send_ended: Called when a batch has ended, sent or not.
     """
 
@@ -110,7 +101,7 @@ class Publisher:
         slots: Slots,
         producer: Producer,
         store: OutboxStore,
-        remover: RowRemover,
+        published: PublishedRows,
         settings: RelaySettings,
         clock: Clock,
         entropy: Entropy,
@@ -120,14 +111,14 @@ class Publisher:
         self._slots = slots
         self._producer = producer
         self._store = store
-        self._remover = remover
+        self._published = published
         self._settings = settings
         self._clock = clock
         self._entropy = entropy
         self._send_ended = send_ended
         self._backoffs: dict[str, Backoff] = {}
         self._tasks = Tasks()
-        self.counts: PublisherCounts = PublisherCounts()
+        self.tally: RelayTally = RelayTally()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -199,12 +190,12 @@ class Publisher:
             self._complete(topic, rows)
 
     def _complete(self, topic: str, rows: list[OutboxRow]) -> None:
-        self.counts.published += len(rows)
-        self.counts.requests += 1
+        self.tally.published += len(rows)
+        self.tally.requests += 1
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
         # Before the row leaves memory: otherwise it could be read again.
-        self._remover.add(rows)
+        self._published.add(rows)
         self._lanes.land(rows)
 
     # Failures
@@ -234,7 +225,7 @@ class Publisher:
         self._defer(rows)
 
     async def _has_no_leaders(self) -> bool:
-        """True if the name servers know no leader: then they may report every topic as missing."""
+        """True if the name servers know no leader, and so may report every topic as missing."""
         try:
             async with asyncio.timeout(self._producer.settings.timeout):
                 brokers = await self._producer.client.admin.cluster()
@@ -256,18 +247,18 @@ class Publisher:
         backoff = self._backoffs.get(topic)
         if backoff is None:
             backoff = self._backoffs[topic] = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-            log.warning("topic %s has to wait: %s", topic, error)
+            log.warning("sends to topic %s are paused: %s", topic, error)
         now = self._clock.monotonic()
-        if not self._lanes.is_paused(topic, now):  # Many sends fail at once for one reason.
+        if not self._lanes.is_paused(topic, now):  # Several sends may fail for one reason.
             self._lanes.pause(topic, now + backoff.next_pause())
 
     def _defer(self, rows: Sequence[OutboxRow]) -> None:
-        self.counts.deferred += len(rows)
+        self.tally.deferred += len(rows)
         self._lanes.give_back(rows)
 
     async def _give_up(self, row: OutboxRow, error: BaseException) -> None:
         """Apply ``on_poison`` to a message that every broker refuses."""
-        self.counts.failed += 1
+        self.tally.failed += 1
         why = properties.one_line(f"{type(error).__name__}: {error}", REASON_CHARS_MAX)
         name = f"row {row.id} for topic {row.topic}" + (f", lane {row.lane}" if row.lane else "")
         policy = self._settings.on_poison
@@ -275,7 +266,7 @@ class Publisher:
             if policy == "skip":
                 if await self._store.put_aside(row.id, why):
                     log.error("%s is put aside: %s", name, why)
-                self._remover.forget(row.id)
+                self._published.gone.add(row.id)
                 self._lanes.land([row])
                 return
             if policy == "dead_letter" and row.message is not None:
@@ -315,8 +306,8 @@ class Publisher:
                 deliver_after=None,
             )
         )
-        self.counts.dead_letters += 1
-        self._remover.add([row])
+        self.tally.dead_letters += 1
+        self._published.add([row])
         self._lanes.land([row])
 
     async def _block(self, row: OutboxRow, name: str, why: str) -> None:
@@ -326,3 +317,78 @@ class Publisher:
         except self._store.problems as worse:
             log.warning("could not record why %s waits: %s", name, worse)
         self._lanes.rest(row, self._clock.monotonic() + self._settings.blocked_interval)
+
+
+REMOVED_TOGETHER: Final = 2_000
+LINGER_S: Final = 0.01
+"""Deletes wait this long to share a commit: no caller waits for them."""
+
+
+class PublishedRows:
+    """The rows that a broker has stored, until it has deleted them from the table.
+
+    Args:
+        store: The database.
+        backoff: The pauses after failures.
+        missed: Called when some rows were gone already, or belong to another relay.
+    """
+
+    def __init__(self, store: OutboxStore, backoff: Backoff, missed: Callable[[], None]) -> None:
+        self._store = store
+        self._backoff = backoff
+        self._missed = missed
+        self._slots: dict[int, int] = {}
+        self._of_slot: Counter[int] = Counter()
+        self._wanted = asyncio.Event()
+        self.idle: asyncio.Event = asyncio.Event()
+        """Set while no row is left to delete."""
+        self.idle.set()
+        self.gone: set[int] = set()
+        """Rows deleted or set aside since the current read began: that read may still return them.
+        """
+
+    def __contains__(self, row_id: int) -> bool:
+        return row_id in self._slots or row_id in self.gone
+
+    def add(self, rows: Iterable[OutboxRow]) -> None:
+        """Delete these rows soon: a broker has stored their messages."""
+        for row in rows:
+            if row.id not in self._slots:
+                self._slots[row.id] = row.slot
+                self._of_slot[row.slot] += 1
+        self.idle.clear()
+        self._wanted.set()
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Forget rows that are deleted, or that belong to another relay now."""
+        for row_id in ids:
+            self._of_slot[self._slots.pop(row_id)] -= 1
+            self.gone.add(row_id)
+
+    def between(self, low: int, high: int) -> list[int]:
+        """The ids after ``low``, up to ``high``."""
+        return [row_id for row_id in self._slots if low < row_id <= high]
+
+    def is_clear(self, slot: int) -> bool:
+        """True if a slot has none of them."""
+        return not self._of_slot[slot]
+
+    async def run(self) -> None:
+        """Delete rows until cancelled."""
+        while True:
+            await self._wanted.wait()
+            await asyncio.sleep(LINGER_S)
+            ids = list(islice(self._slots, REMOVED_TOGETHER))
+            try:
+                removed = await self._store.remove(ids)
+            except self._store.problems as error:
+                log.warning("published rows stay in the outbox for now: %s", words(error))
+                await asyncio.sleep(self._backoff.next_pause())
+                continue
+            self._backoff.reset()
+            self.drop(ids)
+            if removed < len(ids):
+                self._missed()
+            if not self._slots:
+                self._wanted.clear()
+                self.idle.set()

@@ -15,12 +15,11 @@ from typing import Any, Final, NamedTuple
 
 from txmq.client.send_request import travels_alone
 from txmq.errors import TxmqError
-from txmq.outbox.completion import PublishedRows
-from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow
-from txmq.outbox.row import unpack
+from txmq.outbox.lanes import LanePosition, Lanes, OutboxRow, Slots
+from txmq.outbox.publisher import PublishedRows
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots
 from txmq.outbox.store import OutboxStore, Page
+from txmq.outbox.table import unpack
 from txmq.protocol import properties
 from txmq.runtime.clock import Clock
 
@@ -86,7 +85,7 @@ class OutboxReader:
         slots: The slots whose rows are read.
         published: Published rows, which a read may still return.
         settings: The maximum number of rows and bytes in memory.
-        clock: Where the time comes from.
+        clock: The source of the time.
         mark: The outbox's name in log lines.
     """
 
@@ -165,13 +164,13 @@ class OutboxReader:
         turns = self._begin()
         page = await self._store.forward(slots, low, count, size)
         if self._high != low:
-            return 0  # New slots arrived meanwhile.
+            return 0  # New slots arrived during the read.
         if page.rows:
             self._high = int(page.rows[-1][0])
         self.has_more = self.has_more or page.is_cut
         rows = self._rows(page, turns)
         await self._take_in(rows, low)
-        return len(rows)  # Includes skipped rows: others may follow those of a topic in trouble.
+        return len(rows)  # Skipped rows count: rows of other topics may follow them.
 
     async def _sweep(self, pace: SweepPace, low: int, high: int) -> int:
         count, size = self._room
@@ -251,7 +250,7 @@ class OutboxReader:
         try:
             message = unpack(row)
         except (TxmqError, ValueError, TypeError) as error:
-            # Only an operator can have written such a row.
+            # Only manual changes create such a row.
             return OutboxRow(
                 row.id, row.slot, row.lane, row.topic, len(row.body),
                 is_alone=True, problem=f"the row holds no message: {error}",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,18 +15,16 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.databases.failures import words
-from txmq.databases.notifications import LISTENING_PROBLEMS, likeness, listen
+from txmq.databases.postgres import LISTENING_PROBLEMS, likeness, listen
 from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
-from txmq.outbox.completion import PublishedRows, RowRemover
-from txmq.outbox.lanes import Lanes
-from txmq.outbox.publisher import Publisher
+from txmq.outbox.lanes import Lanes, Slots, fair_share
+from txmq.outbox.metrics import Backlog, RelayTally
+from txmq.outbox.publisher import PublishedRows, Publisher
 from txmq.outbox.reader import OutboxReader
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots, fair_share
 from txmq.outbox.store import OutboxStore
 from txmq.outbox.table import Outbox
-from txmq.outbox.tally import Backlog, RelayTally
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -41,14 +40,14 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 ANSWER_S: Final = 10.0
-"""The shortest time that the database has to answer, before the relay asks again."""
+"""The least time that the database has to answer before the relay asks again."""
 
 
 class Relay(Lifecycle):
     """Sends the messages of an outbox and deletes their rows; ``async with``.
 
-    Every committed row is published at least once, and seldom more often: a consumer recognizes
-    repeats by the message's id. Rows of one lane are published in the order of their commits. Run
+    Every committed row is published at least once; repeats are rare, and a consumer recognizes
+    them by the message's id. Rows of one lane are published in the order of their commits. Run
     any number of relays: they share the rows. If one dies, the others take over its rows after
     ``lease_s``.
 
@@ -60,8 +59,8 @@ class Relay(Lifecycle):
             to share.
         settings: The settings.
         outbox: The tables.
-        clock: Where the time comes from.
-        entropy: Where randomness comes from.
+        clock: The source of the time.
+        entropy: The source of randomness.
 
     Raises:
         ConfigError: The source gives no sessions, or a send may outlast half a lease.
@@ -93,18 +92,15 @@ class Relay(Lifecycle):
             chosen.rows_max, max(1, min(chosen.batch_rows, chosen.rows_max // 4)),
             chosen.batch_rows, chosen.batch_size, chosen.size_max,
         )  # fmt: skip
-        self._published = PublishedRows()
+        self._beat_soon = asyncio.Event()
+        self._send_soon = asyncio.Event()
+        self._published = PublishedRows(self._store, self._backoff(), self._beat_soon.set)
         self._reader = OutboxReader(
             self._store, self._lanes, self._slots, self._published, chosen, self._clock,
             self._outbox.rows.name,
         )  # fmt: skip
-        self._beat_soon = asyncio.Event()
-        self._send_soon = asyncio.Event()
-        self._remover = RowRemover(
-            self._published, self._store, self._backoff(), self._beat_soon.set
-        )
         self._publisher = Publisher(
-            self._lanes, self._slots, self._producer, self._store, self._remover, chosen,
+            self._lanes, self._slots, self._producer, self._store, self._published, chosen,
             self._clock, self._entropy, self._on_send_ended,
         )  # fmt: skip
         self._wake_up = WakeUp(chosen.poll_interval)
@@ -123,7 +119,7 @@ class Relay(Lifecycle):
             UsageError: The relay was opened before.
         """
         if self._stopped is not None:
-            raise UsageError("a relay is opened once; make another")
+            raise UsageError("a relay can be opened only once; create another one")
         self._stopped = asyncio.Event()
         try:
             await self._open()
@@ -150,7 +146,7 @@ class Relay(Lifecycle):
 
     async def _start(self) -> None:
         for work in (
-            self._beat_loop, self._read_loop, self._send_loop, self._remover.run,
+            self._beat_loop, self._read_loop, self._send_loop, self._published.run,
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
         if self._outbox.notifies and self._adapter.kind == "postgresql":
@@ -177,7 +173,7 @@ class Relay(Lifecycle):
                     while len(self._publisher):
                         self._send_soon.clear()
                         await self._send_soon.wait()
-                    await self._remover.wait()
+                    await self._published.idle.wait()
             await self._publisher.stop()
             await self._tasks.stop()
             try:
@@ -205,26 +201,26 @@ class Relay(Lifecycle):
 
     @property
     def is_open(self) -> bool:
-        """Whether it works."""
+        """Whether it is open."""
         return self._stopped is not None and not self._stopped.is_set()
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client or the producer that it shares with others, if it does."""
+        """The client or producer that it shares, if any."""
         return self._producer.needs if self._is_own else (self._producer,)
 
     @property
     def tally(self) -> RelayTally:
         """Its counters so far."""
-        return RelayTally(
-            **vars(self._publisher.counts),
+        return replace(
+            self._publisher.tally,
             lost_leases=self._lost_leases,
             slots=len(self._slots),
             at_hand=len(self._lanes),
         )
 
     async def waiting(self) -> Backlog:
-        """The rows that the outbox holds now, in all slots; the database counts them.
+        """The rows that wait in the outbox now, in all slots; the database counts them.
 
         Raises:
             DatabaseFailed: The database does not answer.
@@ -341,7 +337,7 @@ def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tup
 
 FIRST_LOOK_S: Final = 0.005
 GAP_S: Final = 0.002
-"""The pause between two looks: rows committed in it are read together."""
+"""The pause between two looks; the rows committed during it are read together."""
 
 
 class WakeUp:
@@ -365,7 +361,7 @@ class WakeUp:
         self._woken.set()
 
     def wake(self) -> None:
-        """Look soon, for another reason than a notification."""
+        """Look soon, without a notification."""
         self._woken.set()
 
     def take_notification(self) -> bool:

@@ -19,10 +19,9 @@ from txmq.databases.guarded_transaction import drive
 from txmq.databases.tables import create_command
 from txmq.errors import DatabaseFailed, TableMissing, TxmqError
 from txmq.limits import RELAY_THREADS, SLOTS
-from txmq.outbox.lanes import LanePosition
-from txmq.outbox.slots import fair_share
+from txmq.outbox.lanes import LanePosition, fair_share
+from txmq.outbox.metrics import Backlog
 from txmq.outbox.table import Outbox
-from txmq.outbox.tally import Backlog
 from txmq.runtime.tasks import Threads
 from txmq.text import quantity
 

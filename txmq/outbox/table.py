@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, overload
+from zlib import crc32
 
+import msgspec
 from sqlalchemy import (
     DDL,
     BigInteger,
@@ -42,22 +45,25 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import SQLAlchemyError
 
 from txmq.client.identity import UniqueIds
+from txmq.client.send.producer import check_kind
+from txmq.client.send_request import sealed
 from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.session_adapters import (
+from txmq.databases.sources import (
     AwaitedSession,
     BlockingSession,
     CallerSession,
-    SessionAdapters,
+    CallerSessions,
 )
 from txmq.databases.tables import any_text, create_command, plain_names, statements
-from txmq.errors import DatabaseFailed, LocalProtocolError, TableMissing
+from txmq.errors import DatabaseFailed, LimitExceeded, LocalProtocolError, TableMissing
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message
-from txmq.outbox.row import check_lane, pack
+from txmq.protocol import properties
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.settings.units import seconds
 from txmq.text import quantity
 
 __all__ = ["LANES", "SLOTS", "Outbox", "OutboxWriter", "create_outbox"]
@@ -81,8 +87,8 @@ class Outbox:
         metadata: Your own, so that a tool such as Alembic sees the tables.
         notifies: Whether a commit notifies relays on PostgreSQL. A transaction that notifies
             cannot be prepared for a two-phase commit.
-        clock: For the ids of messages.
-        entropy: Likewise.
+        clock: For the messages' ids.
+        entropy: For the messages' ids.
 
     Raises:
         ConfigError: Not every database takes a name unquoted.
@@ -106,7 +112,7 @@ class Outbox:
         self.relays: Table = _relays(name, schema, self.metadata)
         self.lanes: Table = _lanes(name, schema, self.metadata)
         self._prepare_create_all()
-        self._session_adapters = SessionAdapters(self.rows)
+        self._sessions = CallerSessions(self.rows)
         self._writer = OutboxWriter(
             self.rows,
             (self.lanes, LANES),
@@ -144,7 +150,7 @@ class Outbox:
             Exception: Whatever the session's library raises; a deadlock if two transactions add
                 to the same two lanes in different order.
         """
-        given = self._session_adapters.find(session)
+        given = self._sessions.find(session)
         work = _first(self._writer.insert(given, [message], lane))
         return drive(work) if given.is_blocking else work
 
@@ -170,7 +176,7 @@ class Outbox:
         Raises:
             Exception: As for :meth:`add`; then none of them was added.
         """
-        given = self._session_adapters.find(session)
+        given = self._sessions.find(session)
         work = self._writer.insert(given, messages, lane)
         return drive(work) if given.is_blocking else work
 
@@ -190,7 +196,7 @@ class Outbox:
         return [self.rows, self.slots, self.relays, *others]
 
     def first_rows(self, kind: str) -> list[str]:
-        """The statements that fill new tables: the slots, and on MySQL the rows to wait at."""
+        """The statements that fill new tables: the slots, and on MySQL the rows that lanes lock."""
         numbers = ", ".join(f"({number})" for number in range(SLOTS))
         slot = self.slots.fullname
         lines = [f"INSERT INTO {slot} (slot) VALUES {numbers}"]  # noqa: S608 - a plain name
@@ -384,7 +390,7 @@ class OutboxWriter:
         lanes: The table whose rows MySQL's writers lock, and its number of rows.
         channel: The channel of notifications; ``None`` for none.
         clock: For the messages' ids.
-        entropy: Likewise.
+        entropy: For the messages' ids.
     """
 
     def __init__(
@@ -461,12 +467,12 @@ class OutboxWriter:
                 raise self._table_missing(words(error)) from error
             raise
         if answer.changed == 0:
-            raise self._table_missing("its lane table lacks the row to wait at")
+            raise self._table_missing("its lane table lacks the row to lock")
         return [row["message_id"] for row in rows]
 
     def _table_missing(self, why: str) -> TableMissing:
         return TableMissing(
-            f"there is no outbox {self._rows.fullname} here: run "
+            f"this database has no outbox {self._rows.fullname}: run "
             f"`{create_command('outbox', self._rows)}`, or have a migration run what "
             f"`txmq schema sql outbox` prints ({why})"
         )
@@ -525,3 +531,95 @@ def _check(outbox: Outbox, kind: str, connection: Connection) -> None:
                 f"{table.fullname} has {quantity(found, 'row')}, not {rows}: drop the table, and "
                 "create it again"
             )
+
+
+_MARK_CHARS: Final = 256
+"""Room for the properties that a relay adds."""
+_NOT_WAITING: Final = {properties.WAIT: "false"}
+_AFTER: Final = "deliver_after_s"
+_MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
+
+
+def slot_of(text: str) -> int:
+    """The slot of a lane, or of the id of a message without a lane."""
+    return crc32(text.encode()) % SLOTS
+
+
+def check_lane(lane: str) -> None:
+    """Refuse an invalid lane name.
+
+    Raises:
+        LocalProtocolError: It is not a text, is empty or holds a character 0.
+        LimitExceeded: It is too long.
+    """
+    if not isinstance(lane, str) or not lane or "\0" in lane:
+        raise LocalProtocolError(f"a lane is a text of one or more characters, not {lane!r}")
+    if len(lane) > LANE_CHARS_MAX:
+        raise LimitExceeded("the length of a lane's name", LANE_CHARS_MAX, len(lane))
+
+
+def pack(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
+    """The columns of a message's row, except its body and its time.
+
+    A message that carries a unique key in its properties keeps it.
+
+    Raises:
+        LocalProtocolError: The message could never be sent.
+        UsageError: It is a reply.
+        LimitExceeded: It is too large.
+    """
+    check_kind(message)
+    if lane is not None:
+        check_lane(lane)
+    added = _MARK if lane is None else {**_MARK, properties.SHARDING_KEY: lane}
+    all_properties = {**(message.properties or {}), **added}
+    envelope = sealed(replace(message, properties=all_properties), fresh_id, compress=False)
+    try:
+        envelope.properties.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"no table can hold this message: {error}") from error
+    if "\0" in message.tags or "\0" in envelope.id:
+        raise LocalProtocolError("a tag or a message's id holds a character 0")
+    if len(envelope.id) > MESSAGE_ID_CHARS_MAX:
+        raise LimitExceeded("the length of a message's id", MESSAGE_ID_CHARS_MAX, len(envelope.id))
+    after = message.deliver_after
+    wanted = {
+        "delay_level": message.delay_level or None,
+        "deliver_at_ms": message.deliver_at_ms,
+        _AFTER: None if after is None else seconds("deliver_after", after),
+    }
+    delay = {name: value for name, value in wanted.items() if value is not None}
+    return {
+        "slot": slot_of(lane or envelope.id),
+        "lane": lane,
+        "message_id": envelope.id,
+        "topic": message.topic,
+        "tags": message.tags,
+        "keys_": _text(list(message.keys)),
+        "properties": _text(
+            {**(message.properties or {}), **({} if message.wait_stored else _NOT_WAITING)}
+        ),
+        "flag": message.flag,
+        "delay": _text(delay) if delay else None,
+    }
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def unpack(row: Any) -> Message:
+    """The message of a row; its properties carry its id."""
+    stored: Mapping[str, str] = msgspec.json.decode(row.properties, type=dict[str, str])
+    delay: dict[str, Any] = msgspec.json.decode(row.delay) if row.delay else {}
+    return Message(
+        topic=row.topic,
+        body=bytes(row.body),
+        tags=row.tags,
+        keys=msgspec.json.decode(row.keys_, type=tuple[str, ...]),
+        properties={**stored, properties.UNIQUE_KEY: row.message_id},
+        flag=row.flag,
+        delay_level=delay.get("delay_level", 0),
+        deliver_at_ms=delay.get("deliver_at_ms"),
+        deliver_after=delay.get(_AFTER),
+    )

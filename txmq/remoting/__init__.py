@@ -1,7 +1,7 @@
 """Many requests in both directions over one byte stream.
 
-:mod:`exchange` is the table of unanswered requests. :mod:`connection` moves bytes between it, a
-transport and the table of handlers. :mod:`pool` has the connections of a client, :mod:`listener`
-those of a server; both ends of a connection are the same class. With TLS, :mod:`arrival` sees what
-a peer speaks, and :mod:`tls_stream` stands between the transport and the connection.
+:mod:`connection` has both ends of a stream: a client and a server use the same class.
+:mod:`dispatch` is a server's table of handlers. :mod:`pool` holds the connections of a client,
+:mod:`listener` those of a server. With TLS, :mod:`arrival` finds out what a peer speaks, and
+:mod:`tls_stream` stands between the transport and the connection.
 """

@@ -1,6 +1,6 @@
-"""The beginning of a connection at a server whose port speaks TLS.
+"""The start of a connection at a server whose port accepts TLS.
 
-The first byte tells what the peer speaks: a TLS handshake begins with 22, and a frame with the high
+The first byte shows what the peer speaks: a TLS handshake begins with 22, and a frame with the high
 byte of its length, which is 0.
 """
 
@@ -20,11 +20,11 @@ _TLS_HANDSHAKE: Final = 22
 
 
 class ContextSource(Protocol):
-    """Has the context for new connections, which may change while the server runs."""
+    """Provides the context for new connections, which may change while the server runs."""
 
     @property
     def value(self) -> ssl.SSLContext:
-        """The context of now."""
+        """The current context."""
         ...
 
 
@@ -59,13 +59,13 @@ class Arrival(asyncio.Protocol):
         self.host: str = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the first byte, but not for ever."""
+        """Wait for the first byte, up to a limit."""
         self._transport = cast("asyncio.Transport", transport)
         self.host = (transport.get_extra_info("peername") or ("",))[0]
         self._timer = asyncio.get_running_loop().call_later(TLS_HANDSHAKE_S, self._be_too_late)
 
     def data_received(self, data: bytes) -> None:
-        """Give the connection to what the peer speaks."""
+        """Hand the connection to the protocol that the peer speaks."""
         self._stop_timer()
         if data[0] == _TLS_HANDSHAKE:
             self._become(TlsStream(self._tls.source.value, self._accept, self._end), data)
@@ -83,7 +83,7 @@ class Arrival(asyncio.Protocol):
         protocol.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The peer left without a byte; monitors do, so it is no refusal."""
+        """The peer left without sending a byte. Monitors do that, so it is not a refusal."""
         del exc
         self._stop_timer()
         self._end("")

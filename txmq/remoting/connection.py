@@ -1,26 +1,29 @@
-"""One end of a stream, which reads and writes requests and answers.
+"""One end of a stream of requests and answers; clients and servers use the same class.
 
-:class:`Connection` moves bytes between the table of unanswered requests, a transport and the
-service.
+:class:`Connection` connects a transport, a service that answers the peer's requests, and the
+:class:`Exchange`, which holds our own unanswered requests.
 
-A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
-answers to everything that arrived together, write them in one go. A service may also answer later,
-with :meth:`Connection.send`.
+Serving a request is a series of plain calls on bytes: cut out the frame, decode it, call the
+service, collect the answers to everything that arrived together, and write them at once. A service
+may also answer later, with :meth:`Connection.send`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import ssl
 from collections.abc import Callable, Collection
+from itertools import count
 from types import FunctionType, MethodType
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from txmq.errors import (
     ConnectionLost,
     RemoteProtocolError,
     RequestTimeout,
+    TransportError,
     refusal,
 )
 from txmq.limits import (
@@ -34,15 +37,18 @@ from txmq.protocol.codes import SUCCESS
 from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
-from txmq.remoting.exchange import Exchange, PendingResponse, Waiter
 from txmq.runtime.clock import Clock
 from txmq.security.signatures import Credentials
 from txmq.security.tls import PeerSubject, reason_of, subject_of
 
 __all__ = [
     "Connection",
+    "Exchange",
+    "PendingResponse",
+    "RunService",
     "Server",
     "Service",
+    "Waiter",
     "no_service",
 ]
 
@@ -50,20 +56,26 @@ log = logging.getLogger(__name__)
 
 Fields: TypeAlias = Header | dict[str, str] | None
 
+W = TypeVar("W")
+
+_OPAQUE_MAX: Final = 2**31 - 1
+_STALE_DEADLINES_MAX: Final = 256
+"""How many deadlines of answered requests may pile up before they are removed."""
+
 _RUN_MAX: Final = 64
-"""Requests of one code that a service takes at once; other work waits meanwhile."""
+"""The most requests of one code that a service takes at once; other work waits until they end."""
 
 _FULL_READ_BYTES: Final = 250_000
-"""A read as long as the loop's buffer, which has 256,000 bytes, or 256 KiB."""
+"""A longer read fills the loop's buffer of 256,000 bytes or 256 KiB, so more bytes may follow."""
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
-_AT_ONCE_S: Final = 3.0
-"""A server that accepts only TLS closes a connection at its first byte; a server that has been
-frozen may do it much later.
-"""
 """What one turn of the loop collects before an early write. The peer can then work on it while we
 write the rest; otherwise the two would take turns."""
+
+_AT_ONCE_S: Final = 3.0
+"""A server that accepts only TLS closes a connection at its first byte; a server that has been
+frozen may do it much later."""
 
 
 class Service(Protocol):
@@ -74,7 +86,7 @@ class Service(Protocol):
         ...
 
 
-class RunService(Protocol):
+class RunService(Service, Protocol):
     """A service that also takes several requests at once."""
 
     @property
@@ -82,47 +94,43 @@ class RunService(Protocol):
         """The requests that :meth:`serve_run` takes; they may change."""
         ...
 
-    def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
-        """As that of any :class:`Service`."""
-        ...
-
     def serve_run(
         self, connection: Connection, requests: list[Command], answers: list[bytes], /
     ) -> None:
-        """Serve requests of one code that followed each other, in their order.
+        """Serve consecutive requests of one code, in their order.
 
         Args:
             connection: Their connection.
             requests: The requests.
-            answers: Gets each answer, except those that come later. It is what the connection
-                writes next, so another call of the connection may write and clear it.
+            answers: Gets each answer, except those that come later. The connection writes this list
+                next, so another call of the connection may write and clear it.
         """
         ...
 
 
 class Server(Protocol):
-    """Shares one server among its connections."""
+    """What the connections of one server share."""
 
     def holds(self, connection: Connection, size: int, /, *, is_new: bool) -> None:
-        """The connection keeps so many bytes of an unfinished frame, maybe of a new one."""
+        """Note how many bytes of an unfinished, perhaps new, frame the connection holds."""
         ...
 
     def owes(self, connection: Connection, size: int, /) -> None:
-        """The connection's peer has so many bytes of answers to read."""
+        """Note how many bytes of answers the connection's peer has not read yet."""
         ...
 
     def note_broken(self, connection: Connection, error: RemoteProtocolError, /) -> None:
-        """The connection closes because its peer breaks the protocol."""
+        """Note that the connection closes because its peer breaks the protocol."""
         ...
 
     def note_unread(self, connection: Connection, /) -> None:
-        """The connection closes because its peer does not read."""
+        """Note that the connection closes because its peer does not read."""
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections wait without long headers. One with several requests then waits too;
-        a single request is served at once.
+        """Whether connections wait without long headers. A connection with several requests then
+        waits too; a single request is served at once.
         """
         ...
 
@@ -137,17 +145,8 @@ class Server(Protocol):
 
 
 def _bound(service: Service) -> Service:
-    """The same service as a function or a method: a call of an object takes twice as long."""
+    """The service as a function or a method, because calling an object takes twice as long."""
     return service if isinstance(service, FunctionType | MethodType) else service.__call__
-
-
-ServeRun: TypeAlias = Callable[["Connection", list[Command], list[bytes]], None]
-"""See :meth:`RunService.serve_run`."""
-
-
-def _no_runs(connection: Connection, requests: list[Command], answers: list[bytes]) -> None:
-    del answers
-    raise AssertionError(f"{connection.address}: the service takes no {len(requests)} requests")
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -157,6 +156,76 @@ def no_service(connection: Connection, request: Command) -> bytes | None:
         return None
     remark = f" request type {int(request.code)} not supported"
     return commands.answer(request, 3, remark=remark)
+
+
+class Waiter(Protocol):
+    """Waits for the answer to one request; the connection calls one of its methods once."""
+
+    def answered(self, answer: Command, /) -> None:
+        """The answer came, with any code."""
+        ...
+
+    def failed(self, error: TransportError, /) -> None:
+        """No answer will come."""
+        ...
+
+
+class PendingResponse(NamedTuple):
+    """A waiter that resolves a future."""
+
+    future: asyncio.Future[Command]
+
+    def answered(self, answer: Command) -> None:
+        """See :meth:`Waiter.answered`."""
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def failed(self, error: TransportError) -> None:
+        """See :meth:`Waiter.failed`."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Exchange(Generic[W]):
+    """The unanswered requests of one connection: their numbers, waiters and deadlines. Pure."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.waiting: dict[int, W] = {}
+        """The waiters by number, in the order of their requests."""
+        self._deadlines: list[tuple[float, int]] = []
+        # A wrapped number cannot meet a waiter: every waiter ends long before 2**31 requests.
+        self.number: Callable[[], int] = map(_OPAQUE_MAX.__and__, count(first)).__next__
+        """Returns the number of the next request; one-way requests have one too."""
+
+    def add(self, opaque: int, waiter: W, deadline: float) -> None:
+        """Add the waiter of a request under its :attr:`number`."""
+        self.waiting[opaque] = waiter
+        heapq.heappush(self._deadlines, (deadline, opaque))
+        if len(self._deadlines) > 2 * len(self.waiting) + _STALE_DEADLINES_MAX:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.waiting]
+            heapq.heapify(self._deadlines)
+
+    def expired(self, now: float) -> list[W]:
+        """Remove and return the waiters whose deadline has passed, earliest first."""
+        late: list[W] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            waiter = self.waiting.pop(heapq.heappop(self._deadlines)[1], None)
+            if waiter is not None:
+                late.append(waiter)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or ``None`` without waiters."""
+        while self._deadlines and self._deadlines[0][1] not in self.waiting:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def close(self) -> list[W]:
+        """Remove and return all waiters, in the order of their requests."""
+        waiters = list(self.waiting.values())
+        self.waiting.clear()
+        self._deadlines.clear()
+        return waiters
 
 
 class Connection(asyncio.Protocol):
@@ -185,7 +254,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange[Waiter] = Exchange()
         self.number: Callable[[], int] = self._exchange.number
         """Returns the number for the next posted request."""
-        # A caller of post() limits its open requests itself, and has a deadline.
+        # Callers of post() limit their open requests themselves, and have deadlines.
         self._is_posted_to = False
         self._posted_bytes = 0
         self._caught_up: asyncio.Future[None] | None = None
@@ -211,7 +280,7 @@ class Connection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport and its peer's address."""
+        """Note the transport and its peer's address."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=CONNECTION_BACKLOG_BYTES)
         peer = transport.get_extra_info("peername")
@@ -226,7 +295,8 @@ class Connection(asyncio.Protocol):
     def _take(self, service: Service) -> None:
         self._service = _bound(service)
         self._run_codes: Collection[int] = getattr(service, "run_codes", ())
-        self._serve_run: ServeRun = getattr(service, "serve_run", _no_runs)
+        self._serve_run: Callable[[Connection, list[Command], list[bytes]], None] | None
+        self._serve_run = getattr(service, "serve_run", None)
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""
@@ -251,7 +321,7 @@ class Connection(asyncio.Protocol):
         elif self._server is not None and (
             self._reader.has_long_header or (len(parts) > 1 and self._server.is_busy)
         ):
-            # A long header waits even alone: those of several strangers would share one turn.
+            # A long header waits even alone; otherwise those of several strangers share one turn.
             self._wait(parts)
         else:
             # After a full read the loop reads on at once, up to 32 times.
@@ -282,11 +352,11 @@ class Connection(asyncio.Protocol):
     ) -> None:
         out, collected = self._out, 0
         decode, serve, now = self._decode, self._service, self._clock.monotonic
-        codes, at, count = self._run_codes, 0, len(parts)
-        # Up to which part the time counts: after the last one nothing is left that could wait.
-        last = 0 if self._server is None else count + (self._turn_end is not None)
+        codes, serve_run, at, end = self._run_codes, self._serve_run, 0, len(parts)
+        # The time limit counts up to this part; after the last one nothing is left that could wait.
+        last = 0 if self._server is None else end + (self._turn_end is not None)
         try:
-            while at < count:
+            while at < end:
                 if codes:
                     requests = commands.decode_run(parts, at, _RUN_MAX, codes)
                     command = requests[0]
@@ -299,9 +369,9 @@ class Connection(asyncio.Protocol):
                     if waiter is not None:
                         waiter.answered(command)
                     continue
-                if codes and len(requests) > 1:
+                if codes and serve_run is not None and len(requests) > 1:
                     before = len(out)
-                    self._serve_run(self, requests, out)
+                    serve_run(self, requests, out)
                     collected += sum(map(len, out[before:]))
                 elif (answer := serve(self, command)) is not None:
                     out.append(answer)
@@ -358,7 +428,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _has_ended_at_once(self) -> bool:
-        """Whether the peer ended before it sent anything, as a server does that expects TLS."""
+        """Whether the peer closed before it sent anything, as a server that expects TLS does."""
         age_s = self._clock.monotonic() - self._opened_at
         return self.active_at == self._opened_at and age_s < _AT_ONCE_S
 
@@ -366,7 +436,7 @@ class Connection(asyncio.Protocol):
         """Stop reading requests, because the peer reads our answers too slowly.
 
         While we wait for answers we keep reading: if both ends wrote much and read nothing, they
-        would wait for each other for ever.
+        would wait for each other forever.
         """
         self._unread = True
         if self._transport is not None and not self._exchange.waiting:
@@ -490,42 +560,13 @@ class Connection(asyncio.Protocol):
             RequestTimeout: No answer came in time.
         """
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        deadline = self._clock.monotonic() + timeout_s
-        opaque = self.start(
-            code, header, PendingResponse(future), deadline, body=body, is_urgent=is_urgent
-        )
+        opaque, deadline = self.number(), self._clock.monotonic() + timeout_s
+        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
+        self.post(opaque, PendingResponse(future), deadline, frame, is_urgent=is_urgent)
         try:
             return await future
         finally:
             self._exchange.waiting.pop(opaque, None)
-
-    def start(
-        self,
-        code: int,
-        header: Fields,
-        waiter: Waiter,
-        deadline: float,
-        *,
-        body: bytes = b"",
-        is_urgent: bool = False,
-    ) -> int:
-        """Send a request, and return its number for :meth:`break_off`.
-
-        Args:
-            code: The request code.
-            header: The fields.
-            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
-            deadline: The latest time for an answer, in the clock's monotonic time.
-            body: The body.
-            is_urgent: Whether to write it now, not together with the turn's other requests.
-
-        Raises:
-            ConnectionLost: The connection is closed; nothing was sent.
-        """
-        opaque = self.number()
-        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
-        self.post(opaque, waiter, deadline, frame, is_urgent=is_urgent)
-        return opaque
 
     def post(
         self,

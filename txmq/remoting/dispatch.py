@@ -29,18 +29,18 @@ Handler: TypeAlias = Callable[[Connection, Command], bytes | None]
 """Serves one request: returns the answer as a frame, or ``None`` if it comes later or never."""
 
 ServeUsual: TypeAlias = Callable[[Connection, list[Command]], int]
-"""Serves the usual requests at the beginning of a run, and returns how many these are.
+"""Serves the usual requests at the beginning of a run, and returns their number.
 
-It sends their answers later. It raises nothing: a request with any other fate is not usual.
+It sends their answers later. It never raises: a request that would be refused is not a usual one.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunHandler:
-    """The handler of a request of which many may follow each other.
+    """The handler of requests that often arrive in series.
 
     Attributes:
-        serve: Serves one request; it takes the usual ones, too.
+        serve: Serves one request, also a usual one.
         serve_usual: Serves several at once.
     """
 
@@ -114,7 +114,7 @@ class Dispatcher:
             self._serve_usual.pop(number, None)
             if isinstance(handler, RunHandler):
                 self._serve_one[number] = handler.serve
-                # An authorizer looks at each request, and may know it by all of its fields.
+                # An authorizer looks at each request, perhaps at all of its fields.
                 if self._authorize is None:
                     self._serve_usual[number] = handler.serve_usual
 
@@ -136,7 +136,7 @@ class Dispatcher:
             found = handler(connection, request)
         except BrokerRefused as error:
             if isinstance(error, UnknownRefusal):
-                # Of another server, or with a code that only tools know.
+                # It comes from another server, or has a code that only tools know.
                 return _refuse(request, error.response_code, error.remark)
             return _refuse(request, error.code, str(error))
         except Postponed as wait:
@@ -144,7 +144,7 @@ class Dispatcher:
             found = None
         except TxmqError as error:
             self.on_error(error)
-            # The text may have words of the peer, which must not make each line a new one.
+            # The text may quote the peer, which must not make every line look new.
             kind = f"{request.code} {connection.host} {type(error).__name__}"
             if (times := self._faults.note(kind)) is not None:
                 who, text = connection.address, str(error)[:REMARK_CHARS_MAX]

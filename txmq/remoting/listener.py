@@ -27,8 +27,8 @@ IDLE_S: Final = 120.0
 SWEEP_S: Final = 10.0
 
 _TURNS_BETWEEN: Final = 2
-"""Turns of the loop between two parts of long reads. In one of them a short request is read and
-served, in the next its record is written; without them each took as long as a part."""
+"""Turns of the loop between two parts of long reads. In the first one a short request is read and
+served, in the second its record is written; without them, each would wait for a whole part."""
 
 
 class TurnQueue:
@@ -47,7 +47,7 @@ class TurnQueue:
             self._yield(_TURNS_BETWEEN)
 
     def _yield(self, turns: int) -> None:
-        """Go on after so many turns of the loop."""
+        """Continue after a number of turns of the loop."""
         loop = asyncio.get_running_loop()
         if turns:
             loop.call_soon(self._yield, turns - 1)
@@ -116,11 +116,11 @@ class Listener:
 
     @property
     def _taken(self) -> int:
-        """With those that have not sent a byte, or not finished their handshake."""
+        """All connections, also those that have not sent a byte or finished their handshake."""
         return len(self._connections) + len(self._arrivals)
 
     def figures(self) -> dict[str, int]:
-        """What peers make the server keep, and what it refused them since the start."""
+        """What the server holds for its peers, and what it has refused since it started."""
         return {
             "connections_open": self._taken,
             "connections_refused": self._connections_refused,
@@ -190,7 +190,7 @@ class Listener:
         self._warn(f"refused a connection of {arrival.host}: {refusal}")
 
     def _warn(self, line: str, kind: str = "") -> None:
-        """Log a line, but not each of a flood; a text that a peer chooses needs a kind."""
+        """Log a line, but not every one of a flood; give a kind if the peer chooses the text."""
         times = self._refusals.note(kind or line)
         if times is not None:
             log.warning("%s%s", line, times)
@@ -227,7 +227,7 @@ class Listener:
         self.owed.cut += 1
 
     def _cut(self, connections: list[Connection], fault: str, total: int) -> None:
-        # A flood must not fill the log as well.
+        # A flood must not also fill the log.
         if self._clock.monotonic() >= self._silent_until:
             self._silent_until = self._clock.monotonic() + SWEEP_S
             log.warning(

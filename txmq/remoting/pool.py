@@ -37,7 +37,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def _why(error: Exception) -> str:
-    """Why the connection failed, in words for the author of the address."""
+    """Why the connection failed, worded for the person who wrote the address."""
     if isinstance(error, ConnectionRefusedError):
         return NO_SERVER
     if isinstance(error, socket.gaierror | ValueError):
@@ -75,11 +75,12 @@ class ConnectionPool:
         self._on_open = on_open
         self._credentials = credentials
         self._opening: dict[str, asyncio.Task[Connection]] = {}
-        self._open: dict[str, Connection] = {}
+        self.connections: dict[str, Connection] = {}
+        """The latest connection to each address; it may have closed."""
 
     def ready(self, address: str) -> Connection | None:
         """The connection to an address, if one is open."""
-        found = self._open.get(address)
+        found = self.connections.get(address)
         return found if found is not None and found.is_open else None
 
     async def connection(self, address: str) -> Connection:
@@ -108,7 +109,7 @@ class ConnectionPool:
         except (OSError, TimeoutError, ValueError) as error:
             # ValueError: the name resolver and TLS raise it for an invalid host name.
             raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
-        self._open[address] = made
+        self.connections[address] = made
         if self._on_open is not None:
             self._on_open(address, made)
         return made
@@ -144,12 +145,12 @@ class ConnectionPool:
 
     def opened(self) -> list[Connection]:
         """The open connections."""
-        return [connection for connection in self._open.values() if connection.is_open]
+        return [connection for connection in self.connections.values() if connection.is_open]
 
     async def close(self) -> None:
         """Close all connections."""
         for opening in list(self._opening.values()):
             opening.cancel()
-        for connection in self._open.values():
+        for connection in self.connections.values():
             connection.close()
-        self._open.clear()
+        self.connections.clear()

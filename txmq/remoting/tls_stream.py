@@ -1,8 +1,8 @@
 """TLS between a transport and the protocol that would otherwise sit on it.
 
-:class:`TlsStream` is a protocol towards the real transport and a transport towards the protocol
-inside. It keeps no plain bytes and no encrypted ones: what it reads goes on at once, and what is
-written lies in the buffer of the real transport, whose limits therefore hold unchanged.
+:class:`TlsStream` is a protocol for the real transport and a transport for the protocol inside. It
+buffers nothing: it passes on at once what it reads, and what it writes goes into the buffer of the
+real transport, whose limits therefore still hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txmq.security.tls import reason_of
 __all__ = ["TlsStream"]
 
 _RECORD_BYTES: Final = 16 * 1024
-"""The most that one record of TLS holds."""
+"""The maximum size of a TLS record."""
 
 
 class TlsStream(asyncio.Transport, asyncio.Protocol):
@@ -69,7 +69,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         self._shake_hands()
 
     def data_received(self, data: bytes) -> None:
-        """Go on with the handshake, or pass on what the records hold."""
+        """Continue the handshake, or pass on the contents of the records."""
         if self._inside is not None:
             self._incoming.write(data)
             self._deliver(self._inside)
@@ -232,8 +232,8 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
             self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """``peercert`` is the checked certificate of the peer, ``tls_error`` what ended the
-        connection; the rest is the real transport's.
+        """``peercert`` is the checked certificate of the peer, ``tls_error`` the error that ended
+        the connection; the real transport answers the rest.
         """
         if name == "peercert":
             return self._tls.getpeercert()

@@ -31,14 +31,16 @@ from traceback import format_exception_only
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
-from txmq.errors import ConfigError, PayloadInvalid, UsageError
-from txmq.settings.extras import named_extra
-
-with named_extra():
-    from txmq.idempotent.guard import is_async
-
 from txmq.client.consume.handler_arguments import arguments_of
-from txmq.errors import KeyConflict, KeyInProgress, VersionGap
+from txmq.errors import (
+    ConfigError,
+    KeyConflict,
+    KeyInProgress,
+    PayloadInvalid,
+    UsageError,
+    VersionGap,
+)
+from txmq.idempotent.guard import is_async
 from txmq.message import DEAD_LETTER, Later, LogPosition, Queue, QueueOffset, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.kill_points import Killed, Point, guarded_of, mortal, points_of

@@ -3,12 +3,17 @@
 Built on the client, which does not depend on it.
 """
 
-from txmq.transaction.listener import HalfMessage, TransactionListener
+from txmq.transaction.listener import TransactionListener
 from txmq.transaction.machine import Transaction
 from txmq.transaction.manager import TransactionManager
 from txmq.transaction.producer import TransactionProducer
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
-from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionState
+from txmq.transaction.state import (
+    HalfMessage,
+    LocalTransactionState,
+    TransactionOutcome,
+    TransactionState,
+)
 
 __all__ = [
     "HalfMessage",

@@ -1,10 +1,10 @@
 """Answers brokers' checks of half messages.
 
-Some checks run at once, others wait. A check that finds no room is dropped: the broker asks again.
-A handler that takes too long is answered for with "unknown", and its place is given to another
-check. A plain function cannot be interrupted, so it keeps a thread until it returns, and its late
-answer is sent all the same. While it hangs, its transaction is not checked again here. Neither is a
-transaction whose local part still runs here.
+A few checks run at a time, and others wait. If the queue is full, a check is dropped: the broker
+asks again. If a handler takes too long, the answer is "unknown", and another check takes its place.
+A plain function cannot be interrupted: it keeps a thread until it returns, and its late answer is
+sent then. While it hangs, further checks of its transaction are answered with "unknown". So are
+checks of a transaction whose local part still runs here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from txmq.message import ReceivedMessage
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks, Threads
-from txmq.transaction.end import EndAnswer, EndSender
-from txmq.transaction.listener import LocalAnswer, LocalState, ask, is_async
-from txmq.transaction.machine import ActiveCount
+from txmq.transaction.listener import LocalState
+from txmq.transaction.machine import EndAnswer, EndSender, LocalAnswer, ask, is_async
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -42,8 +41,35 @@ log = logging.getLogger(__name__)
 _UNKNOWN: Final = LocalAnswer(LocalTransactionState.UNKNOWN)
 
 
+class ActiveCount:
+    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def until_done(self, task: asyncio.Task[Any]) -> None:
+        """Count one until a task has ended."""
+        self.__enter__()
+        task.add_done_callback(self.__exit__)
+
+    async def wait(self) -> None:
+        """Wait until the count is zero."""
+        await self._idle.wait()
+
+
 class _Check:
-    """One transaction that brokers ask about; if several ask, the last one receives the answer."""
+    """A transaction that brokers ask about. If several ask, the last one receives the answer."""
 
     __slots__ = ("connection", "counted", "header", "message")
 
@@ -66,7 +92,7 @@ class CheckAnswerer:
         settings: How many checks run at once, and for how long.
         tally: The producer's counters.
         watches: Returns the producer's watches, if it has any.
-        undecided: The transactions whose local part still runs here.
+        undecided: The transactions that still run here.
     """
 
     def __init__(
@@ -99,8 +125,8 @@ class CheckAnswerer:
         xid, check = message.id, _Check(connection, header, message)
         self._tally.checks += 1
         if xid in self._hung or xid in self._undecided:
-            # A hung handler would only take one more thread. And a listener would find no trace of
-            # a local transaction that still runs, and might answer that there never was one.
+            # A hung handler would only occupy another thread. And a listener finds no trace of a
+            # local transaction that still runs, so it might report a rollback.
             self._start(self._answer(check, _UNKNOWN), xid)
         elif xid in self._running:
             known = self._running[xid]
@@ -117,10 +143,10 @@ class CheckAnswerer:
     def _drop(self, xid: str) -> None:
         is_first = not self._tally.checks_dropped
         self._tally.checks_dropped += 1
-        # One warning is enough: dropped checks come again, and may come by the thousand.
+        # Warn once: dropped checks come again, perhaps by the thousand.
         level = logging.WARNING if is_first else logging.INFO
         log.log(
-            level, "the check of %s is left to its broker, which asks again: %d wait, %d hang",
+            level, "dropped the check of %s, which its broker repeats: %d wait, %d hang",
             xid, len(self._waiting), len(self._hung),
         )  # fmt: skip
 
@@ -141,7 +167,7 @@ class CheckAnswerer:
             self._run(xid, self._waiting.pop(xid))
 
     async def _work(self, xid: str, check: _Check) -> None:
-        # One task and a timer each: a group that returns receives a hundred thousand checks.
+        # One task and one timer: a group that comes back may receive a hundred thousand checks.
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         late = loop.call_later(self._settings.check_timeout, self._write_off, xid, check, task)
@@ -152,7 +178,6 @@ class CheckAnswerer:
             except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException:
-                # Neither an answer nor an Exception.
                 log.exception("the check handler of transaction %s failed", xid)
                 answer = _UNKNOWN
             finally:
@@ -162,7 +187,7 @@ class CheckAnswerer:
 
     def _write_off(self, xid: str, check: _Check, task: asyncio.Task[None]) -> None:
         if self._running.get(xid) is not check:
-            return  # It has answered at this very moment.
+            return  # The handler has just answered.
         self._tally.checks_hung += 1
         self._hung[xid] = self._running.pop(xid)
         log.error(
@@ -170,7 +195,7 @@ class CheckAnswerer:
             '"unknown" for now; %d hang',
             xid, self._settings.check_timeout, len(self._hung),
         )  # fmt: skip
-        # A stop waits for this answer, and no longer for the handler.
+        # From now on, a stop waits for this answer and not for the handler.
         self.active.until_done(self._start(self._answer(check, _UNKNOWN), xid))
         check.counted.close()
         if self._runner is None:

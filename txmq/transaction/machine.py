@@ -1,39 +1,48 @@
 """One transaction from beginning to end: begin, work, decide, settle.
 
-The half message is stored, the local transaction runs, the broker receives the decision as an END,
-and the outcome follows from the broker's reply. :data:`txmq.transaction.state.TRANSITIONS` says
-which step may follow which. A decision reaches the broker even if the caller no longer waits for
-it: a task decides and settles, and a stop of the producer waits for that task.
+The broker stores the half message, the local transaction runs, the broker receives the decision as
+an END, and the outcome follows from the broker's reply. :data:`txmq.transaction.state.TRANSITIONS`
+says which step may follow which. A decision reaches the broker even if the caller no longer waits
+for it: a task decides and settles, and stopping the producer waits for that task.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.observe.hooks import TransactionEnd
 from txmq.client.values import SendResult
 from txmq.errors import (
+    BrokerRefused,
     Effect,
     OutcomeUnknown,
     RemoteProtocolError,
+    RequestTimeout,
     ResourceError,
     RollBack,
+    ShouldCommit,
+    ShouldRollBack,
+    TopicNotFound,
     TransactionConflict,
     TxmqError,
     UsageError,
 )
-from txmq.message import Message
+from txmq.message import Message, Queue
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import CheckState, EndTransaction
 from txmq.protocol.record import position_in
+from txmq.remoting.connection import Connection
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.tasks import Runner, Tasks, Threads
-from txmq.transaction.end import EndAnswer, EndSender
-from txmq.transaction.listener import HalfMessage, LocalAnswer, ask, doubt_of
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
@@ -41,16 +50,25 @@ from txmq.transaction.state import (
     SPELLINGS,
     TRANSITIONS,
     EndReply,
+    HalfMessage,
     LocalTransactionState,
     Phase,
     TransactionOutcome,
-    TransactionState,
     TransactionTally,
     Verb,
+    doubt_of,
 )
 from txmq.transaction.story import Step, Stories, note
 
-__all__ = ["ActiveCount", "ActiveTransactions", "Transaction", "TransactionMachine"]
+__all__ = [
+    "EndAnswer",
+    "EndSender",
+    "LocalAnswer",
+    "ProducerContext",
+    "Transaction",
+    "ask",
+    "is_async",
+]
 
 log = logging.getLogger(__name__)
 
@@ -58,30 +76,52 @@ S = TypeVar("S")
 Outcome: TypeAlias = TransactionOutcome | None
 """``None`` if no half message was sent."""
 
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 1.0
+
+_END: Final = RequestCode.END_TRANSACTION
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 _UNFOLLOWED: Final = nullcontext()
-_CLOSED: Final = "this producer was closed meanwhile"
+_CLOSED: Final = "this producer was closed before the transaction was settled"
 _IF_STORED: Final = "if it is stored, the broker will ask;"
-_NOT_CONFIRMED: Final = (
-    "transaction %s is %s, but its broker has not confirmed that, and may ask: %s"
-)
+_NOT_CONFIRMED: Final = "transaction %s is %s, but its broker has not confirmed it, and may ask: %s"
 
 
 @dataclass(slots=True, eq=False)
-class Transaction(ABC, Generic[S]):
-    """A transaction of a :class:`txmq.TransactionManager` whose local part runs."""
+class Transaction(Generic[S]):
+    """One transaction of a producer.
+
+    The block of a :class:`txmq.TransactionManager` receives it: it writes with :attr:`session`,
+    reads :attr:`message`, and afterwards :attr:`outcome`. The manager takes all steps.
+    """
 
     group: str
     """The producer group that answers for it."""
     xid: str
     """Its id."""
-    session: S = field(init=False)
+    context: ProducerContext = field(repr=False)
+    is_followed: bool = field(repr=False)
+    """Whether a watch or the log receives its steps."""
+    to_send: Message | None = field(default=None, repr=False)
+    """Its message, unless the local transaction makes that."""
+    sent: SendResult | None = field(default=None, repr=False)
+    """The broker's answer to its half message once that is stored."""
+    known_half: HalfMessage | None = field(default=None, repr=False)
+    """Its half message, if it was needed before."""
+    phase: Phase = Phase.NEW
+    session: S = field(init=False, repr=False)
     """The session of the local transaction; leave commit and rollback to the manager."""
-    decided: TransactionOutcome | None = field(default=None, init=False, repr=False)
-
-    @abstractmethod
-    def _half(self) -> HalfMessage | None:
-        """Its half message once that is stored."""
+    answer: LocalAnswer | None = field(default=None, init=False, repr=False)
+    """The end of its local transaction."""
+    left: LocalTransactionState = field(default=_UNKNOWN, init=False, repr=False)
+    """The state of its local transaction if the caller is cancelled now."""
+    decided: Outcome = field(default=None, init=False, repr=False)
+    """Its outcome, once its block has ended."""
+    is_active: bool = field(default=False, init=False, repr=False)
+    task: asyncio.Task[Outcome] | None = field(default=None, init=False, repr=False)
+    """Takes the last steps, even if the caller is cancelled."""
+    waiting: asyncio.Future[Outcome] | None = field(default=None, init=False, repr=False)
+    """What the caller waits for; it may be released before the task ends."""
 
     @property
     def message(self) -> HalfMessage:
@@ -90,10 +130,18 @@ class Transaction(ABC, Generic[S]):
         Raises:
             UsageError: It has no message yet: the function's result makes it.
         """
-        half = self._half()
-        if half is None:
-            raise UsageError(f"transaction {self.xid} has no message yet: it has no result yet")
-        return half
+        # Made on demand: most functions of managers never read it.
+        if self.known_half is None:
+            if self.sent is None or self.to_send is None:
+                raise UsageError(
+                    f"transaction {self.xid} has no message yet: its function must return first"
+                )
+            half = self.context.half_of(self.to_send, self.xid)
+            self.known_half = HalfMessage(
+                topic=half.topic, body=half.body, tags=half.tags, keys=half.keys,
+                properties=half.properties, flag=half.flag, id=self.xid, sent=self.sent,
+            )  # fmt: skip
+        return self.known_half
 
     @property
     def outcome(self) -> TransactionOutcome:
@@ -108,41 +156,49 @@ class Transaction(ABC, Generic[S]):
             )
         return self.decided
 
+    async def run(self, call: Callable[[], object], runner: Runner | None) -> Outcome:
+        """Run the whole transaction.
 
-@dataclass(slots=True, eq=False)
-class TransactionMachine(Transaction[S]):
-    """One transaction, in one producer."""
+        Args:
+            call: The local transaction; it returns its state.
+            runner: Where it runs; ``None`` if it is ``async``.
 
-    active: ActiveTransactions
-    is_followed: bool
-    """Whether a watch or the log receives its steps."""
-    to_send: Message | None = None
-    """Its message, unless the local transaction makes that."""
-    sent: SendResult | None = None
-    """The broker's answer to its half message once that is stored."""
-    known_half: HalfMessage | None = None
-    """Its half message, if it was needed before."""
-    phase: Phase = Phase.NEW
-    answer: LocalAnswer | None = None
-    """The end of its local transaction."""
-    left: LocalTransactionState = _UNKNOWN
-    """The state of its local transaction if the caller is cancelled now."""
-    is_active: bool = False
-    """Whether :attr:`active` counts it."""
-    task: asyncio.Task[Any] | None = None
-    """Takes the last steps, even if the caller is cancelled."""
-    waiting: asyncio.Future[Outcome] | None = None
-    """The caller waits for this, perhaps less long than the task takes."""
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
+            TxmqError: The half message was not stored, or its broker did not answer.
+        """
+        self.enter()
+        try:
+            if self.to_send is not None:
+                await self.begin(self.to_send)
+            if runner is None:
+                return await self.work(call, None)
+            # A thread cannot be cancelled, so a task waits for it.
+            return await self._see_through(self.work(call, runner))
+        finally:
+            self.leave()
 
-    def _half(self) -> HalfMessage | None:
-        # Made when needed: most functions of managers never look at it.
-        if self.known_half is None and self.sent is not None and self.to_send is not None:
-            half = self.active.half_of(self.to_send, self.xid)
-            self.known_half = HalfMessage(
-                topic=half.topic, body=half.body, tags=half.tags, keys=half.keys,
-                properties=half.properties, flag=half.flag, id=self.xid, sent=self.sent,
-            )  # fmt: skip
-        return self.known_half
+    def enter(self) -> None:
+        """Count the transaction as active until :meth:`leave`. A stop of the producer waits for it,
+        and its checks are answered with "unknown".
+        """
+        if not self.is_active:
+            self.is_active = True
+            undecided = self.context.undecided
+            undecided[self.xid] = undecided.get(self.xid, 0) + 1
+            self.context.idle.clear()
+
+    def leave(self) -> None:
+        """Count it no more, unless a task takes its last steps; harmless a second time."""
+        if self.is_active and self.task is None:
+            self.is_active = False
+            undecided = self.context.undecided
+            others = undecided.pop(self.xid) - 1
+            if others:
+                undecided[self.xid] = others
+            if not undecided:
+                self.context.idle.set()
 
     def after(self, verb: Verb) -> Phase:
         """The phase after a step.
@@ -158,63 +214,28 @@ class TransactionMachine(Transaction[S]):
     def tell(self, step: Step, detail: object = "") -> None:
         """Report a step to whatever follows this transaction."""
         if self.is_followed:
-            self.active.stories.tell(self.xid, step, detail)
+            self.context.stories.tell(self.xid, step, detail)
 
     def inside(self) -> AbstractContextManager[None]:
-        """While inside, spans and notes of this task or thread belong to the present step."""
-        return self.active.stories.inside(self.xid) if self.is_followed else _UNFOLLOWED
-
-    async def run(self, call: Callable[[], object], runner: Runner | None) -> Outcome:
-        """Run the whole transaction.
-
-        Args:
-            call: The local transaction; it returns its state.
-            runner: Where it runs; ``None`` if it is ``async``.
-
-        Raises:
-            TransactionConflict: The transaction had been decided otherwise before.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
-            TxmqError: The half message was not stored, or its broker did not answer.
-        """
-        self.active.enter(self)
-        try:
-            if self.to_send is not None:
-                await self.begin(self.to_send)
-            if runner is not None:
-                # A thread cannot be cancelled, so a task of its own waits for it.
-                return await self._see_through(self._work_and_decide(call, runner))
-            try:
-                answer = await self.work(call, None)
-            except asyncio.CancelledError:
-                self.decide_alone(LocalAnswer(self.left))
-                raise
-            return await self.decide(answer)
-        finally:
-            self.leave()
-
-    def leave(self) -> None:
-        """Count the transaction as active no more, unless a task takes its last steps; harmless a
-        second time.
-        """
-        if self.is_active and self.task is None:
-            self.active.leave(self)
+        """While inside, spans and notes of this task or thread belong to the current step."""
+        return self.context.stories.inside(self.xid) if self.is_followed else _UNFOLLOWED
 
     # Begin
 
     async def begin(self, message: Message) -> SendResult:
-        """Send the half message. If the local transaction runs already, that has made the message,
-        and must not commit if this fails.
+        """Send the half message. If the local transaction already runs, because it makes the
+        message, it must not commit if this fails.
 
         Raises:
             TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
         """
-        stories, xid = self.active.stories, self.xid
+        stories, xid = self.context.stories, self.xid
         is_late = self.after(Verb.BEGIN) is Phase.WORKING  # Refused before anything is sent.
         if self.is_followed and not is_late:
             stories.open(xid, message.topic, self.group)
         self.tell(Step.SENT, message.topic)
         try:
-            sent = await self.active.send_half(message, xid)
+            sent = await self.context.send_half(message, xid)
             try:
                 position_in(sent.offset_id)
             except RemoteProtocolError as error:
@@ -231,22 +252,22 @@ class TransactionMachine(Transaction[S]):
             raise
         self.tell(Step.STORED, sent.offset_id)
         self.tell(Step.REPORTED, sent.status)
-        self.phase = self.after(Verb.BEGIN)  # A late one may be decided by now: its producer stops.
+        self.phase = self.after(Verb.BEGIN)  # A stop of the producer may have decided a late one.
         self.to_send, self.sent = message, sent
         if is_late and (doubt := doubt_of(sent)) is not None:
             raise doubt
         return sent
 
     async def prepare(self) -> HalfMessage:
-        """Begin a transaction whose local part runs elsewhere, or later. It counts as active, until
-        :meth:`leave`: a check may come before the answer to the half message, if this process was
-        asleep.
+        """Begin a transaction whose local part runs elsewhere, or later. It is active until
+        :meth:`leave`: if this process was asleep, a check may arrive before the answer to the half
+        message.
 
         Raises:
             TxmqError: As for :meth:`begin`.
         """
         assert self.to_send is not None, "it has a message"
-        self.active.enter(self)
+        self.enter()
         try:
             await self.begin(self.to_send)
         except BaseException:
@@ -256,38 +277,40 @@ class TransactionMachine(Transaction[S]):
 
     # Work
 
-    async def work(self, call: Callable[[], object], runner: Runner | None) -> LocalAnswer:
-        """Run the local transaction, unless the half message is not stored safely."""
+    async def work(self, call: Callable[[], object], runner: Runner | None) -> Outcome:
+        """Run the local transaction, unless the half message is not stored safely; then decide."""
         if self.sent is not None and (doubt := doubt_of(self.sent)) is not None:
             answer = LocalAnswer(LocalTransactionState.ROLLBACK, doubt)
             self.tell(Step.RECEIVED, answer.state)
-            return answer
-        self.work_begins()
-        with self.inside():
-            answer = await ask(self.xid, call, runner)
-        self.work_ends(answer.state, answer.problem)
-        return answer
+        else:
+            self.work_begins()
+            try:
+                with self.inside():
+                    answer = await ask(self.xid, call, runner)
+            except asyncio.CancelledError:
+                if runner is None:
+                    self.decide_alone(LocalAnswer(self.left))
+                    raise
+                # The producer stops, and leaves the thread behind.
+                answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
+                self.tell(Step.RECEIVED, _UNKNOWN)
+            else:
+                self.work_ends(answer.state, answer.problem)
+        steps = self._decide(answer)
+        return await (self._see_through(steps) if runner is None else steps)
 
     def work_begins(self) -> None:
-        """The local transaction begins to run, perhaps in a block of the application's code."""
+        """Note that the local transaction begins, here or in a block of the application's code."""
         self.phase = self.after(Verb.WORK)
         self.tell(Step.CALLED)
 
     def work_ends(self, state: LocalTransactionState, problem: BaseException | None) -> None:
-        """The local transaction has ended."""
+        """Note that the local transaction has ended."""
         if problem is not None:
             with self.inside():
                 note(self.xid, "the local transaction ends with %r", problem)
         self.tell(Step.RETURNED, state)
         self.tell(Step.RECEIVED, state)
-
-    async def _work_and_decide(self, call: Callable[[], object], runner: Runner) -> Outcome:
-        try:
-            answer = await self.work(call, runner)
-        except asyncio.CancelledError:  # The producer stops, and leaves the thread behind.
-            answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
-            self.tell(Step.RECEIVED, _UNKNOWN)
-        return await self._decide(answer)
 
     # Decide
 
@@ -296,69 +319,28 @@ class TransactionMachine(Transaction[S]):
 
         Raises:
             TransactionConflict: The transaction had been decided otherwise before.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
         """
         return await self._see_through(self._decide(answer))
 
     def decide_alone(self, answer: LocalAnswer) -> None:
         """Decide and settle without a caller; a stop of the producer waits for that."""
-        if not self.active.is_stopped:
-            self._start(self._decide(answer))
+        if not self.context.is_stopped:
+            self._see_through(self._decide(answer))
+            self.waiting = None
 
-    async def _decide(self, answer: LocalAnswer) -> Outcome:
-        self.phase = self.after(Verb.DECIDE)
-        self.answer = answer
-        if self.waiting is not None and not (self.active.awaits_end or self.waiting.done()):
-            # The caller does not wait for the END: this much is certain.
-            state, _ = OUTCOMES[answer.state, EndReply.NONE]
-            self.waiting.set_result(self._outcome(state, answer.problem))
-        taken = await self._end(answer.state)
-        return await self.settle(answer, taken)
-
-    async def _end(self, state: LocalTransactionState) -> EndAnswer:
-        """Send the END. The decision stands whatever the broker replies."""
-        active, xid, sent = self.active, self.xid, self.sent
-        if sent is None:
-            with self.inside():
-                note(xid, "no half message is stored for certain, so no broker receives a decision")
-            return EndAnswer(EndReply.NONE)
-        if state is _UNKNOWN:
-            self.tell(Step.DECIDED, "no decision, and will ask")
-            return EndAnswer(EndReply.NONE)
-        self.tell(Step.DECIDED, state)
-        ended, watches = None, active.stories.look() if self.is_followed else None
-        if watches is not None and (half := self._half()) is not None:
-            word, broker = SPELLINGS[state], sent.queue.broker
-            with self.inside():
-                ended = watches.before_end(
-                    TransactionEnd(half, xid, sent.offset_id, broker, word, False)
-                )
-        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
-        try:
-            taken = await active.ends.send(sent, state)
-        except asyncio.CancelledError:  # Only a stop cancels this, and the state is known.
-            log.info("it is not known whether the broker received the END of %s", xid)
-        finally:
-            if ended is not None:
-                ended(taken.reply.value)
-        return taken
-
-    async def _see_through(self, steps: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """Wait for the last steps, which go on even if the caller is cancelled."""
-        if self.active.is_stopped:
-            return await steps  # A task that began now would be cancelled at once.
+    def _see_through(self, steps: Coroutine[Any, Any, Outcome]) -> Awaitable[Outcome]:
+        """Take the last steps in a task, so that they go on even if the caller is cancelled."""
+        if self.context.is_stopped:
+            return steps  # A task that began now would be cancelled at once.
+        self.enter()
         self.waiting = asyncio.get_running_loop().create_future()
-        self._start(steps)
-        return await self.waiting
-
-    def _start(self, steps: Coroutine[Any, Any, Outcome]) -> None:
-        if not self.is_active:
-            self.active.enter(self)
-        self.task = self.active.tasks.start(steps, f"transaction {self.xid}")
+        self.task = self.context.tasks.start(steps, f"transaction {self.xid}")
         self.task.add_done_callback(self._wake)
+        return self.waiting
 
     def _wake(self, task: asyncio.Task[Outcome]) -> None:
-        """The last steps have ended, or were cancelled before they began: wake the caller."""
+        """Release the caller: the last steps have ended, or were cancelled before they began."""
         self.task = None
         self.leave()
         if self.waiting is None or self.waiting.done():
@@ -370,6 +352,51 @@ class TransactionMachine(Transaction[S]):
         else:
             self.waiting.set_result(task.result())
 
+    async def _decide(self, answer: LocalAnswer) -> Outcome:
+        """Send the END, then settle. The decision stands whatever the broker replies."""
+        context, xid, sent, state = self.context, self.xid, self.sent, answer.state
+        self.phase = self.after(Verb.DECIDE)
+        self.answer = answer
+        taken = EndAnswer(EndReply.NONE)
+        if sent is None:
+            with self.inside():
+                note(xid, "no half message is certainly stored, so no broker receives a decision")
+            return await self.settle(answer, taken)
+        waiting = self.waiting
+        if waiting is not None and not (context.awaits_end or waiting.done()):
+            # The caller does not wait for the END; this state is certain already.
+            known, _ = OUTCOMES[state, EndReply.NONE]
+            waiting.set_result(
+                TransactionOutcome(
+                    state=known, xid=xid, sent=sent, is_acknowledged=False, problem=answer.problem
+                )
+            )
+        if state is _UNKNOWN:
+            self.tell(Step.DECIDED, "no decision, and will ask")
+            return await self.settle(answer, taken)
+        self.tell(Step.DECIDED, state)
+        ended = self._watch_end(sent, state) if self.is_followed else None
+        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
+        try:
+            taken = await context.ends.send(sent, state)
+        except asyncio.CancelledError:  # A stop cancels this, and the local state is known.
+            log.info("it is not known whether the broker received the END of %s", xid)
+        finally:
+            if ended is not None:
+                ended(taken.reply.value)
+        return await self.settle(answer, taken)
+
+    def _watch_end(
+        self, sent: SendResult, state: LocalTransactionState
+    ) -> Callable[[str], None] | None:
+        watches = self.context.stories.look()
+        if watches is None or (self.known_half is None and self.to_send is None):
+            return None
+        half, broker = self.message, sent.queue.broker
+        ending = TransactionEnd(half, self.xid, sent.offset_id, broker, SPELLINGS[state], False)
+        with self.inside():
+            return watches.before_end(ending)
+
     # Settle
 
     async def settle(self, answer: LocalAnswer, taken: EndAnswer) -> Outcome:
@@ -378,83 +405,46 @@ class TransactionMachine(Transaction[S]):
         Raises:
             TransactionConflict: The broker's reply contradicts the local transaction.
         """
-        active, xid, tally, problem = self.active, self.xid, self.active.tally, answer.problem
+        context, xid, problem = self.context, self.xid, answer.problem
         self.phase = self.after(Verb.SETTLE)
         if self.sent is None:
             state, _ = OUTCOMES[answer.state, EndReply.NONE]
-            active.stories.end(xid, state.name, error=problem)
+            context.stories.end(xid, state.name, error=problem)
             return None
         known = OUTCOMES.get((answer.state, taken.reply))
         if known is not None and self.is_followed:
             by_broker = "confirmed" if known[1] else "not confirmed"
             self.tell(Step.CONFIRMED, f"{known[0].value}, {by_broker} by the broker")
         left = None
-        if active.second_phase is not None:
+        if context.second_phase is not None:
             with self.inside():
                 try:
-                    await active.second_phase.confirm(xid, answer.state)
+                    await context.second_phase.confirm(xid, answer.state)
                 except ResourceError as error:
                     log.warning("%s", error)
                     left = error
         if known is None:
-            tally.conflicts += 1
+            context.tally.conflicts += 1
             conflict = TransactionConflict(xid, answer.state.name, taken.reply.value)
-            active.stories.end(xid, error=conflict)
+            context.stories.end(xid, error=conflict)
             raise conflict from taken.error
         state, is_confirmed = known
         # If a check has decided the transaction, the broker's refusal of the END confirms that.
         unconfirmed = None if is_confirmed else taken.error
         if unconfirmed is not None:
             log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
-        tally.add(state, is_confirmed)
+        context.tally.add(state, is_confirmed)
         if self.is_followed:
             wrong = None if isinstance(problem, RollBack) else problem
-            active.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
-        return self._outcome(state, problem or unconfirmed or left, is_acknowledged=is_confirmed)
-
-    def _outcome(
-        self, state: TransactionState, problem: Exception | None, *, is_acknowledged: bool = False
-    ) -> Outcome:
-        if self.sent is None:
-            return None
+            context.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
         return TransactionOutcome(
-            state=state, xid=self.xid, sent=self.sent,
-            is_acknowledged=is_acknowledged, problem=problem,
+            state=state, xid=xid, sent=self.sent, is_acknowledged=is_confirmed,
+            problem=problem or unconfirmed or left,
         )  # fmt: skip
 
 
-# The objects that a producer's transactions share
-
-
-class ActiveCount:
-    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
-
-    def __init__(self) -> None:
-        self.count: int = 0
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
-
-    def __enter__(self) -> None:
-        self.count += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
-
-    def until_done(self, task: asyncio.Task[Any]) -> None:
-        """Count one until a task has ended."""
-        self.__enter__()
-        task.add_done_callback(self.__exit__)
-
-    async def wait(self) -> None:
-        """Wait until the count is zero."""
-        await self._idle.wait()
-
-
-class ActiveTransactions(ActiveCount):
-    """The running transactions of an open producer, and their shared objects.
+class ProducerContext:
+    """What the transactions of an open producer share.
 
     Args:
         client: The connections to the brokers.
@@ -467,8 +457,6 @@ class ActiveTransactions(ActiveCount):
         resource: Carries out decisions, if that is a separate step.
     """
 
-    count: int  # Again, because some checkers of types infer another one here.
-
     def __init__(
         self,
         client: ClusterClient,
@@ -480,7 +468,6 @@ class ActiveTransactions(ActiveCount):
         half_of: Callable[[Message, str], Message],
         resource: Resource[Any] | None,
     ) -> None:
-        super().__init__()
         self.tally = tally
         self.stories = stories
         self.send_half = send_half
@@ -491,29 +478,13 @@ class ActiveTransactions(ActiveCount):
         self.ends: EndSender = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
         """The active transactions by their ids: a message may be sent twice under its id."""
+        self.idle: asyncio.Event = asyncio.Event()
+        """Set while no transaction is active."""
+        self.idle.set()
         self.is_closing = self.is_stopped = False
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.threads: Threads = Threads(f"txmq-{group}-local", settings.local_threads)
         self.tasks: Tasks = Tasks()
-
-    def enter(self, transaction: TransactionMachine[Any]) -> None:
-        """Count a transaction. Until :meth:`leave`, a stop waits for it, and checks of it are
-        answered with "unknown".
-        """
-        transaction.is_active = True
-        self.undecided[transaction.xid] = self.undecided.get(transaction.xid, 0) + 1
-        self.count += 1
-        self._idle.clear()
-
-    def leave(self, transaction: TransactionMachine[Any]) -> None:
-        """Count a transaction no more."""
-        transaction.is_active = False
-        others = self.undecided.pop(transaction.xid) - 1
-        if others:
-            self.undecided[transaction.xid] = others
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
 
     async def stop(self) -> None:
         """Stop the running work."""
@@ -521,3 +492,201 @@ class ActiveTransactions(ActiveCount):
             await self.tasks.stop()
         finally:
             self.threads.close()
+
+
+# Calling the application
+
+
+class LocalAnswer(NamedTuple):
+    """The state of a local transaction, as the application reports it, and its exception."""
+
+    state: LocalTransactionState
+    problem: Exception | None = None
+
+
+def is_async(method: Callable[..., object]) -> bool:
+    """Whether a method is ``async``, or an object whose call is."""
+    call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
+    return inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
+
+
+async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> LocalAnswer:
+    """Call the application about a transaction; every result and exception becomes an answer.
+
+    Args:
+        xid: The transaction's id.
+        call: The function.
+        runner: Where it runs; ``None`` for an ``async`` function, which is awaited here.
+    """
+    task = asyncio.current_task()
+    try:
+        if runner is None:
+            state = await cast("Awaitable[object]", call())
+        else:
+            # Copies the context, as asyncio.to_thread does: traces are in it.
+            state = await runner.run(partial(copy_context().run, call))
+            if inspect.isawaitable(state):
+                state = await state  # A plain function may return a coroutine.
+    except asyncio.CancelledError:
+        if task is not None and task.cancelling():
+            raise
+        # Not this task was cancelled, but an operation that the application awaited.
+        return _unknown(xid, RuntimeError("an operation that the listener awaited was cancelled"))
+    except RollBack as error:
+        return LocalAnswer(LocalTransactionState.ROLLBACK, error)
+    except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
+        return _unknown(xid, error)
+    if task is not None and task.cancelling():
+        # The application has swallowed its cancellation; its answer still counts.
+        log.warning("the listener ignored its cancellation in transaction %s", xid)
+    if isinstance(state, LocalTransactionState):
+        return LocalAnswer(state)
+    wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
+    log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
+    return LocalAnswer(LocalTransactionState.UNKNOWN, wrong)
+
+
+def _unknown(xid: str, error: Exception) -> LocalAnswer:
+    log.error("the listener failed with transaction %s", xid, exc_info=error)
+    return LocalAnswer(LocalTransactionState.UNKNOWN, error)
+
+
+# ENDs
+
+
+class EndAnswer(NamedTuple):
+    """The broker's answer to an END, and the error if the broker did not accept it."""
+
+    reply: EndReply
+    error: TxmqError | None = None
+
+
+class EndSender:
+    """Sends decisions to the brokers that store the half messages, and classifies the answers.
+
+    It requests an answer to each END; stock brokers support this, but stock clients do not ask, and
+    never notice a lost END. Nothing here raises: a broker that missed the END checks the
+    transaction.
+
+    Args:
+        client: The connections to the brokers.
+        group: The producer group.
+        settings: The timeout of an END, and whether one may be repeated.
+    """
+
+    def __init__(self, client: ClusterClient, group: str, settings: TransactionSettings) -> None:
+        self._client = client
+        self._group = group
+        self._session = client.session
+        self._settings = settings
+
+    async def send(
+        self,
+        half: SendResult,
+        state: LocalTransactionState,
+    ) -> EndAnswer:
+        """Send an END to the broker that stored the half message; repeat it while the broker cannot
+        have received it.
+
+        Args:
+            half: The answer to the half message.
+            state: The decision.
+        """
+        session, clock, queue = self._session, self._session.clock, half.queue
+        end = EndTransaction(
+            producer_group=self._group,
+            tran_state_table_offset=half.offset,
+            commit_log_offset=position_in(half.offset_id),
+            commit_or_rollback=state.value,
+            msg_id=half.id,
+            transaction_id=half.transaction_id or half.id,
+            topic=queue.topic,
+        )
+        now = clock.monotonic()
+        deadline = now + self._settings.end_timeout
+        backoff: Backoff | None = None
+        route = session.routes.get(queue.topic, now)
+        # If this message created the topic, there is no route yet.
+        address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
+        while True:
+            try:
+                connection = None if address is None else session.pool.ready(address)
+                if connection is None:
+                    left_s = deadline - clock.monotonic()
+                    connection = await self._connect(queue, address, left_s)
+                left_s = max(0.0, deadline - clock.monotonic())
+                # Not urgent: the ENDs of concurrent transactions share a write.
+                await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
+            except TxmqError as refused:
+                error = refused
+            else:
+                return EndAnswer(EndReply.TAKEN)
+            if backoff is None:
+                backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            pause_s = backoff.next_pause()
+            if not self._may_repeat(error) or deadline - clock.monotonic() <= pause_s:
+                return _answer_of(error)
+            log.info("the END of %s is sent again: %s", end.msg_id, error)
+            session.forget(queue.topic)
+            address = None
+            await asyncio.sleep(pause_s)
+
+    async def _connect(self, queue: Queue, address: str | None, left_s: float) -> Connection:
+        session = self._session
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                if address is None:
+                    route = await session.route_to_write(queue.topic)
+                    address = route.master(queue.broker)
+                return await session.connection(address)
+        except TimeoutError as error:
+            late = RequestTimeout(f"no connection to broker {queue.broker} in time")
+            late.effect = Effect.NONE  # Nothing was sent.
+            raise late from error
+
+    def _may_repeat(self, error: TxmqError) -> bool:
+        # While a broker is briefly away, its topic has no route either.
+        if not error.retryable and not isinstance(error, TopicNotFound):
+            return False
+        return error.effect is Effect.NONE or self._settings.repeats_end
+
+    async def answer(
+        self,
+        connection: Connection,
+        check: CheckState,
+        topic: str,
+        xid: str,
+        state: LocalTransactionState,
+    ) -> EndAnswer:
+        """Answer a check over its connection. It names the half message's current offset."""
+        end = EndTransaction(
+            producer_group=self._group,
+            tran_state_table_offset=check.tran_state_table_offset,
+            commit_log_offset=check.commit_log_offset,
+            commit_or_rollback=state.value,
+            from_transaction_check=True,
+            msg_id=check.msg_id or xid,
+            transaction_id=check.transaction_id or xid,
+            topic=topic,
+        )
+        try:
+            if state is LocalTransactionState.UNKNOWN:
+                # Stock brokers never answer an "unknown".
+                connection.oneway(_END, end)
+                return EndAnswer(EndReply.NONE)
+            await connection.request(_END, end, timeout_s=self._settings.end_timeout)
+        except TxmqError as error:
+            return _answer_of(error)
+        return EndAnswer(EndReply.TAKEN)
+
+
+def _answer_of(error: TxmqError) -> EndAnswer:
+    match error:
+        case ShouldCommit():
+            return EndAnswer(EndReply.COMMITTED, error)
+        case ShouldRollBack():
+            return EndAnswer(EndReply.ROLLED_BACK, error)
+        case BrokerRefused():
+            return EndAnswer(EndReply.REFUSED, error)
+        case _:
+            return EndAnswer(EndReply.NONE, error)

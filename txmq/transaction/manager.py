@@ -1,28 +1,33 @@
 """The transaction manager: runs functions in transactions of a database and a message.
 
 The broker stores the half message, the function runs in a database transaction with a fence row,
-and the broker receives the state that the resource reports. Every process with an open manager of
-the group answers checks, from the fence.
+and the broker receives the state that the resource reports; an exception alone proves nothing.
+Every process with an open manager of the group answers checks, from the fence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import ExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from types import MethodType, TracebackType
 from typing import (
     Any,
     Concatenate,
     Final,
     Generic,
+    NoReturn,
     ParamSpec,
     Protocol,
     Self,
+    TypeAlias,
     TypeVar,
     overload,
 )
@@ -34,23 +39,24 @@ from txmq.errors import (
     OutcomeUnknown,
     RollBack,
     TransactionConflict,
+    TransactionOverdue,
     UsageError,
 )
 from txmq.limits import LATE_SECONDS_MAX
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol import properties
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
-from txmq.runtime.deadlines import Deadlines
+from txmq.runtime.deadlines import Deadline, Deadlines
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.signatures import object_parameter, signature_of
 from txmq.runtime.tasks import Runner
 from txmq.settings.values import settings_or
-from txmq.transaction.listener import LocalAnswer
-from txmq.transaction.machine import Transaction, TransactionMachine
+from txmq.transaction.machine import LocalAnswer, Transaction
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
 from txmq.transaction.producer import HalfMessageProducer
-from txmq.transaction.resource import Resource
+from txmq.transaction.resource import LocalTransaction, Resource
 from txmq.transaction.settings import ManagerSettings
 from txmq.transaction.state import (
     LocalTransactionState,
@@ -58,17 +64,9 @@ from txmq.transaction.state import (
     TransactionState,
     TransactionTally,
 )
-from txmq.transaction.work import (
-    Attempts,
-    Call,
-    Entered,
-    LateMessage,
-    Work,
-    current,
-    refuse_another,
-)
+from txmq.transaction.story import note
 
-__all__ = ["TransactionManager", "signed"]
+__all__ = ["Entered", "TransactionManager", "Work", "signed"]
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +75,252 @@ S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 Owner = TypeVar("Owner")
 
-_ROLLBACK: Final = LocalTransactionState.ROLLBACK
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+"""A function, and its arguments after the session."""
 
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 0.5
+LOOK_S: Final = 1.0
+"""Longest delay before a thread notices Ctrl-C that came just before it began to wait."""
+
+_ROLLBACK: Final = LocalTransactionState.ROLLBACK
 _NO_SESSION: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 _MARK: Final = "__txmq_transaction__"
 """The attribute that marks a decorated function."""
+
+
+# The local part of a transaction
+
+
+@dataclass(slots=True)
+class Entered:
+    """While inside, a transaction is the current one and has this session."""
+
+    transaction: Transaction[Any]
+    session: object
+    is_over: bool = False
+
+    def __enter__(self) -> None:
+        self.transaction.session = self.session
+        _CURRENT.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+        _CURRENT.set(None)
+
+
+_CURRENT: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", default=None)
+
+
+def _current() -> Transaction[Any] | None:
+    """The transaction of this task or thread, or of the one that started it."""
+    found = _CURRENT.get()
+    # A task that was started inside a transaction keeps its context, even after its end.
+    return None if found is None or found.is_over else found.transaction
+
+
+@dataclass(slots=True, eq=False)
+class Work(Generic[S]):
+    """The local part of a transaction: a call of a function behind the fence, or a block of code.
+
+    A function runs again after a serialization failure, as long as its time lasts.
+    """
+
+    transaction: Transaction[S]
+    born_ms: int
+    """When the transaction began."""
+    resource: Resource[S]
+    settings: ManagerSettings
+    deadlines: Deadlines
+    clock: Clock
+    entropy: Entropy
+    """Spreads the pauses between attempts."""
+    call: Call | None
+    late: LateMessage | None
+    """Makes and sends the message, if it is made from the result. Each attempt then has its own
+    result and half message, so it is a transaction of its own."""
+    deadline: float = 0.0
+    failures: int = 0
+    backoff: Backoff | None = None
+    has_begun: bool = False
+    result: Any = None
+    problem: BaseException | None = None
+    local: LocalTransaction[S] = field(init=False)
+    """The local transaction of the last attempt."""
+
+    def open(self) -> LocalTransaction[S]:
+        """Begin an attempt; the first one starts the time."""
+        if not self.deadline:
+            self.deadline = self.clock.monotonic() + self.settings.local_timeout
+        transaction = self.transaction
+        self.local = self.resource.local(transaction.xid, transaction.group, self.born_ms)
+        return self.local
+
+    def run(self) -> LocalTransactionState:
+        """Run the function of a resource that blocks; returns the state of its last attempt."""
+        assert self.call is not None, "blocks do not run here"
+        function, args, kwargs = self.call
+        self.has_begun = True
+        while True:
+            local = self.open()
+            try:
+                with local as session:
+                    with Entered(self.transaction, session):
+                        result = function(session, *args, **kwargs)
+                        if inspect.isawaitable(result):
+                            _refuse_awaitable(result)
+                        if self.late is not None:
+                            self.late.send(self, result)
+                    self.check_time()
+            except Exception as error:  # noqa: BLE001 - the resource knows what it means
+                pause_s = self.failed(local.state, error)
+                if pause_s is None:
+                    return local.state
+            else:
+                self.result = result
+                return local.state
+            threading.Event().wait(pause_s)
+
+    async def arun(self) -> LocalTransactionState:
+        """Run the function of an asyncio resource; returns the state of its last attempt."""
+        assert self.call is not None, "blocks do not run here"
+        function, args, kwargs = self.call
+        self.has_begun = True
+        while True:
+            local = self.open()
+            try:
+                async with local as session:
+                    with Entered(self.transaction, session), self.time_limit():
+                        result = await function(session, *args, **kwargs)
+                        if self.late is not None:
+                            await self.late.asend(self, result)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    self.transaction.left = local.state
+                    raise
+                # Not this task was cancelled, but an operation that the function awaited.
+                self.problem = error
+                return local.state
+            except Exception as error:  # noqa: BLE001 - the resource knows what it means
+                pause_s = self.failed(local.state, error)
+                if pause_s is None:
+                    return local.state
+            else:
+                self.result = result
+                return local.state
+            self.transaction.left = local.state
+            await asyncio.sleep(pause_s)
+
+    def failed(self, state: LocalTransactionState, error: Exception) -> float | None:
+        """Note the failure of an attempt; returns the pause before the next one, if any."""
+        note(self.transaction.xid, "the local transaction ends with %r", error)
+        pause_s = None if self.late is not None else self.pause_s(state, error)
+        if pause_s is None:
+            self.problem = error
+        return pause_s
+
+    def pause_s(self, state: LocalTransactionState, error: BaseException) -> float | None:
+        """The pause before another attempt; ``None`` to give up."""
+        if state is not _ROLLBACK or not self.resource.may_retry(error):
+            return None
+        self.failures += 1
+        if self.backoff is None:
+            self.backoff = Backoff(self.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        pause_s = self.backoff.next_pause()
+        if self.failures >= self.settings.local_attempts or pause_s >= self.left_s:
+            return None
+        log.info("the local transaction of %s is run again: %s", self.transaction.xid, error)
+        return pause_s
+
+    # Time
+
+    @property
+    def left_s(self) -> float:
+        """The seconds left."""
+        return self.deadline - self.clock.monotonic()
+
+    def check_time(self) -> None:
+        """Raise if it is too late to commit.
+
+        Raises:
+            TransactionOverdue: The time is over.
+        """
+        if self.clock.monotonic() >= self.deadline:
+            raise self.overdue()
+
+    def time_limit(self) -> Deadline:
+        """While inside, a task is cancelled and fails once it is too late to commit."""
+        return self.deadlines.within(self.left_s, self.overdue)
+
+    def overdue(self) -> TransactionOverdue:
+        """The error of a transaction that takes too long."""
+        return TransactionOverdue(
+            f"the local transaction of {self.transaction.xid} took longer than "
+            f"{self.settings.local_timeout} s"
+        )
+
+
+def _refuse_awaitable(result: object) -> NoReturn:
+    """Refuse an awaitable result: nothing awaits it, so its work is not done."""
+    if inspect.iscoroutine(result):
+        result.close()
+    raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
+
+
+@dataclass(slots=True)
+class LateMessage:
+    """A message that is made from a function's result. It is stored after the function has run and
+    before the commit; if it is not stored safely, nothing is committed.
+    """
+
+    topic: str
+    """Its topic, if known in advance."""
+    make: Callable[[object], Message]
+    """Makes the message from a result, in the function's thread or task."""
+    begin: Callable[[Transaction[Any], Message], Coroutine[Any, Any, None]]
+    """Sends the half message, in the producer's loop."""
+
+    def send(self, work: Work[Any], result: object) -> None:
+        """Send the half message, while this thread waits.
+
+        Raises:
+            Exception: Why it is not stored; nothing may be committed then.
+        """
+        work.local.flush()
+        message = self.make(result)
+        work.check_time()
+        steps = self.begin(work.transaction, message)
+        try:
+            loop = work.transaction.context.loop
+            sending = asyncio.run_coroutine_threadsafe(steps, loop)
+        except RuntimeError as error:
+            steps.close()
+            raise UsageError("the manager was closed before the message was sent") from error
+        try:
+            while not sending.done():
+                work.check_time()
+                # A Ctrl-C just before this thread begins to wait would not wake it.
+                with suppress(TimeoutError):
+                    sending.exception(min(LOOK_S, max(0.0, work.left_s)))
+            sending.result()
+        except concurrent.futures.CancelledError as error:
+            raise UsageError("the manager was closed before the message was stored") from error
+        finally:
+            sending.cancel()
+
+    async def asend(self, work: Work[Any], result: object) -> None:
+        """Send the half message, in the loop.
+
+        Raises:
+            Exception: Why it is not stored; nothing may be committed then.
+        """
+        await work.local.aflush()
+        await self.begin(work.transaction, self.make(result))
+        work.check_time()
+
+
+# The manager
 
 
 class TransactionDecorator(Protocol[S_co]):
@@ -98,7 +337,7 @@ class TransactionDecorator(Protocol[S_co]):
 
 
 class TransactionManager(Lifecycle, Generic[S]):
-    """Makes a database's commit and a message's visibility one fact.
+    """Makes a message visible if, and only if, a database transaction commits.
 
     ::
 
@@ -119,13 +358,13 @@ class TransactionManager(Lifecycle, Generic[S]):
         resource: The database.
         settings: The settings.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
-        ConfigError: ``names`` names no server, or holds an invalid address; or the resource is not
-            a resource.
-        LocalProtocolError: The group's name holds a character that names may not hold.
+        ConfigError: ``names`` is empty or holds an invalid address, or ``resource`` is not a
+            resource.
+        LocalProtocolError: The group's name has an invalid character.
         LimitExceeded: The group's name is too long.
     """
 
@@ -168,7 +407,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             ResourceError: The database cannot take part, or does not answer.
             UsageError: It is open already.
         """
-        # Done first, because a broker may send checks at once.
+        # Verify first, because a broker may send checks at once.
         await self._resource.verify()
         await self._producer.__aenter__()
         return self
@@ -189,7 +428,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
+        """The client, if it is shared."""
         return self._producer.needs
 
     # Decorated functions
@@ -205,16 +444,16 @@ class TransactionManager(Lifecycle, Generic[S]):
         made_from: MadeFrom = "arguments",
     ) -> TransactionDecorator[S]:
         """Make a function a transaction. Its first argument is the session; the caller gives the
-        others, and awaits the outcome. Of a method, the session comes after ``self``, which is no
-        part of the message.
+        others, and awaits the outcome. In a method, the session comes after ``self``, which does
+        not go into the message.
 
-        The message is made from these arguments, before the function runs. Each part is the same
-        for all calls, or a function of the arguments. An ``async`` function is for a resource of
-        asyncio; a plain one is for one that blocks, and runs in a thread.
+        The message is made from the arguments, before the function runs. Each part is a constant or
+        a function of the arguments. An asyncio resource needs an ``async`` function; a blocking one
+        needs a plain function, which runs in a thread.
 
-        Made from the result, the message is sent after the function has run and before the commit,
-        while the local transaction keeps its locks. Each part is the same for all calls, or a
-        function of the result.
+        A message made from the result is sent after the function has run and before the commit,
+        while the local transaction keeps its locks. Each part is a constant or a function of the
+        result.
 
         An exception of the function rolls back both sides, and reaches the caller;
         :class:`txmq.errors.RollBack` does not, and is the outcome's ``problem``.
@@ -227,11 +466,10 @@ class TransactionManager(Lifecycle, Generic[S]):
                 argument, or all arguments by their names if there are several; or the result.
             properties: Its properties.
             made_from: ``"arguments"``, or ``"result"`` if the message needs what only the database
-                knows, such as keys that it generates.
+                knows, such as generated keys.
 
         Raises:
-            UsageError: The function is of the wrong kind for the resource, or a part of the message
-                cannot be made so.
+            UsageError: The function does not fit the resource, or a part of the message is invalid.
         """
 
         def decorate(
@@ -266,21 +504,22 @@ class TransactionManager(Lifecycle, Generic[S]):
         name = getattr(function, "__qualname__", repr(function))
         limit_s = self._settings.local_timeout
         if made_from == "result" and limit_s > LATE_SECONDS_MAX:
-            # The half message would be so much younger than its row that the row is removed first.
+            # The fence row could be cleaned up before a check arrives.
             raise ConfigError(
-                f"a message is made from a result {LATE_SECONDS_MAX} s after its transaction began "
-                f"at the latest: local_timeout is {limit_s}"
+                f"local_timeout is {limit_s}, but a message made from a result must be sent "
+                f"within {LATE_SECONDS_MAX} s"
             )
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(
-                f"{name} is a transaction already, and has one message; others belong into an "
-                "outbox, a table that it writes"
+                f"{name} is already a transaction, and a transaction has one message; send others "
+                "through an outbox, a table that it writes"
             )
         if inspect.iscoroutinefunction(function) is self._resource.is_blocking:
-            wanted = "blocks: a plain" if self._resource.is_blocking else "is awaited: an async"
-            raise UsageError(f"this resource {wanted} function is for it, unlike {name}")
+            if self._resource.is_blocking:
+                raise UsageError(f"a blocking resource needs a plain function; {name} is async")
+            raise UsageError(f"an asyncio resource needs an async function; {name} is not async")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise UsageError(f"{name} yields, and would run after its transaction if at all")
+            raise UsageError(f"{name} is a generator; its body would run after the transaction")
         signature = signature_of(function)
         arguments = list(signature.parameters.values())
         owner = object_parameter(signature)
@@ -288,9 +527,9 @@ class TransactionManager(Lifecycle, Generic[S]):
             del arguments[0]
         if not arguments or arguments[0].kind in _NO_SESSION:
             place = "first argument" if owner is None else f"argument after {owner.name}"
-            raise UsageError(f"the {place} of {name} is the session, and it takes none")
+            raise UsageError(f"{name} takes no session: its {place} must be one")
         if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-            del arguments[0]  # Otherwise it takes the session, and everything after it.
+            del arguments[0]  # *args take the session and everything after it.
         return MessageTemplate(
             name=name,
             signature=signature.replace(parameters=arguments),
@@ -311,7 +550,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         kwargs: Mapping[str, Any],
         runner: Runner | None = None,
     ) -> Coroutine[Any, Any, TransactionOutcome]:
-        """One call of a decorated function, to be awaited. The message is made at once, in the
+        """One call of a decorated function, to be awaited. It makes the message at once, in the
         caller's thread.
 
         Raises:
@@ -333,13 +572,13 @@ class TransactionManager(Lifecycle, Generic[S]):
     async def run(
         self, message: Message | LateMessage, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """Run a function in a transaction; see :meth:`transactional`. If its result makes the
-        message, each attempt is a transaction of its own, under an id that its message will have.
+        """Run a function in a transaction; see :meth:`transactional`. If the message is made from
+        the result, each attempt is a transaction of its own.
 
         Args:
-            message: The message, or how the result makes it.
+            message: The message, or how it is made from the result.
             call: The function, and its arguments after the session.
-            runner: Where a plain function runs, unless in a thread of the producer.
+            runner: Where a plain function runs; by default in a thread of the producer.
 
         Raises:
             TransactionOverdue: It took too long.
@@ -347,14 +586,12 @@ class TransactionManager(Lifecycle, Generic[S]):
             TxmqError: As for :meth:`txmq.TransactionProducer.send_in_transaction`.
             Exception: What the function raised, or why the database refused the commit.
         """
-        refuse_another()
-        attempts: Attempts | None = None
+        work = self._new(message, call)
         while True:
-            work = self._work(message, call, attempts)
-            transaction, attempts = work.transaction, work.attempts
+            transaction = work.transaction
             try:
                 if self._resource.is_blocking:
-                    threads = runner or transaction.active.threads
+                    threads = runner or transaction.context.threads
                     outcome = await transaction.run(work.run, threads)
                 else:
                     outcome = await transaction.run(work.arun, None)
@@ -368,34 +605,56 @@ class TransactionManager(Lifecycle, Generic[S]):
             if pause_s is None:
                 break
             await asyncio.sleep(pause_s)
+            work = self._new(message, call, work)
         if outcome is None:
             return self._without_message(transaction.xid, answer, work.problem)
         if not work.has_begun:
             raise outcome.problem or UsageError("its local transaction was not run")
         return _result(outcome, work.problem, work.result)
 
-    def _work(
+    def _new(
         self,
         message: Message | LateMessage,
         call: Call | None = None,
-        attempts: Attempts | None = None,
+        failed: Work[S] | None = None,
     ) -> Work[S]:
-        """The local part of a new transaction."""
+        """The local part of a new transaction.
+
+        Args:
+            message: The message, or how the result makes it.
+            call: The function; ``None`` for a block.
+            failed: The attempt before, in a transaction of its own.
+
+        Raises:
+            UsageError: A transaction runs here already.
+        """
+        running = None if failed is not None else _current()
+        if running is not None:
+            raise UsageError(
+                f"transaction {running.xid} is open here, and transactions cannot be nested: use "
+                "its session, and send further messages through an outbox"
+            )
         session = self._producer.client.session
         born_ms = session.clock.wall_ms()
         late = message if isinstance(message, LateMessage) else None
         transaction = self._producer.new(None if isinstance(message, LateMessage) else message)
-        if attempts is None:
-            attempts = Attempts(self._settings, session.clock, session.entropy)
+        if late is not None and transaction.is_followed:
+            self._producer.stories.open(transaction.xid, late.topic, self.group)
+        if failed is not None:  # Its time and its failures count.
+            return replace(
+                failed, transaction=transaction, born_ms=born_ms, has_begun=False, problem=None
+            )
+        work = Work(
+            transaction, born_ms, self._resource, self._settings, self._deadlines,
+            session.clock, session.entropy, call, late,
+        )  # fmt: skip
         if late is not None:
-            attempts.start(transaction.xid)
-            if transaction.is_followed:
-                self._producer.stories.open(transaction.xid, late.topic, self.group)
-        return Work(transaction, self._resource, self._deadlines, attempts, born_ms, call, late)
+            work.deadline = session.clock.monotonic() + self._settings.local_timeout
+        return work
 
-    async def _begin_late(self, transaction: TransactionMachine[Any], message: Message) -> None:
-        """Send the half message of a local transaction that runs, even while the producer closes:
-        a transaction that has begun is finished.
+    async def _begin_late(self, transaction: Transaction[Any], message: Message) -> None:
+        """Send the half message of a running local transaction, even while the producer closes: it
+        finishes the transactions that have begun.
 
         Raises:
             TxmqError: As for :meth:`run`; that transaction must not commit.
@@ -410,11 +669,11 @@ class TransactionManager(Lifecycle, Generic[S]):
         problem = problem or answer.problem
         if answer.state is not _ROLLBACK:
             raise OutcomeUnknown(
-                f"local transaction {xid} was left or ended inside before it had a message; none "
-                "is sent, and what became of it is not known"
+                f"local transaction {xid} was interrupted, or ended by its function, before it had "
+                "a message; no message is sent, and its own outcome is not known"
             ) from problem
         assert problem is not None, "a function that returns sends a message"
-        # No broker has a half message of it, so no broker must confirm it.
+        # There is no half message, so no broker needs to confirm the rollback.
         outcome = TransactionOutcome(
             state=TransactionState.ROLLED_BACK, xid=xid, sent=None, is_acknowledged=True
         )
@@ -425,7 +684,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @asynccontextmanager
     async def transaction(self, message: Message) -> AsyncIterator[Transaction[S]]:
-        """A transaction for a block of code: its end commits, an exception rolls back.
+        """A transaction for a block of code. The end of the block commits, an exception rolls back.
 
         ::
 
@@ -433,9 +692,9 @@ class TransactionManager(Lifecycle, Generic[S]):
                 transaction.session.add(...)
             print(transaction.outcome)
 
-        It runs once: a serialization failure reaches the caller, and both sides are rolled back.
-        The resource must be an asyncio one. A blocking one would stall the loop: use it with
-        decorated functions, or with :mod:`txmq.blocking`.
+        A block runs once: after a serialization failure both sides are rolled back, and the error
+        reaches the caller. The resource must be an asyncio one; use a blocking one with decorated
+        functions or :mod:`txmq.blocking`, as it would stall the loop here.
 
         Raises:
             TxmqError: As for :meth:`run`.
@@ -451,7 +710,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         try:
             with transaction.inside():
                 async with block.local as session:
-                    with Entered(transaction, session), block.deadline():
+                    with Entered(transaction, session), block.time_limit():
                         is_entered = True
                         yield transaction
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised below
@@ -470,8 +729,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         Raises:
             TxmqError: As for :meth:`run`.
         """
-        refuse_another()
-        block = self._work(message)
+        block = self._new(message)
         transaction = block.transaction
         half = await transaction.prepare()
         with ExitStack() as unless_begun:
@@ -479,8 +737,8 @@ class TransactionManager(Lifecycle, Generic[S]):
             if (doubt := half.doubt()) is not None:
                 await transaction.decide(LocalAnswer(_ROLLBACK))
                 raise doubt
-            if transaction.active.is_stopped:
-                raise UsageError("this manager was closed meanwhile; a broker will ask")
+            if transaction.context.is_stopped:
+                raise UsageError("this manager was closed; a broker will ask")
             block.open()
             transaction.work_begins()
             unless_begun.pop_all()
@@ -515,13 +773,13 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     def current(self) -> Transaction[S] | None:
         """This manager's transaction in this task or thread, if any."""
-        found = current()
+        found = _current()
         return found if found is not None and found.group == self.group else None
 
     # Checks
 
     async def _check(self, message: ReceivedMessage) -> LocalTransactionState:
-        """The state of a local transaction, from the fence."""
+        """The state of a local transaction, as the fence records it."""
         identity = message.properties.get(properties.FENCE, "")
         if not identity:
             # The sender does not use a fence, so a missing row proves nothing.
@@ -533,7 +791,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
 
 def _explain(conflict: TransactionConflict, problem: BaseException | None) -> None:
-    """Keep a conflict from hiding the exception of the local transaction."""
+    """Note the exception of the local transaction, which the conflict would hide."""
     if problem is not None:
         conflict.add_note(f"its local transaction raised {problem!r}")
 
@@ -541,7 +799,7 @@ def _explain(conflict: TransactionConflict, problem: BaseException | None) -> No
 def _result(
     outcome: TransactionOutcome, problem: BaseException | None, result: object
 ) -> TransactionOutcome:
-    """The outcome for the caller, or the exception that the caller receives."""
+    """The outcome that the caller receives, or the exception, which is raised."""
     if problem is None:
         return outcome if result is None else replace(outcome, result=result)
     if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):

@@ -25,27 +25,27 @@ _BY_POSITION: Final = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
 _PLAIN: Final = (str, int, float, type(None))
-"""The usual values; the test for a Mapping is expensive."""
+"""Checked first, because the test for a Mapping is expensive."""
 _ONE: Final = (
-    "a transaction has one message; others belong into an outbox, a table that the local "
+    "a transaction has one message; send others through an outbox, a table that the local "
     "transaction writes"
 )
-"""Part of the errors for calls that would send several messages."""
+"""The advice for calls that would send several messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTemplate:
-    """The parts of a message. Each is the same for all calls, or a function of the arguments of the
-    decorated function, or of its result.
+    """The parts of a message. Each is a constant, or a function of the decorated function's
+    arguments or of its result.
 
     Raises:
-        UsageError: A part cannot be made so.
+        UsageError: A part has the wrong type, or takes other arguments.
     """
 
     name: str
     """The decorated function's name, for errors."""
     signature: inspect.Signature
-    """The arguments of a call: all but a method's object and the session."""
+    """The arguments of a call, without a method's object and the session."""
     topic: Text
     tags: Text
     keys: Keys
@@ -78,7 +78,7 @@ class MessageTemplate:
 
     @cached_property
     def is_simple(self) -> bool:
-        """Whether each argument is one value, which may be given by its position."""
+        """Whether every argument can be given by its position."""
         parameters = self.signature.parameters.values()
         return all(parameter.kind in _BY_POSITION for parameter in parameters)
 
@@ -119,7 +119,7 @@ class MessageTemplate:
         """
         if result is None and self.body is None:
             raise LocalProtocolError(
-                f"{self.name} returned nothing that its message could be made from; return it, or "
+                f"{self.name} returned nothing to make its message from; return the content, or "
                 "give `body=`, a function that makes it"
             )
         return self._made(result, (result,), {})
@@ -141,8 +141,8 @@ class MessageTemplate:
             keys = () if keys is None else (keys,)
         if not isinstance(body, _PLAIN) and _holds_messages(body):
             raise LocalProtocolError(
-                f"the message of {self.name} would hold a Message: give its parts, as `topic=` and "
-                f"`body=`. And {_ONE}"
+                f"the body of {self.name}'s message holds a Message: give its parts, as `topic=` "
+                f"and `body=`. Note that {_ONE}"
             )
         try:
             encoded = encode_body(body)
@@ -166,8 +166,8 @@ class MessageTemplate:
             signature_of(of).bind(object())
         except TypeError as error:
             raise UsageError(
-                f"the {part} of {self.name}'s message is made from the result alone, and this "
-                f"takes something else: {error}"
+                f"the {part} of {self.name}'s message is made from the result alone, but this "
+                f"function takes other arguments: {error}"
             ) from error
         except ValueError:
             return  # Some built-in functions have no signature.

@@ -1,6 +1,6 @@
 """Sends messages that become visible only if a local transaction commits.
 
-The half message is stored first, then the local transaction runs, then the broker receives its
+The broker stores the half message, then the local transaction runs, then the broker receives the
 decision. If anything fails on the way, the broker asks this producer's group, and a member answers.
 """
 
@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from txmq.client.client import Client
-from txmq.client.send.producer import Producer
-from txmq.client.send.sender import Sender, check_kind
+from txmq.client.send.producer import Producer, Sender, check_kind
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, ReceivedMessage
@@ -31,18 +30,12 @@ from txmq.settings.values import settings_or
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
-from txmq.transaction.listener import (
-    HalfMessage,
-    LocalAnswer,
-    LocalState,
-    TransactionListener,
-    check_listener,
-    is_async,
-)
-from txmq.transaction.machine import ActiveTransactions, TransactionMachine
+from txmq.transaction.listener import LocalState, TransactionListener, check_listener
+from txmq.transaction.machine import LocalAnswer, ProducerContext, Transaction, is_async
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
+    HalfMessage,
     LocalTransactionState,
     Phase,
     TransactionOutcome,
@@ -57,9 +50,9 @@ _DELAYS: Final = frozenset(properties.DELAYS)
 
 
 class HalfMessageProducer(Producer):
-    """A producer of half messages, which runs their transactions and answers brokers that check
-    them. :class:`TransactionProducer` is one for a listener; a manager has one for its resource,
-    which carries out decisions and recovers the transactions of crashed processes.
+    """A producer of half messages, which runs their transactions and answers brokers' checks.
+    :class:`TransactionProducer` is one for a listener. A manager has one for its resource, which
+    carries out decisions and recovers the transactions of crashed processes.
 
     Args:
         group: The producer group, whose members answer for each other.
@@ -96,7 +89,7 @@ class HalfMessageProducer(Producer):
         self.stories: story.Stories = story.Stories(lambda: self._hooks)
         self._check = check
         self._resource = resource
-        self._active: ActiveTransactions | None = None
+        self._context: ProducerContext | None = None
         self._checks: CheckAnswerer | None = None
         self._recovery = Tasks()
         self._marked: tuple[str | None, str] | None = None
@@ -104,23 +97,23 @@ class HalfMessageProducer(Producer):
         """The name error messages use for it."""
 
     async def __aenter__(self) -> Self:
-        if self._active is not None:
+        if self._context is not None:
             raise UsageError("this producer is open already")
-        # Before the first broker knows this producer: it may send checks at once.
-        active = ActiveTransactions(
+        # Before any broker knows this producer: checks may arrive at once.
+        context = ProducerContext(
             self.client, self.group, self.settings, self.tally, self.stories,
             self._send_half, self.half_of, self._resource,
         )  # fmt: skip
         checks = CheckAnswerer(
-            self.group, self._check, active.ends, self.settings, self.tally, self.stories.look,
-            active.undecided,
+            self.group, self._check, context.ends, self.settings, self.tally, self.stories.look,
+            context.undecided,
         )  # fmt: skip
-        self._active, self._checks = active, checks
+        self._context, self._checks = context, checks
         try:
             await super().__aenter__()
         except BaseException:
-            self._active = self._checks = None
-            await _stop(active, checks)
+            self._context = self._checks = None
+            await _stop(context, checks)
             raise
         if self._resource is not None:
             self._recovery.start(self._resource.attend(), f"recovery of group {self.group}")
@@ -134,39 +127,39 @@ class HalfMessageProducer(Producer):
     ) -> None:
         if not self.client.session.owner.is_current:
             return
-        active, checks = self._active, self._checks
+        context, checks = self._context, self._checks
         async with AsyncExitStack() as stack:
-            # These run even if the steps below are cancelled. Transactions in progress keep their
-            # connections, and the recovery, until they have ended.
+            # These run even if the steps below are cancelled. Transactions in progress need their
+            # connections and the recovery until they have ended.
             stack.push_async_callback(self._recovery.stop)
             stack.push_async_callback(super().__aexit__, kind, problem, trace)
-            if active is not None and checks is not None:
+            if context is not None and checks is not None:
                 stack.callback(self._forget)
-                stack.push_async_callback(_stop, active, checks)
-                await self._finish(active, checks)
+                stack.push_async_callback(_stop, context, checks)
+                await self._finish(context, checks)
 
     def _forget(self) -> None:
-        self._active = self._checks = None
+        self._context = self._checks = None
         self.stories.close()
 
-    async def _finish(self, active: ActiveTransactions, checks: CheckAnswerer) -> None:
+    async def _finish(self, context: ProducerContext, checks: CheckAnswerer) -> None:
         """Let transactions and checks in progress end, while brokers send no new checks here."""
-        active.is_closing = True
+        context.is_closing = True
         try:
             async with asyncio.timeout(self.settings.stop_timeout):
                 await self.client.leave(self)
-                await active.wait()
+                await context.idle.wait()
                 await checks.active.wait()
         except TimeoutError:
             log.warning(
                 "group %s leaves %s and %s behind; brokers will ask", self.group,
-                quantity(active.count, "local transaction"),
+                quantity(sum(context.undecided.values()), "local transaction"),
                 quantity(checks.active.count, "check"),
             )  # fmt: skip
 
     # Transactions
 
-    def new(self, message: Message | None = None) -> TransactionMachine[Any]:
+    def new(self, message: Message | None = None) -> Transaction[Any]:
         """A transaction that has not begun.
 
         Args:
@@ -176,18 +169,18 @@ class HalfMessageProducer(Producer):
             LocalProtocolError: The message cannot be sent in a transaction.
             UsageError: The producer is not open, or closes.
         """
-        active = self._active
-        if active is None or self._sender is None:
+        context = self._context
+        if context is None or self._sender is None:
             raise self._not_open()
         owner = self.client.session.owner
         if not owner.is_current:
             owner.check()
-        if active.is_closing:
-            raise UsageError(f"this {self._noun} closes, and begins no more transactions")
+        if context.is_closing:
+            raise UsageError(f"this {self._noun} is closing, and begins no more transactions")
         xid = None if message is None else self.check_half(message)
         if xid is None:
             xid = self.client.session.ids.next()
-        return TransactionMachine(self.group, xid, active, self._is_followed(), message)
+        return Transaction(self.group, xid, context, self._is_followed(), message)
 
     def _is_followed(self) -> bool:
         return self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
@@ -197,10 +190,16 @@ class HalfMessageProducer(Producer):
         if sender is None:
             raise self._not_open()
         is_watched = self._hooks is not None or self._chain is not None
-        if not (is_watched or message.properties) and message.wait_stored:
-            return sender.send_half(message, None, xid, self._marks())
-        half = self.half_of(message, xid)
-        return self._send_watched(sender, half, xid) if is_watched else sender.send_half(half, None)
+        if is_watched or message.properties or not message.wait_stored:
+            half = self.half_of(message, xid)
+            if is_watched:
+                return self._send_watched(sender, half, xid)
+            return sender.send_half(half, None)
+        # The marks of all plain messages are the same text.
+        identity = None if self._resource is None else self._resource.identity
+        if self._marked is None or self._marked[0] != identity:
+            self._marked = identity, properties.render(self._marks_of(identity))
+        return sender.send_half(message, None, xid, self._marked[1])
 
     async def _send_watched(self, sender: Sender, half: Message, xid: str) -> SendResult:
         send = sender.send_half
@@ -211,24 +210,17 @@ class HalfMessageProducer(Producer):
                 return await self._chain.send(send, half, None)
             return await send(half, None)
 
-    def _marks(self) -> str:
-        """The properties that make a message a half message, as text."""
-        identity = None if self._resource is None else self._resource.identity
+    def _marks_of(self, identity: str | None) -> dict[str, str]:
+        """The properties that make a message a half message."""
         if identity == "":
             raise LocalProtocolError("the resource has no identity that checks could name")
-        if self._marked is None or self._marked[0] != identity:
-            named = self._marks_of(identity)
-            self._marked = identity, properties.render(named)
-        return self._marked[1]
-
-    def _marks_of(self, identity: str | None) -> dict[str, str]:
         fence = {} if identity is None else {properties.FENCE: identity}  # Checks need that.
         return {
             **fence, properties.TRANSACTION: "true", properties.PRODUCER_GROUP: self.group
         }  # fmt: skip
 
     def check_half(self, message: Message) -> str | None:
-        """Check a message that is sent in a transaction, and return the id that it brings, if any.
+        """Check a message for a transaction, and return its own id, if it has one.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.
@@ -236,8 +228,8 @@ class HalfMessageProducer(Producer):
         if type(message) is not Message:
             if not isinstance(message, Message):
                 raise LocalProtocolError(
-                    f"a Message is sent, not a {type(message).__name__}; a transaction has one, "
-                    "and others belong into an outbox, a table that the local transaction writes"
+                    f"a transaction sends one Message, not a {type(message).__name__}; send others "
+                    "through an outbox, a table that the local transaction writes"
                 )
             check_kind(message)
         named = message.properties
@@ -247,18 +239,18 @@ class HalfMessageProducer(Producer):
             or message.deliver_after is not None
             or (named and not _DELAYS.isdisjoint(named))
         ):
-            raise LocalProtocolError("a message that is sent in a transaction cannot be delayed")
+            raise LocalProtocolError("a message of a transaction cannot be delayed")
         if not named or properties.UNIQUE_KEY not in named:
             return None
         if self._resource is not None:
-            raise LocalProtocolError("a message of a manager is given its id, and brings none")
+            raise LocalProtocolError("a manager assigns its messages' ids; remove the unique key")
         return named[properties.UNIQUE_KEY]
 
     def half_of(self, message: Message, xid: str) -> Message:
         """The encoded half message of a message."""
         marks = self._marks_of(None if self._resource is None else self._resource.identity)
         named = {properties.UNIQUE_KEY: xid, **message.properties, **marks}
-        # Not replace(), which costs as much as the rest of this method.
+        # Not replace(), which would double the cost of this method.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
             properties=named, flag=message.flag, wait_stored=message.wait_stored,
@@ -272,21 +264,21 @@ class HalfMessageProducer(Producer):
     # Checks
 
     def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """Take a broker's check; see :class:`txmq.client.broker_requests.TransactionOwner`."""
+        """Take a broker's check; see :class:`txmq.client.cluster_client.TransactionOwner`."""
         if self._checks is not None:
             self._checks.take(connection, header, message)
 
 
-async def _stop(active: ActiveTransactions, checks: CheckAnswerer) -> None:
-    active.is_stopped = True
+async def _stop(context: ProducerContext, checks: CheckAnswerer) -> None:
+    context.is_stopped = True
     try:
         await checks.stop()
     finally:
-        await active.stop()
+        await context.stop()
 
 
 class TransactionProducer(HalfMessageProducer):
-    """A producer that also sends messages in transactions, and answers brokers that check them.
+    """A producer that also sends messages in transactions, and answers brokers' checks of them.
 
     ::
 
@@ -336,9 +328,8 @@ class TransactionProducer(HalfMessageProducer):
         """Send a message that becomes visible if its local transaction commits, and run that.
 
         The listener's ``execute_local_transaction`` runs once the half message is stored. If a
-        broker stored it, but not safely, it does not run, and both sides are rolled back. The
-        message may set the time of the first check: its property
-        ``CHECK_IMMUNITY_TIME_IN_SECONDS``.
+        broker stored it, but not safely, both sides are rolled back instead. The message's property
+        ``CHECK_IMMUNITY_TIME_IN_SECONDS`` sets the time of the first check.
 
         If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
         the outcome stays open until a broker's check. A plain one runs to its end, and is decided
@@ -352,13 +343,13 @@ class TransactionProducer(HalfMessageProducer):
             The outcome. If it is not known yet, the broker checks until a member knows it.
 
         Raises:
-            LocalProtocolError: The protocol cannot carry this message, or not in a transaction.
+            LocalProtocolError: The protocol cannot carry this message in a transaction.
             LimitExceeded: It is too large.
             TransportError: The half message was not answered, and no local transaction ran; unless
                 the effect is ``NONE``, a broker may ask about one.
             BrokerRefused: The broker refused the half message; likewise.
-            TransactionConflict: It had been decided otherwise before. A person must look at that.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """
         return await self.transact(message, arg)
@@ -366,13 +357,13 @@ class TransactionProducer(HalfMessageProducer):
     async def transact(
         self, message: Message, arg: object = None, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """The same, with a runner for a plain local transaction; for :mod:`txmq.blocking`.
+        """See :meth:`send_in_transaction`; with the thread that runs a plain local transaction.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
         transaction, execute = self.new(message), self.listener.execute_local_transaction
-        threads = None if self._is_async else runner or transaction.active.threads
+        threads = None if self._is_async else runner or transaction.context.threads
         outcome = await transaction.run(lambda: execute(transaction.message, arg), threads)
         assert outcome is not None, "its half message was sent"
         return outcome
@@ -402,14 +393,14 @@ class TransactionProducer(HalfMessageProducer):
             problem: What it raised, for the outcome.
 
         Raises:
-            TransactionConflict: It had been decided otherwise before. A person must look at that.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """
-        if self._active is None:
+        if self._context is None:
             raise self._not_open()
-        transaction: TransactionMachine[None] = TransactionMachine(
-            self.group, half.id, self._active, self._is_followed(),
+        transaction: Transaction[None] = Transaction(
+            self.group, half.id, self._context, self._is_followed(),
             sent=half.sent, known_half=half, phase=Phase.BEGUN,
         )  # fmt: skip
         outcome = await transaction.decide(LocalAnswer(state, problem))

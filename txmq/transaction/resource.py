@@ -1,4 +1,4 @@
-"""The interface of a participant in a manager's transactions: one database, or several."""
+"""The interface of a manager's resource: one database, or several."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LocalTransaction(Protocol[S_co]):
         ...
 
     async def aflush(self) -> None:
-        """The same for ``async with``."""
+        """See :meth:`flush`; for ``async with``."""
         ...
 
     def __enter__(self) -> S_co: ...
@@ -38,7 +38,7 @@ class LocalTransaction(Protocol[S_co]):
         trace: TracebackType | None,
     ) -> None: ...
 
-    # Not `async def`: to pyright, a function with that result and a coroutine function differ.
+    # Not `async def`: pyright distinguishes coroutine functions from functions that return one.
 
     def __aenter__(self) -> Coroutine[Any, Any, S_co]: ...
 
@@ -53,8 +53,8 @@ class LocalTransaction(Protocol[S_co]):
 class Resource(Protocol[S_co]):
     """A participant in transactions; :class:`txmq.SQLResource` is one.
 
-    If its :meth:`confirm` does nothing, it may have a false attribute ``has_second_phase``: then
-    callers need not wait for the confirmation of a decision.
+    If :meth:`confirm` does nothing, set ``has_second_phase = False``: callers then need not wait
+    for the confirmation of a decision.
     """
 
     @property
@@ -82,7 +82,7 @@ class Resource(Protocol[S_co]):
         ...
 
     def may_retry(self, problem: BaseException) -> bool:
-        """Whether the attempt left no trace, and another one may succeed."""
+        """Whether the failed attempt left no trace, and another one may succeed."""
         ...
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:

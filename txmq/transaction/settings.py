@@ -1,4 +1,4 @@
-"""Settings of transactional producers and managers, beside those of all producers."""
+"""Settings of transactional producers and managers, in addition to those of all producers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TransactionSettings(ProducerSettings, kw_only=True):
     """Checks that run at once."""
     check_queue: Annotated[int, Meta(ge=0)] = 1024
     """Checks that may wait, each with its message. One more is dropped: the broker asks again, and
-    counts this one. A txmq broker asks a producer about no more at once."""
+    counts this check. A txmq broker never asks a producer about more at once."""
     check_timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(10.0)
     """A check that takes longer is answered with "unknown" for now."""
     stop_timeout: Duration = Duration(30.0)
@@ -45,7 +45,7 @@ class TransactionSettings(ProducerSettings, kw_only=True):
 
 
 class ManagerSettings(TransactionSettings, kw_only=True):
-    """How a transaction manager runs local transactions, beside the settings of its producer.
+    """How a transaction manager runs local transactions.
 
     Raises:
         ConfigError: A value is out of its bounds.
@@ -56,4 +56,4 @@ class ManagerSettings(TransactionSettings, kw_only=True):
     is the time that brokers wait before they check it. A plain function cannot be interrupted: it
     is rolled back when it returns."""
     local_attempts: Annotated[int, Meta(ge=1)] = 5
-    """How often a local transaction runs that ends in serialization failures or deadlocks."""
+    """The maximum number of attempts, if they end in serialization failures or deadlocks."""

@@ -1,8 +1,8 @@
-"""The states of a transaction as its producer sees them, and how they follow from each other. Pure.
+"""The states of a transaction at its producer, and the tables that connect them. Pure.
 
 Two tables decide. :data:`TRANSITIONS` says which step may follow which. :data:`OUTCOMES` gives the
-outcome by the local transaction's state and the broker's reply to the END; a pair that is missing
-there is a conflict, which needs a person to look at it.
+outcome by the local transaction's state and the broker's reply to the END; a missing pair is a
+conflict, which an operator must resolve.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import Enum, StrEnum
 from itertools import product
 from typing import Any, Final
 
-from txmq.client.values import SendResult
+from txmq.client.values import SendResult, SendStatus
 from txmq.errors import OutcomeUnknown, RollBack, UsageError
-from txmq.message import Queue, QueueOffset
+from txmq.message import Message, Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
 
 __all__ = [
@@ -23,12 +23,14 @@ __all__ = [
     "SPELLINGS",
     "TRANSITIONS",
     "EndReply",
+    "HalfMessage",
     "LocalTransactionState",
     "Phase",
     "TransactionOutcome",
     "TransactionState",
     "TransactionTally",
     "Verb",
+    "doubt_of",
 ]
 
 
@@ -78,13 +80,13 @@ class LocalTransactionState(Enum):
     COMMIT = int(SysFlag.COMMITTED)
     """It has committed; in RocketMQ ``COMMIT_MESSAGE``."""
     ROLLBACK = int(SysFlag.ROLLED_BACK)
-    """It never will commit; in RocketMQ ``ROLLBACK_MESSAGE``."""
+    """It will never commit; in RocketMQ ``ROLLBACK_MESSAGE``."""
     UNKNOWN = 0
-    """Not known now, so the broker asks again; in RocketMQ ``UNKNOW``."""
+    """Not known yet, so the broker asks again; in RocketMQ ``UNKNOW``."""
 
 
 class TransactionState(Enum):
-    """The outcome of a transaction, as far as its producer knows."""
+    """What the producer knows about the end of a transaction."""
 
     COMMITTED = "committed"
     """Both sides committed: consumers see the message, or will see it once the broker knows."""
@@ -119,7 +121,7 @@ OUTCOMES: Final[Mapping[tuple[LocalTransactionState, EndReply], tuple[Transactio
     (_ROLLBACK, EndReply.ROLLED_BACK): (_ROLLED_BACK, True),
     (_ROLLBACK, EndReply.REFUSED): (_ROLLED_BACK, False),
     (_ROLLBACK, EndReply.NONE): (_ROLLED_BACK, False),
-    # Whatever the broker replies to "unknown": this producer does not know.
+    # No reply to "unknown" tells this producer more.
     **dict.fromkeys(
         product([LocalTransactionState.UNKNOWN], EndReply), (TransactionState.UNKNOWN, False)
     ),
@@ -135,8 +137,35 @@ SPELLINGS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HalfMessage(Message):
+    """A stored message that no consumer sees yet, because its transaction is undecided."""
+
+    id: str
+    """The transaction's id, ``xid``, which checks name too. Store it with the writes of the local
+    transaction."""
+    sent: SendResult
+
+    @property
+    def key(self) -> str:
+        """The first of its keys, or its id if it has no key."""
+        return self.keys[0] if self.keys else self.id
+
+    def doubt(self) -> UsageError | None:
+        """Why its local transaction must not commit; ``None`` if the message is stored safely."""
+        return doubt_of(self.sent)
+
+
+def doubt_of(sent: SendResult) -> UsageError | None:
+    """See :meth:`HalfMessage.doubt`."""
+    # As stock producers do: give up a message that exists only in the broker's memory.
+    if sent.status is SendStatus.OK:
+        return None
+    return UsageError(f"the half message is stored, but not safely: {sent.status.name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionOutcome:
-    """The outcome of a transaction, as far as its producer knows."""
+    """What the producer knows about the end of a transaction, with its message and result."""
 
     state: TransactionState
     xid: str
@@ -197,7 +226,7 @@ class TransactionOutcome:
 
 @dataclass(slots=True)
 class TransactionTally:
-    """What a transactional producer has counted since it was opened; counters only grow."""
+    """The counters of a transactional producer since it was opened."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -205,7 +234,7 @@ class TransactionTally:
     unacknowledged: int = 0
     """Decisions that the broker may not have received; it will ask."""
     conflicts: int = 0
-    """Decisions that contradict an earlier one, by a transaction or by a check."""
+    """Decisions of transactions or checks that contradict an earlier one."""
     checks: int = 0
     """Checks received."""
     checks_committed: int = 0

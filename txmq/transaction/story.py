@@ -1,9 +1,9 @@
-"""The nine steps of a transaction in their order, as log lines and as spans of a trace.
+"""The nine steps of a transaction in order, as log lines and as spans of a trace.
 
 They are the steps of the classic transfer between two banks: the producer manages the transaction,
 the broker coordinates it, and the local transaction belongs to the resource. ``DEBUG`` shows the
 lines; their records carry the transaction's ``xid`` and the number of the ``step`` for handlers of
-your own. Log lines and spans are written here with the same words, so they cannot disagree.
+your own. Log lines and spans use the same words.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _UNWATCHED: Final = nullcontext()
 
 
 class Stories:
-    """The transactions of a producer. It keeps only transactions that a watch follows.
+    """The steps of a producer's transactions, reported to its watches and to the log.
 
     Args:
         look: Returns the producer's watches, if it has any.
@@ -87,7 +87,7 @@ class Stories:
         self._open: dict[str, _Story] = {}
 
     def open(self, xid: str, topic: str, group: str) -> None:
-        """Report the first step; the watches follow the transaction from now on, until its end."""
+        """Report the first step; watches follow the transaction from now until its end."""
         watches = self.look()
         if watches is not None and (found := watches.begin_transaction(topic, xid)):
             self.end(xid)  # A message may be sent again under its id.
@@ -108,9 +108,7 @@ class Stories:
                 story.begin_step(number, word, line)
 
     def inside(self, xid: str) -> AbstractContextManager[None]:
-        """While inside, spans that begin and notes that are written in this task or thread belong
-        to the present step.
-        """
+        """While inside, new spans and notes of this task or thread belong to the current step."""
         story = self._open.get(xid)
         return _UNWATCHED if story is None else story.inside()
 
@@ -128,7 +126,7 @@ class Stories:
             xid: The transaction's id.
             state: Its outcome; empty if it is not known.
             is_acknowledged: Whether the broker has confirmed the outcome.
-            error: Why it went wrong.
+            error: The reason for a failure.
         """
         if (story := self._open.pop(xid, None)) is not None:
             story.end(state, is_acknowledged, error)
@@ -140,10 +138,10 @@ class Stories:
 
 
 def note(xid: str, text: str, *details: object) -> None:
-    """Report an event within a step; the text has room for details, as for logging."""
+    """Report an event within a step; the text is formatted with the details, as for logging."""
     story = _CURRENT.get()
     if story is not None and story.xid != xid:
-        story = None  # A task that began inside another transaction has kept its context.
+        story = None  # A task that was started inside another transaction keeps its context.
     if story is not None or log.isEnabledFor(logging.DEBUG):
         line = text % details
         log.debug("transaction %s: %s", xid, line, extra={"xid": xid})

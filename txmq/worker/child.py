@@ -39,18 +39,17 @@ from txmq.worker.figures import (
     ProcessReport,
     RelayFigures,
 )
-from txmq.worker.parts import OpenParts, WorkerPart, relay_of
+from txmq.worker.parts import OpenParts, WorkerPart, import_modules, load_parts, relay_of
 from txmq.worker.plan import WorkerPlan
-from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 
 log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 
 LAG_S: Final = 10.0
-"""How often brokers are asked how far groups are behind."""
+"""How often brokers are asked for the lag of groups."""
 LAG_AGAIN_S: Final = 1.0
-"""How soon they are asked again about a group that they do not know yet."""
+"""How soon they are asked again about a group without a known lag."""
 LAG_ANSWER_S: Final = 5.0
 """How long one of these questions may take."""
 
@@ -175,7 +174,7 @@ class WorkerChild:
             return {}
         held: dict[str, int] = {}
         for consumer in self._parts.consumers:
-            with suppress(RuntimeError):  # A loop in another thread may change it meanwhile.
+            with suppress(RuntimeError):  # The loop of another thread may change it.
                 queues = consumer.held().values()
                 held[consumer.group] = sum(queue.cached_msg_count for queue in queues)
         return held

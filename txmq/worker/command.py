@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 import txmq
-from txmq.cli.output import flush, note, say
+from txmq.cli.output import note, say_now
 from txmq.errors import ConfigError
 from txmq.limits import WATCHED_FILES_MAX
 from txmq.metrics.http import HttpServer
@@ -219,8 +219,7 @@ def _names_text(names: list[str]) -> str:
 def _print(text: str) -> None:
     """Print a line now; a worker goes on if its output is closed."""
     with suppress(OSError):
-        say(text)
-        flush()
+        say_now(text)
 
 
 LOOK_S: Final = 0.3
@@ -274,7 +273,7 @@ class SourceFiles:
         try:
             entries = list(os.scandir(folder))
         except OSError:
-            return  # It was removed meanwhile.
+            return  # The folder was removed.
         for entry in entries:
             try:
                 if entry.is_dir(follow_symlinks=False):

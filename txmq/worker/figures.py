@@ -158,16 +158,14 @@ def add_reports(reports: Sequence[ProcessReport]) -> ProcessReport:
         for handler in report.series:
             key = handler.group, handler.topic
             _add(series.setdefault(key, HandlerSeries(*key)), handler)
-        for name, schedule in report.schedules.items():
-            _add(total.schedules.setdefault(name, ScheduleFigures()), schedule)
-        for name, manager in report.managers.items():
-            _add(total.managers.setdefault(name, ManagerFigures()), manager)
-        for name, relay in report.relays.items():
-            _add(total.relays.setdefault(name, RelayFigures()), relay)
-        for name, lag in report.lag.items():
-            total.lag[name] = max(lag, total.lag.get(name, 0))
-        for name, retries in report.retries.items():
-            total.retries[name] = max(retries, total.retries.get(name, 0))
+        for field in ("schedules", "managers", "relays"):
+            sums = getattr(total, field)
+            for name, figures in getattr(report, field).items():
+                _add(sums.setdefault(name, type(figures)()), figures)
+        for field in ("lag", "retries"):
+            most = getattr(total, field)
+            for name, count in getattr(report, field).items():
+                most[name] = max(count, most.get(name, 0))
         for name, held in report.held.items():
             total.held[name] = held + total.held.get(name, 0)
     total.series = list(series.values())

@@ -19,7 +19,7 @@ from txmq.worker.figures import BUCKETS_S, ProcessReport, WorkerFigures, read_re
 __all__ = ["ROWS", "WorkerPages", "WorkerState", "exposition"]
 
 SILENT_S = 30.0
-"""A process that sends no report for so long blocks its event loop."""
+"""A process without a report for this long has a blocked event loop."""
 
 _JSON_TYPE = "application/json; charset=utf-8"
 

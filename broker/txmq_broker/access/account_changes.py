@@ -1,4 +1,4 @@
-"""Changes accounts off the event loop, and answers a change when it is in force."""
+"""Changes accounts off the event loop, and answers each request once its change is in force."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WaitingChange(NamedTuple):
 
 
 class AccountChanges:
-    """Makes changes one after another: a change of one of 5,000 accounts takes some seconds.
+    """Makes changes one after another. With 5,000 accounts, one change takes some seconds.
 
     Args:
         files: The files of accounts.
@@ -42,14 +42,14 @@ class AccountChanges:
         self._editor = AclEditor(files, clock)
         self._waiting: deque[WaitingChange] = deque()
         self._served: Command | None = None
-        """The request whose change is in force, or was refused."""
+        """The request that is being served again: its change is in force, or was refused."""
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self.dispatch = Dispatcher({})
-        """Has the handlers that serve the requests a second time, after their changes."""
+        """Serves the requests a second time, after their changes."""
 
     def make(self, request: Command, change: Callable[[AclEditor], None]) -> None:
-        """Make a change in a thread; when the request is served again, it is in force.
+        """Make a change in a thread; it is in force when the request is served again.
 
         Raises:
             Postponed: The request is served again when the change was made.
@@ -68,7 +68,7 @@ class AccountChanges:
         raise Postponed(partial(self._put, partial(change, self._editor)))
 
     def close(self) -> None:
-        """Forget what waits; its connections are about to close."""
+        """Drop waiting changes; their connections are about to close."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()

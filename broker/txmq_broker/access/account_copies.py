@@ -1,7 +1,7 @@
-"""The accounts of a broker set: followers have those of their leader.
+"""The accounts of a broker set: followers have the accounts of their leader.
 
-The texts of the leader's files travel with the tables that followers copy, secrets included. So
-only a follower that proves to be an administrator receives them, whatever its address is.
+The leader's files, secrets included, travel with the tables that followers copy. So a follower must
+prove that it is an administrator to receive them, whatever its address is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["AccountsCopy", "AccountsSource"]
 log = logging.getLogger(__name__)
 
 _LOOKS: Final = 5
-"""More than a leader needs to notice and ship a change."""
+"""Looks at changed files before they are restored; a leader ships its own change earlier."""
 
 
 class AccountsSource:
@@ -39,7 +39,7 @@ class AccountsSource:
 
     Args:
         files: Its files; ``None`` if it has no accounts.
-        audit: Where it is recorded who receives them.
+        audit: Records who receives them.
     """
 
     def __init__(self, files: AclFiles | None, audit: AuditLog) -> None:
@@ -49,7 +49,7 @@ class AccountsSource:
 
     @property
     def version(self) -> DataVersion:
-        """Grows whenever the files were read again."""
+        """Increases whenever the files are read again."""
         return DataVersion() if self._files is None else DataVersion(counter=self._files.reads)
 
     def texts(self) -> Mapping[str, str]:
@@ -99,7 +99,7 @@ class AccountsCopy:
         self._wanted: Mapping[str, str] = {}
         self._is_alone = False
         self._looks = 0
-        """How often files were found changed here."""
+        """How often in a row the files were found changed here."""
 
     async def take(self, texts: Mapping[str, str], before: str) -> str:
         """Put the leader's accounts in place of this follower's.
@@ -133,9 +133,9 @@ class AccountsCopy:
         return _digest(texts)
 
     async def restore(self) -> None:
-        """Put the leader's accounts in force again if the files were changed here a while ago.
+        """Restore the leader's accounts if the files here stay changed for some time.
 
-        The leader may have the same files, and ship a change at any moment.
+        The leader may use the same files, and ship the change in a moment.
 
         Raises:
             ConfigError: The files cannot be read or written.
@@ -197,7 +197,9 @@ def _check(texts: Mapping[str, str], path: Path) -> None:
     for name in texts:
         pure = PurePosixPath(name)
         if name and (pure.is_absolute() or ".." in pure.parts or pure.suffix not in SUFFIXES):
-            raise ConfigError(f"the leader has accounts in {name!r}, which is no name for a file")
+            raise ConfigError(
+                f"the leader has accounts in {name!r}, which is not a valid file name"
+            )
     AccessRules.of({name or path.name: parse(name or path.name, texts[name]) for name in texts})
 
 

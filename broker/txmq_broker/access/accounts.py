@@ -80,7 +80,7 @@ class AclFile(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 
 class Account:
-    """An account; one without permissions of its own has its defaults, which deny."""
+    """An account. Without explicit permissions it has its defaults, which deny."""
 
     __slots__ = ("_groups", "_of_group", "_of_topic", "_topics", "addresses", "is_admin", "key",
                  "name", "publishes", "settings", "tls_subject")  # fmt: skip
@@ -88,7 +88,7 @@ class Account:
     def __init__(self, settings: AccountSettings) -> None:
         self.settings = settings
         self.name = settings.access_key
-        # Without a secret nobody can sign as this account.
+        # Without a secret, no request can be signed as this account.
         secret = settings.secret_key or secrets.token_hex()
         try:
             self.key = SigningKey(secret.encode())
@@ -96,7 +96,7 @@ class Account:
             raise ConfigError("secretKey is not Unicode text") from None
         self.tls_subject = settings.tls_subject or ""
         self.publishes: set[str] = set()
-        """The topics that it was allowed to publish to so far."""
+        """The topics that it has been allowed to publish to: a cache."""
         self.is_admin = settings.admin
         self.addresses = AddressPattern.parse(settings.white_remote_address or "")
         """Requests from here need no signature, only the name of the account."""
@@ -127,7 +127,7 @@ class Account:
 
     @property
     def _is_unlimited(self) -> bool:
-        # As in RocketMQ: an administrator with permissions of its own has only these.
+        # As in RocketMQ: an administrator with explicit permissions has only these.
         return self.is_admin and not self._topics and not self._groups
 
     def may_use_topic(self, topic: str, permission: Permission) -> bool:
@@ -165,7 +165,7 @@ class AccessRules:
                 if not account.addresses.alternatives
             }
         )
-        """The accounts for which the address of a request makes no difference."""
+        """The accounts whose requests are judged without looking at their address."""
 
     @classmethod
     def of(cls, files: Mapping[str, AclFile]) -> Self:

@@ -1,4 +1,4 @@
-"""Changes to files of accounts, which keep their comments and always leave valid rules behind."""
+"""Edits files of accounts: comments stay, and the result is always valid."""
 
 from __future__ import annotations
 
@@ -79,16 +79,18 @@ class AclEditor:
             texts, files = self._read()
             paths = {str(path): path for path in files}
             if file and file not in paths:
-                raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
+                raise ConfigError(
+                    f"{file} is not a file of accounts; the files are {', '.join(paths)}"
+                )
             path = paths[file] if file else self._first()
             changed = texts[path].put_key("globalWhiteRemoteAddresses", addresses)
             self._store(files, path, changed)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Keep other brokers that share the files from changing them at the same time."""
+        """Lock out other brokers that share the files."""
         if not self.files.paths():
-            raise ConfigError("there is no file of accounts any more; put one back")
+            raise ConfigError("the file of accounts is gone; put it back")
         try:
             folder = os.open(self._first().resolve().parent, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -103,7 +105,7 @@ class AclEditor:
         return self.files.paths()[0]
 
     def _read(self) -> tuple[dict[Path, AclText], dict[Path, AclFile]]:
-        """The texts of all files, and what they say."""
+        """The texts of all files, and their values."""
         texts = {path: AclText.of(str(path), read_text(path)) for path in self.files.paths()}
         return texts, {path: as_file(str(path), text.values) for path, text in texts.items()}
 
@@ -145,7 +147,7 @@ _ACCOUNTS: Final = "accounts"
 
 
 class AclText(NamedTuple):
-    """A text of accounts, and what it says."""
+    """A text of accounts, and its values."""
 
     text: str
     values: dict[str, Any]

@@ -45,7 +45,7 @@ class AclFiles(WatchedFiles[FileRules]):
 
     Args:
         path: The file or directory.
-        may_lack: Whether it may be missing at first; until it is there, nobody has an account.
+        may_lack: Whether it may be missing at first; until it exists, there are no accounts.
 
     Raises:
         ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
@@ -62,7 +62,8 @@ class AclFiles(WatchedFiles[FileRules]):
             texts = {}
         elif not (texts := read_texts(path)):
             raise ConfigError(f"acl {path} holds no .yml file")
-        parsed = _parsed({path / name: text for name, text in texts.items()})
+        files = sorted((path / name, text) for name, text in texts.items())
+        parsed = {str(file): parse(str(file), text) for file, text in files}
         rules = FileRules.of(parsed)
         if texts and not rules.accounts:
             log.warning("%s has no account: only its white addresses are served", path)
@@ -72,11 +73,11 @@ class AclFiles(WatchedFiles[FileRules]):
 
     @property
     def rules(self) -> FileRules:
-        """The rules of the last files that were valid."""
+        """The rules of the last valid files."""
         return self.value
 
     def paths(self) -> list[Path]:
-        """The files as they are now."""
+        """The current files."""
         return _files(self._path)
 
 
@@ -86,12 +87,8 @@ def _files(path: Path) -> list[Path]:
     return sorted(one for one in path.rglob("*") if one.suffix in SUFFIXES)
 
 
-def _parsed(texts: Mapping[Path, str]) -> dict[str, AclFile]:
-    return {str(one): parse(str(one), texts[one]) for one in sorted(texts)}
-
-
 def _version(path: Path, file: AclFile) -> DataVersion:
-    """The version of a file; one that no tool has changed has the time of its last change."""
+    """The version of a file; without a version in it, the time of its last change."""
     if file.version.timestamp:
         return file.version
     try:

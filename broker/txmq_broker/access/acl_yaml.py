@@ -1,6 +1,6 @@
-"""YAML as files of accounts have it, read by libyaml where PyYAML was built with it.
+"""YAML for files of accounts.
 
-libyaml reads 5,000 accounts in a fifth of the time.
+PyYAML uses libyaml if it was built with it, which reads 5,000 accounts in a fifth of the time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def dump(value: Any) -> str:
 
 
 def _invalid_scalar(text: str) -> str:
-    """Where the first value is that cannot be converted to its type."""
+    """The place of the first value that cannot be converted to its type."""
     yaml = _yaml()
     loader = _loader(yaml)(text)
     nodes = [loader.get_single_node()]
@@ -82,8 +82,8 @@ def _invalid_scalar(text: str) -> str:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect no garbage: a look at the nodes of 5,000 accounts finds none, takes half of the time,
-    and holds up all threads for a tenth of a second.
+    """Pause garbage collection. With 5,000 accounts it finds nothing, takes half of the time, and
+    stops all threads for a tenth of a second.
     """
     was_enabled = gc.isenabled()
     gc.disable()

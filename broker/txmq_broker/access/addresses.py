@@ -1,8 +1,8 @@
 """The patterns of addresses that RocketMQ's white lists use. Pure.
 
 ``*`` is every address; ``10.0.0.*`` and ``10.0.5-9.*`` are ranges; ``10.0.0.{1,7}`` and
-``10.0.0.1,10.0.0.7`` are lists. IPv6 addresses take the same forms. A network such as
-``10.0.0.0/8`` is a form of txmq.
+``10.0.0.1,10.0.0.7`` are lists. IPv6 addresses take the same forms. Networks such as ``10.0.0.0/8``
+are an addition of txmq.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _V6: Final = _IpVersion(":", _PARTS_V6, 16, 0xFFFF)
 
 
 class AddressPattern(NamedTuple):
-    """A pattern: for each alternative the ranges of its numbers."""
+    """A pattern: alternatives, each with a range for every number of the address."""
 
     text: str
     alternatives: tuple[tuple[tuple[int, int], ...], ...]
@@ -134,6 +134,6 @@ def _network(text: str, one: str) -> tuple[tuple[int, int], ...]:
 
 def _refusal(text: str) -> ConfigError:
     return ConfigError(
-        f"{text!r} is no pattern of addresses; write 10.0.0.7, 10.0.0.*, 10.0.5-9.*, "
+        f"{text!r} is not an address pattern; write 10.0.0.7, 10.0.0.*, 10.0.5-9.*, "
         "10.0.0.{1,7} or 10.0.0.0/8"
     )

@@ -1,32 +1,43 @@
-"""A record of what operators did: JSON lines in the data directory, synced one by one.
+"""The audit: a record of operators' requests, as JSON lines that are synced one by one.
 
-Every request that changes something for others is here, allowed or refused: topics, groups,
-offsets, settings, routes, members of broker sets, and decisions on transactions.
+Every request that changes something for others is recorded, allowed or refused: changes of topics,
+groups, offsets, settings, routes and members of broker sets, and decisions on transactions.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from txmq.errors import BrokerRefused, RemoteProtocolError
+from txmq.errors import BrokerRefused, InvalidParameter, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, FrameReader, answer, decode
-from txmq.protocol.operations import ListAudit
+from txmq.protocol.operations import AuditedRequest, AuditPage, ListAudit
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import View
 from txmq.runtime.disk import Disk, File
 from txmq.security.signatures import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
-from txmq_broker.access.audit_pages import FOLDER, audit_files, audit_page
 
-__all__ = ["AUDITED", "AuditEntry", "AuditLog", "account_of", "entries_about", "read_audit"]
+__all__ = [
+    "AUDITED",
+    "FOLDER",
+    "AuditEntry",
+    "AuditLog",
+    "account_of",
+    "audit_files",
+    "audit_page",
+    "entries_about",
+    "is_wanted",
+    "read_audit",
+]
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +87,7 @@ _BODY_BYTES_READ: Final = 4 * (_TEXT_CHARS_MAX + 1)
 _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
-"""Fields that are shown apart, and those with secrets: of the sender, or of a new account."""
+"""Fields that an entry shows elsewhere, and fields with secrets."""
 _COUNTED: Final = frozenset((_CODE.RECHECK_TRANSACTIONS,))
 """Requests whose answers say how much they changed."""
 _NO_FIELDS: Final[Mapping[str, str]] = {}
@@ -95,15 +106,15 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     fields: Mapping[str, str] = {}
     body: str = ""
     refused: str = ""
-    """Why it was refused; empty if it was carried out, or is being carried out."""
+    """Why it was refused; empty if it was accepted."""
 
 
 class AuditLog:
     """Appends to the newest file of the folder.
 
-    Each file begins with its owner and number, and each line ends with a seal: the hash of the line
-    and of the seal before it. So a line that was changed, removed or taken from another broker is
-    noticed, unless its author computes all seals again.
+    Each file begins with its owner and number. Each line ends with a seal: the hash of the line and
+    of the previous seal. So a line that was changed, removed or taken from another broker is
+    noticed, unless all later seals were computed again.
     """
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
@@ -124,7 +135,7 @@ class AuditLog:
         """
         self._owner = owner
         if names := audit_files(self._disk):
-            # Read now: all clients would wait while the first entry reads it.
+            # Read now, or all clients would wait while the first entry reads it.
             newest = _AuditFile(self._disk, names[-1], owner)
             for warning in newest.warnings():
                 log.warning("%s", warning)
@@ -132,8 +143,8 @@ class AuditLog:
             self._is_torn = newest.is_torn
 
     def watched(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The same handlers, of which the audited ones leave an entry, and the one that lists the
-        entries.
+        """The handlers, wrapped so that audited requests leave an entry, and the handler that lists
+        the entries.
         """
         found = {
             code: self._watched(handler) if code in AUDITED else handler
@@ -183,7 +194,7 @@ class AuditLog:
                 for name, text in {**fields, **result}.items()
                 if name not in _HIDDEN
             },
-            # Not the whole: a stranger's 16 MiB that are not UTF-8 took 0.2 s.
+            # Only its beginning: decoding 16 MiB that are not UTF-8 took 0.2 s.
             _cut(request.body[:_BODY_BYTES_READ].decode(errors="replace")),
             _cut(refused),
         )
@@ -275,7 +286,7 @@ class _AuditFile:
                 self._broken.append(number)
 
     def warnings(self) -> Iterator[str]:
-        """What is wrong with the file."""
+        """The faults of the file."""
         found = self._head.get("owner"), self._head.get("number")
         if self._owner and found != (self._owner, self.number):
             yield f"{self.path} belongs to another broker, or its beginning is missing"
@@ -285,7 +296,7 @@ class _AuditFile:
 
 
 def read_audit(disk: Disk, warn: Callable[[str], None]) -> Iterator[AuditEntry]:
-    """The entries, oldest first. ``warn`` receives what is wrong with a file."""
+    """The entries, oldest first; ``warn`` receives the faults of files."""
     for name in audit_files(disk):
         file = _AuditFile(disk, name)
         for warning in file.warnings():
@@ -328,3 +339,119 @@ def account_of(connection: Connection, fields: Mapping[str, str]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _TEXT_CHARS_MAX else f"{text[: _TEXT_CHARS_MAX - 1]}…"
+
+
+FOLDER: Final = "audit"
+
+PAGE_ENTRIES_MAX: Final = 500
+READ_BYTES: Final = 256 * 1024
+"""The bytes that are read at once."""
+REQUEST_BYTES_MAX: Final = 512 * 1024
+"""The bytes that one request reads: some milliseconds. The answer says where to continue."""
+
+_END: Final = 10**12 - 1
+"""The end of a file, whatever its size."""
+_PLACE: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,12})")
+
+
+class AuditPlace(NamedTuple):
+    """A file of the audit, and the end of its entries that are still unread."""
+
+    number: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.end}"
+
+
+def audit_files(disk: Disk) -> list[str]:
+    """The names of the files, the oldest first."""
+    return sorted(name for name in disk.names(FOLDER) if name.endswith(".jsonl"))
+
+
+def audit_page(disk: Disk, wanted: ListAudit) -> AuditPage:
+    """The entries that a request wants.
+
+    Raises:
+        InvalidParameter: The place to begin at is invalid.
+        OSError: The disk fails.
+    """
+    numbers = [int(name.removesuffix(".jsonl")) for name in audit_files(disk)]
+    place = _start(numbers, wanted.before)
+    count = max(1, min(wanted.count, PAGE_ENTRIES_MAX))
+    found: list[AuditedRequest] = []
+    room = REQUEST_BYTES_MAX
+    while place is not None and room > 0:
+        file = disk.open(f"{FOLDER}/{place.number:06}.jsonl")
+        try:
+            end = min(place.end, file.size())
+            start, lines = _lines_before(file, end)
+        finally:
+            file.close()
+        room -= end - start
+        for at, line in reversed(lines):
+            entry = _entry(line)
+            if entry is None:
+                continue
+            if entry.at_ms < wanted.since_ms:
+                return AuditPage(found)
+            if is_wanted(entry, wanted):
+                found.append(entry)
+                if len(found) == count:
+                    return AuditPage(found, str(AuditPlace(place.number, at)))
+        place = AuditPlace(place.number, start) if start > 0 else _file_before(numbers, place)
+    return AuditPage(found, "" if place is None else str(place))
+
+
+def _start(numbers: list[int], before: str) -> AuditPlace | None:
+    if not before:
+        return AuditPlace(numbers[-1], _END) if numbers else None
+    match = _PLACE.fullmatch(before)
+    if match is None:
+        raise InvalidParameter(f"before must be a place of an answer, not {before[:40]!r}")
+    place = AuditPlace(int(match[1]), int(match[2]))
+    # The file may have been deleted since the last page.
+    return place if place.number in numbers else _file_before(numbers, place)
+
+
+def _file_before(numbers: list[int], place: AuditPlace) -> AuditPlace | None:
+    older = [number for number in numbers if number < place.number]
+    return AuditPlace(older[-1], _END) if older else None
+
+
+def _lines_before(file: File, end: int) -> tuple[int, list[tuple[int, bytes]]]:
+    """Where the last whole lines before a position begin, and the lines with their positions."""
+    size = READ_BYTES
+    while True:
+        start = max(0, end - size)
+        data = file.read(start, end - start)
+        cut = data.find(b"\n") + 1 if start else 0
+        if start == 0 or 0 < cut < len(data):
+            break
+        size *= 2  # One line is longer than the window.
+    lines = []
+    at = start + cut
+    for line in data[cut:].splitlines(keepends=True):
+        lines.append((at, line))
+        at += len(line)
+    return start + cut, lines
+
+
+def _entry(line: bytes) -> AuditedRequest | None:
+    try:
+        entry = msgspec.json.decode(line, type=AuditEntry)
+    except msgspec.DecodeError:
+        return None  # The head of a file, or a line that a crash has torn.
+    return AuditedRequest(**msgspec.structs.asdict(entry))
+
+
+def is_wanted(entry: AuditedRequest, wanted: ListAudit) -> bool:
+    """Whether an entry matches a request; the caller checks ``since_ms``."""
+    if wanted.until_ms and entry.at_ms >= wanted.until_ms:
+        return False
+    if wanted.refused and not entry.refused:
+        return False
+    if wanted.action.casefold() not in entry.request.casefold():
+        return False
+    people = (entry.account, entry.fields.get("operator", ""), entry.peer)
+    return any(wanted.person.casefold() in person.casefold() for person in people)

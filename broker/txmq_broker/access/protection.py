@@ -1,8 +1,8 @@
 """Protects a server without accounts: the address of a peer decides what the peer may do.
 
-Peers on loopback may do everything. Others may use the requests of clients, or register brokers, if
-the settings name their address, and never do what operators do. The decision is made once for each
-connection, so requests cost the same as without it.
+Peers on loopback may do everything. Other peers may send the requests of clients, or register
+brokers, if the settings name their address; they never get an operator's requests. The decision is
+made once for each connection, so it adds no cost to requests.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher
 from txmq.runtime.network import Network
+from txmq.text import RepeatedLines
 from txmq_broker.access.addresses import AddressPattern
-from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.audit import AUDITED, AuditLog
 from txmq_broker.access.requirements import CLIENT_REQUESTS, REGISTRATIONS
 
-__all__ = ["Protection", "access_text"]
+__all__ = ["Protection", "Refusals", "access_text"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,46 @@ def access_text(*, has_accounts: bool, trust: str) -> str:
     return f"no accounts: loopback, clients of {trust}" if trust else "no accounts: loopback alone"
 
 
+class Refusals:
+    """Logs refused requests and records those of operators; strangers can flood neither.
+
+    Of equal refusals the first, the tenth, the hundredth and so on are noted.
+
+    Args:
+        audit: Records refused requests of operators.
+
+    Attributes:
+        count: The refusals since the start.
+    """
+
+    def __init__(self, audit: AuditLog | None = None) -> None:
+        self._audit = audit
+        self._lines = RepeatedLines()
+        self.count = 0
+
+    def note(
+        self, connection: Connection, request: Command, reason: str, *, kind: str = ""
+    ) -> None:
+        """Note a refusal.
+
+        Args:
+            connection: The connection of the request.
+            request: The request.
+            reason: Why it was refused.
+            kind: Refusals of one kind count as equal; by default those with one reason. It is
+                needed if the reason contains text that a stranger chooses.
+        """
+        self.count += 1
+        refusal = f"refused request {request.code} of {connection.host}: {reason}"
+        times = self._lines.note(f"{request.code} {connection.host} {kind or reason}")
+        if times is None:
+            return
+        log.warning("%s%s", refusal, times)
+        if self._audit is not None and request.code in AUDITED:
+            # Each entry is synced and takes up room, so a stranger must not cause many.
+            self._audit.note(connection, request, refused=f"{reason}{times}")
+
+
 class Protection:
     """Chooses the requests that the peers of a server without accounts may use.
 
@@ -42,7 +83,7 @@ class Protection:
         network: Knows which addresses are loopback.
         trust: The addresses whose clients need no account.
         trust_brokers: The addresses whose brokers may register without an account.
-        refusals: Where refused requests are noted.
+        refusals: Notes refused requests.
     """
 
     def __init__(

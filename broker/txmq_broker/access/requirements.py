@@ -1,4 +1,4 @@
-"""What each request needs, by request code, of brokers and name servers. Pure.
+"""The permissions that each request of a broker or name server needs, by request code. Pure.
 
 A code without an entry is refused, so a new request needs a line here.
 """
@@ -57,7 +57,7 @@ class MessageTopics(NamedTuple):
 NO_MESSAGES: Final = MessageTopics(lambda _: None, lambda _: None)
 
 Requirement: TypeAlias = Callable[[Command, MessageTopics], Iterable[Need]]
-"""Returns what one request needs besides an account; nothing if an account is enough."""
+"""Returns the permissions that a request needs; none if any account is enough."""
 
 _ADMIN: Final = (Need("admin"),)
 

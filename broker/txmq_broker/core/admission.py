@@ -1,4 +1,4 @@
-"""The reasons why the broker refuses writes now."""
+"""What the broker refuses to protect itself: writes for a reason, and too much at once. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from txmq.errors import ServiceUnavailable
 
-__all__ = ["COPIES", "FULL", "Admission"]
+__all__ = ["COPIES", "FULL", "Admission", "RateLimit"]
 
 COPIES: Final = "copies"
 """The cause that too few copies are in sync."""
@@ -50,22 +50,49 @@ class Admission:
             self.halves_refused += 1
             raise ServiceUnavailable("; ".join(reasons.values()))
 
-    def refuse(self, cause: str, reason: str) -> bool:
-        """Refuse sends until the cause is lifted; returns whether the cause is new."""
-        is_news = cause not in self.reasons
-        self.reasons[cause] = reason
+    def set_cause(self, cause: str, reason: str, *, halves_only: bool = False) -> bool:
+        """Refuse sends, or only half messages, until the cause is cleared; returns whether it is
+        new.
+        """
+        reasons = self.half_reasons if halves_only else self.reasons
+        is_news = cause not in reasons
+        reasons[cause] = reason
         return is_news
 
-    def lift(self, cause: str) -> bool:
+    def clear_cause(self, cause: str, *, halves_only: bool = False) -> bool:
         """Remove a cause; returns whether it was set."""
-        return self.reasons.pop(cause, None) is not None
+        reasons = self.half_reasons if halves_only else self.reasons
+        return reasons.pop(cause, None) is not None
 
-    def refuse_halves(self, cause: str, reason: str) -> bool:
-        """Refuse new half messages until the cause is lifted; returns whether the cause is new."""
-        is_news = cause not in self.half_reasons
-        self.half_reasons[cause] = reason
-        return is_news
 
-    def lift_halves(self, cause: str) -> bool:
-        """Remove a cause against half messages; returns whether it was set."""
-        return self.half_reasons.pop(cause, None) is not None
+class RateLimit:
+    """How often something may happen: a burst, then a steady rate.
+
+    Args:
+        per_second: How fast it fills up.
+        together: The most it holds; it begins full.
+    """
+
+    def __init__(self, per_second: float, together: int) -> None:
+        self._per_second = per_second
+        self._together = together
+        self._left = float(together)
+        self._at: float | None = None
+
+    def take(self, count: int, now: float) -> bool:
+        """Take from the budget; returns false, and takes nothing, if it has too little.
+
+        A full budget allows any count, and owes the rest to the future.
+        """
+        if self._at is not None:
+            filled = max(0.0, now - self._at) * self._per_second
+            self._left = min(self._left + filled, float(self._together))
+        self._at = now
+        if self._left < min(count, self._together):
+            return False
+        self._left -= count
+        return True
+
+    def wait_s(self) -> float:
+        """Seconds, from the last :meth:`take`, until it has room for one."""
+        return max(0.0, (1.0 - self._left) / self._per_second)

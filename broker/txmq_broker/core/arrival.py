@@ -1,10 +1,10 @@
 """The properties of an arriving message: read for all the broker needs, and rewritten for storage.
 
-They are read pair by pair, or by a pattern learned from a message. Successive messages of a topic
-mostly differ in their unique key and their keys alone. A pattern holds the text around these two,
-so a few comparisons read a message in half the time of the loop over all pairs. A text that matches
-has the same pairs as the learned one except for these two values, neither of which is empty. The
-loop treats a pair by its name and its value alone, so it would find the same.
+They are read pair by pair, or by a pattern learned from an earlier message. Successive messages of
+a topic usually differ only in their unique key and their keys. A pattern holds the text around
+these two values, so a few comparisons read a message in half the time of the loop over all pairs. A
+matching text has the pairs of the learned one except for these two values, neither of which is
+empty. The loop looks only at the name and the value of each pair, so its result would be equal.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _GAP: Final = "\0"
 
 _TEXT_CHARS_MAX: Final = 512
 _PER_TOPIC_MAX: Final = 4
-"""They are tried in turn. One that does not match costs little, but not nothing."""
+"""They are tried in turn, and each failed match takes a little time."""
 
 _PER_BROKER_MAX: Final = 4096
 _MISSES_APART: Final = 64
-"""A pattern is learned from one of so many texts, because that takes as long as to store one."""
+"""Learning takes as long as storing a message, so only one unmatched text in 64 is learned from."""
 
 
 def read_pairs(
@@ -155,7 +155,7 @@ class TopicPatterns:
         self.known: tuple[PropertyPattern, ...] = ()
 
     def note_miss(self, text: str, cluster: str) -> None:
-        """Learn from a text that no pattern matches, but not from every one of many."""
+        """Learn from a text that no pattern matches; after the first few, from one in 64."""
         self._misses = misses = self._misses + 1
         if misses > _PER_TOPIC_MAX and misses % _MISSES_APART:
             return
@@ -205,11 +205,11 @@ class HalfTerms(NamedTuple):
     """What special properties say about a half message and about a delay."""
 
     is_marked: bool = False
-    """Whether they mark a half message; stock clients also use the header."""
+    """Whether they mark a half message; stock clients set the header as well."""
     group: str = ""
-    """Its producer group; empty unless they say that it is one and whose, and may be stored."""
+    """Its producer group; empty unless they mark a half message and name a valid group."""
     immunity_s: int = 0
-    """The seconds without checks that it wants."""
+    """For how many seconds it wants no check."""
     is_delayed: bool = False
 
 
@@ -232,16 +232,16 @@ def terms_of(special: Special) -> HalfTerms:
 
 
 def missing_marks(arrival: Arrival, group: str) -> str:
-    """The properties that a half message lacks: that it is one, and whose, if only its header says
-    so.
+    """The properties that a half message lacks: the mark and the group, if only its header has
+    them.
 
     Args:
         arrival: The half message.
         group: The producer group in its header.
 
     Raises:
-        MessageIllegal: It also requests a delay, its properties are too long, or its group's name
-            is invalid.
+        MessageIllegal: It requests a delay, its properties are too long, or its group's name is
+            invalid.
     """
     data, _, _, _, special = arrival
     special = special or {}

@@ -1,9 +1,9 @@
 """Batches: several messages in one body, which are stored whole or refused.
 
 The messages of a uniform batch differ only in their bodies, unique keys and keys, all of equal
-sizes. Most batches are like that: one producer sent them with the same options. Then one step for
-all messages replaces one for each, which takes a third of the time, and what they share is
-examined once for many batches. Other batches are staged as a run of messages.
+sizes. Most batches are uniform, because one producer sent their messages with the same options.
+They are staged in one step, in a third of the time, and what their messages share is examined once
+for many batches. Other batches are staged as a run of messages.
 """
 
 from __future__ import annotations

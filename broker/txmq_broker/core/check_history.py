@@ -1,5 +1,5 @@
-"""The latest checks of transactions: whom the broker asked, when, the answer, and which person
-wanted the check. Pure.
+"""The latest checks of transactions: which producer the broker asked, when, its answer, and which
+operator requested the check. Pure.
 
 The log keeps decisions but no checks, so this history begins anew with each start. It has a fixed
 size: a new transaction pushes out the one whose first check is the oldest.
@@ -50,7 +50,7 @@ class RecheckNote(NamedTuple):
 
 
 class CheckHistory:
-    """The latest checks of the transactions that were asked about lately."""
+    """The latest checks of recently checked transactions."""
 
     def __init__(self) -> None:
         self._notes: OrderedDict[int, tuple[CheckNote, ...]] = OrderedDict()

@@ -83,7 +83,7 @@ class Clients(Generic[C]):
         """Producer and consumer groups by connection, to handle a lost connection fast."""
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "members": self.members,
             "subscriptions": self.subscriptions,
@@ -201,7 +201,8 @@ class Clients(Generic[C]):
             ("groups", self.members, members, MEMBERS_MAX),
             ("subscriptions", self.subscriptions, subscriptions, SUBSCRIPTIONS_MAX),
         ):
-            # A client that asks for nothing more stays, although small ones came since.
+            # Heartbeats of small clients are always accepted, so the sum may exceed the limit; a
+            # client that adds nothing must not be refused for that.
             if then > max(limit, now):
                 raise ServiceUnavailable(
                     f"the clients of this broker would have {then} {what} together, and {limit} "

@@ -20,8 +20,7 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq_broker.core.filter.condition import Condition
-from txmq_broker.core.filter.filters import Filter
-from txmq_broker.core.filter.tags import TagFilter
+from txmq_broker.core.filter.filters import Filter, TagFilter
 from txmq_broker.store.equal_records import checksums_of
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import (

@@ -14,8 +14,8 @@ from txmq.limits import (
 )
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 from txmq_broker.config import TopicDefaults
+from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.clients import check_consumer_group
-from txmq_broker.core.rate_limit import RateLimit
 from txmq_broker.core.topics import QUEUES_MAX
 
 __all__ = ["Groups"]
@@ -58,7 +58,7 @@ class Groups:
             self._groups.setdefault(name, GroupConfig(name))
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "groups": len(self._groups),
             "groups_refused": self.refused,

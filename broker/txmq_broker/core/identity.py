@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Final
 
 from txmq.errors import ConfigError
+from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import host_bytes, unique_id
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import HOW_TO_ADVERTISE, BrokerSettings
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "host_bits"]
 
 _MONTH_MS = 31 * 24 * 3600 * 1000
+
+
+_BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
+_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+_IPV4_BYTES: Final = 8
+
+
+def host_bits(born_host: bytes, store_host: bytes) -> int:
+    """The flags of a record that say which of its addresses are IPv6."""
+    born = _BORN_V6 if len(born_host) > _IPV4_BYTES else 0
+    return born | (_STORE_V6 if len(store_host) > _IPV4_BYTES else 0)
 
 
 @dataclass(slots=True)
@@ -29,9 +42,9 @@ class Identity:
     seed: int
     clock: Clock
     proof: str | None = None
-    """Proves to name servers that this is the same broker, also at another address. It follows from
-    the identity of its log, so a copy of its directory is the same broker, and two directories
-    never are."""
+    """Proves to name servers that this is the same broker, even at another address. It is derived
+    from the identity of the log, so a copy of the directory is the same broker, and no other
+    directory is."""
     broker_id: int = 0
     """The id among the replicas of this name; 0 is the leader's."""
     _ids_given: int = field(default=0)

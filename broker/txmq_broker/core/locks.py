@@ -33,7 +33,7 @@ class Locks:
         """The number of requests that would have exceeded the limit."""
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "locked_queues": self.count,
             "locks_refused": self.refused,

@@ -46,7 +46,7 @@ class Offsets:
         self.unsaved = False
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "offsets": self.count,
             "offsets_of_unknown_groups": self.unknown,
@@ -66,7 +66,7 @@ class Offsets:
             self._skipped[group, topic] = dict(ranges)
 
     def adopt(self, saved: ConsumerOffsets) -> None:
-        """Have the offsets of another copy of this broker, and no others."""
+        """Replace all offsets by those of another copy of this broker."""
         self._offsets, self._unknown = {}, {}
         self._topics, self._groups = {}, {}
         self._skipped = {}
@@ -78,14 +78,14 @@ class Offsets:
         return structs.replace(self.saved_without_rows(), offset_table=dict(self.rows()))
 
     def saved_without_rows(self) -> ConsumerOffsets:
-        """What is saved beside the rows."""
+        """The saved form without the rows."""
         if not self._skipped:
             return ConsumerOffsets()
         named = {f"{topic}@{group}": dict(found) for (group, topic), found in self._skipped.items()}
         return ConsumerOffsets(skipped_damage=named)
 
     def rows(self) -> Iterator[tuple[str, dict[int, int]]]:
-        """The same row by row; groups may commit and vanish meanwhile."""
+        """The rows of the saved form; groups may commit or vanish during the iteration."""
         # A list of the pairs alone takes a tenth of the time of one with their offsets.
         for pair in list(self._offsets):
             if (queues := self._offsets.get(pair)) is not None:

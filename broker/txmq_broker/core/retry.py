@@ -54,7 +54,7 @@ _WRITTEN_ANEW: Final = frozenset(
 
 
 class RetryVerdict(NamedTuple):
-    """Whether a failed message comes again, and when; true if it does."""
+    """Whether a failed message comes again, and when."""
 
     level: int
     """The delay level it waits for."""
@@ -160,7 +160,7 @@ def _marks(topic: str, unique: str, verdict: RetryVerdict) -> dict[str, str]:
 
 
 def _with(text: str, more: dict[str, str]) -> str:
-    """Replace the properties of earlier retries by new ones, as far as there is room."""
+    """Replace the properties of earlier retries by those new ones for which there is room."""
     # Cut as text, not parsed and rendered: foreign properties may hold what render refuses.
     pairs = [
         pair

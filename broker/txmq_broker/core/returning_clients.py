@@ -5,10 +5,10 @@ next sync starts at once, it has the messages of the clients that came during th
 others wait for two syncs. Two half groups then take turns for ever. A short wait joins them.
 
 A wait costs time if the clients are slow. So some syncs are made without waiting and some with it,
-and the better way is kept for a while. Other programs and the disk disturb such a trial now and
-then: an interval much longer than most counts less, and a trial that contradicts the ones before it
-changes nothing until another one confirms it. While one client is alone both ways are the same, so
-nothing is compared, and the better way for several is kept until they are back.
+and the better way is kept for a while. Other programs and the disk sometimes disturb a trial: an
+interval much longer than most counts less, and a trial that contradicts earlier ones changes
+nothing until another one confirms it. With only one client there is nothing to compare; the better
+way for several clients is kept until they return.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ C = TypeVar("C")
 _PATIENCE: Final = 1.5
 """The longest wait, in syncs. A client that misses the sync by a little waits for a whole one."""
 _TURNS_MAX: Final = 64
-"""The longest wait in turns of the loop, if its clock stands still meanwhile."""
+"""The longest wait in turns of the loop, in case the clock stands still."""
 _SHARE: Final = 8
-"""The mean time of a sync follows the last one by one part in so many."""
+"""Weight of the newest sync in the average: 1/8."""
 _SETTLING: Final = 16
-"""The syncs after a change of the way that show nothing: groups still join or part."""
+"""Syncs to ignore after a change of the way, while groups still join or part."""
 _COMPARED: Final = 64
-"""The syncs that a way is judged by."""
+"""Syncs by which a way is judged."""
 _KEPT: Final = 1024
-"""The syncs for which the better way is kept, if the last comparison confirmed it."""
+"""Syncs for which the better way is kept after the first comparison."""
 _KEPT_MAX: Final = 8192
-"""The same after several comparisons that agree: each doubles the time to the next one."""
+"""Longest time between comparisons; each one that agrees with the last doubles it."""
 _STALL: Final = 2.0
 """A longer interval between two syncs, in medians, counts as one of this length."""
 _ALONE: Final = 16
-"""After so many syncs for one client or none, one client is alone."""
+"""After 16 syncs for at most one client, only one client is left."""
 _GAIN: Final = 1.05
-"""Waiting must bring this many times the answers."""
+"""Waiting must answer 5% more requests to win."""
 
 
 class ReturningClients(Generic[C]):
-    """The clients that the next sync waits for, and what waiting brings."""
+    """The clients that the next sync waits for, and whether waiting pays off."""
 
     def __init__(self) -> None:
         self._sync_s = 0.0
@@ -110,7 +110,7 @@ class ReturningClients(Generic[C]):
             return not was_alone
         self._alone = 0
         if was_alone and self._is_trial:
-            # Time has passed that tells nothing about either way.
+            # The time since then says nothing about either way.
             self._try(waits=False)
         return True
 

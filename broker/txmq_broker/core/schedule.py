@@ -16,7 +16,7 @@ from txmq.errors import (
     ServiceUnavailable,
 )
 from txmq.limits import PROPERTIES_BYTES_MAX, RECALLED_BYTES_MAX, RECALLED_TOGETHER_MAX
-from txmq.protocol import java, properties, recall
+from txmq.protocol import properties, recall
 from txmq.protocol import record as records
 from txmq.protocol.operations import DelayedEntry, DelayedPage, DelayLevelEntry, ListDelayed
 from txmq.protocol.recall import RecallHandle
@@ -25,11 +25,10 @@ from txmq.protocol.topics import SCHEDULE_TOPIC, WAITING_TOPICS
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.delay_lines import LEVELS_MAX, WHEEL_LINES, Line
-from txmq_broker.store.delay_store import DelayStore, Unstored
+from txmq_broker.store.delay_store import DelayStore, Unstored, retry_of
 from txmq_broker.store.due_messages import Due, ListPlace
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
-from txmq_broker.store.retry_tally import retry_of
+from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_seed
 
 __all__ = ["DueTime", "Schedule", "delayed_page"]
 
@@ -170,10 +169,9 @@ class Schedule:
             waited.attempts, waited.position,
         )  # fmt: skip
         key_seed = topic_seed(name) if topic is None else topic.key_seed
-        tag = properties.find(text, properties.TAGS)
-        hashes = tuple([key_hash(key_seed, key) for key in keys_in(text)])
+        hashes = key_hashes_in(key_seed, text)
         tail = records.tail_of(field, text.encode())
-        code = java.string_hash(tag) if tag else 0
+        code = tags_code_in(text)
         self._store.stage([(queue, postmark, waited.flag, waited.body, tail, code, hashes, None)])
         self._delays.leave(due, retry_of(name, waited.attempts, text))
         return len(waited.body) + len(tail)
@@ -232,7 +230,7 @@ class Schedule:
         """Stage the recall of those that still wait; returns false if they were recalled before.
 
         Raises:
-            IllegalOperation: One was delivered already; the others are recalled all the same.
+            IllegalOperation: One was delivered already; the others are recalled nevertheless.
         """
         has_left = is_news = False
         for record in found:
@@ -294,9 +292,9 @@ def _is(record: Record, topic: str, unique: str) -> bool:
 
 PAGE_MESSAGES_MAX: Final = 100
 BUDGET: Final = 10_000
-"""Messages that one request looks at, some milliseconds of the broker; the answer then goes on."""
+"""Messages that one request examines, a few milliseconds of work; the next page continues."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bodies that one request reads."""
+"""The bytes of bodies that one request reads."""
 
 _PLACE: Final = re.compile(r"([0-9]{1,12}):([0-9]{1,10})")
 

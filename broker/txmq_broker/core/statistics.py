@@ -99,7 +99,7 @@ class Meter:
             trail.sample(now, self.total)
 
     def rate(self, window: float, now: float) -> Rate:
-        """The events of the last ``window`` seconds, as far as the history goes back."""
+        """The events of the last ``window`` seconds, or since the history began."""
         trail = self._minutes if window <= 600 else self._hours if window <= HOUR_S else self._days
         since, total = trail.base(now - window)
         return Rate(self.total - total, now - since)

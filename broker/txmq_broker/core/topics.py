@@ -1,9 +1,10 @@
-"""Topics: their names, queues, permissions and creation."""
+"""Topics: their names, queues, permissions, creation and numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from txmq.errors import InternalError, NoPermission, TopicNotFound
@@ -15,6 +16,7 @@ from txmq.protocol.record import topic_field
 from txmq.protocol.topics import (
     DLQ,
     HALF_TOPIC,
+    OF_THE_SYSTEM,
     OP_TOPIC,
     PARKED_TOPIC,
     RETRY,
@@ -31,6 +33,7 @@ from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
 __all__ = [
     "TEMPLATE",
     "Topic",
+    "TopicCensus",
     "Topics",
     "check_name",
     "config_for_group",
@@ -199,11 +202,11 @@ class Topics:
         self.version = self._settled_version
 
     def adopt(self, saved: TopicConfigs) -> None:
-        """Have the topics of another copy of this broker, and no others."""
+        """Replace all topics by those of another copy of this broker."""
         table, before = saved.topic_config_table, self.version
         self.version = saved.data_version
         if self.version != before and self.version.counter <= before.counter:
-            # A new leader may be behind the one before, and then uses the same versions again.
+            # A new leader may be behind the former one, and then reuses its versions.
             self._changed_at.clear()
             self._remembers_from = before.counter + 1
         for name in [name for name in self.by_name if name not in table]:
@@ -382,3 +385,46 @@ def queue_counts(topics: TopicConfigs) -> dict[str, int]:
         name: max(config.read_queue_nums, config.write_queue_nums)
         for name, config in topics.topic_config_table.items()
     }
+
+
+_AT_ONCE: Final = 5_000
+"""Names looked at in one go: half a millisecond."""
+
+
+class TopicCensus:
+    """The number of topics of applications, and the topics of dead letters.
+
+    Args:
+        version: Returns a value that differs after topics have changed.
+        names: Returns the names of all topics.
+        own: Returns the topics that belong to brokers.
+    """
+
+    def __init__(
+        self,
+        version: Callable[[], object],
+        names: Callable[[], Iterable[str]],
+        own: Callable[[], Collection[str]],
+    ) -> None:
+        self._version = version
+        self._names = names
+        self._own = own
+        self._counted: object = None
+        self.topics = 0
+        """The topics of applications."""
+        self.dead: list[str] = []
+        """The topics of dead letters."""
+
+    def count(self) -> Generator[None, None, None]:
+        """Count again, in parts, if topics have changed."""
+        version = self._version()
+        if self._counted == version:
+            return
+        own, topics = self._own(), 0
+        dead: list[str] = []
+        left = iter(list(self._names()))
+        while some := list(islice(left, _AT_ONCE)):
+            dead += [name for name in some if name.startswith(DLQ)]
+            topics += sum([name not in own and not name.startswith(OF_THE_SYSTEM) for name in some])
+            yield
+        self.topics, self.dead, self._counted = topics, dead, version

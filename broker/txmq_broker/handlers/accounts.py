@@ -48,13 +48,13 @@ class AccountHandlers:
         self._changes = None if files is None else AccountChanges(files, parts.clock)
 
     def serve_again(self, handlers: Mapping[int, Handler]) -> None:
-        """Have changes answered by these handlers, which are those of the table and around them."""
+        """Answer changes by these handlers, which wrap those of :meth:`table`."""
         if self._changes is not None:
             own = self.table()
             self._changes.dispatch.serve({code: handlers[code] for code in own})
 
     def close(self) -> None:
-        """Forget the changes that wait."""
+        """Drop the waiting changes."""
         if self._changes is not None:
             self._changes.close()
 

@@ -184,18 +184,16 @@ class ClientHandlers:
                 except ConnectionLost:
                     continue  # The lost connection is handled elsewhere.
 
-    def consumer_ids(self, connection: Connection, request: Command) -> bytes:
+    def consumer_ids(self, _: Connection, request: Command) -> bytes:
         """38: the client ids of a group's consumers."""
-        del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
             raise InternalError(f"no consumer for this group, {name}")
         return answer(request, body=ConsumerIds(group.client_ids()).write())
 
-    def check_filter(self, connection: Connection, request: Command) -> bytes:
+    def check_filter(self, _: Connection, request: Command) -> bytes:
         """46: validate a filter."""
-        del connection
         self._filters.of(SubscriptionCheck.read(request.body).subscription_data)
         return answer(request)
 
@@ -225,9 +223,8 @@ class ClientHandlers:
             who,
         )
 
-    def consumers(self, connection: Connection, request: Command) -> bytes:
+    def consumers(self, _: Connection, request: Command) -> bytes:
         """203: a group's consumers and their subscriptions."""
-        del connection
         name = request.read(GroupHeader).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
@@ -241,9 +238,8 @@ class ClientHandlers:
         )
         return answer(request, body=body.write())
 
-    def producers(self, connection: Connection, request: Command) -> bytes:
+    def producers(self, _: Connection, request: Command) -> bytes:
         """204: a group's producers."""
-        del connection
         name = request.read(NamedGroup).producer_group or ""
         found = self._clients.producers(name)
         if not found:
@@ -252,9 +248,8 @@ class ClientHandlers:
             request, body=ProducerConnections([_shown(member) for member in found]).write()
         )
 
-    def all_producers(self, connection: Connection, request: Command) -> bytes:
+    def all_producers(self, _: Connection, request: Command) -> bytes:
         """328: all producers by group."""
-        del connection
         age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
         data = {
             group: [

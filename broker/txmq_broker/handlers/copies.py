@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import wraps
 from typing import Final
 
-from txmq.protocol.bodies import GroupConfigs, TopicConfigs
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
-from txmq.protocol.copies import CopiedTables, CopiesView, RemovedMember
+from txmq.protocol.copies import CopiesView, RemovedMember
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
-from txmq_broker.core.replica_choice import ReplicaChoice
+from txmq_broker.handlers.pull import ReplicaChoice
 from txmq_broker.parts import Parts
-from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.acknowledgements import Acknowledgements
 from txmq_broker.replication.held_leadership import HeldLeadership
+from txmq_broker.replication.leader_tables import LeaderTables
 from txmq_broker.replication.log_shipper import LogShipper
 from txmq_broker.replication.set_acts import removal_text
-from txmq_broker.services.slices import rows_in_parts, table_in_parts
 
 __all__ = ["CopyHandlers"]
 
@@ -52,7 +51,7 @@ class CopyHandlers:
         self._leadership = leadership
         self._flusher = parts.flusher
         self._is_shipping = False
-        self.answers = CopiedAnswers(
+        self.answers = Acknowledgements(
             parts.store,
             parts.clock,
             parts.settings.replication,
@@ -63,11 +62,7 @@ class CopyHandlers:
         self.shipper = LogShipper(
             parts.store,
             parts.clock,
-            lambda: (parts.topics.version, parts.groups.version),
-            self._tables,
-            self._table_parts,
-            parts.topics.changes_since,
-            accounts,
+            LeaderTables(parts.topics, parts.groups, parts.offsets, parts.floors, accounts),
             self.answers,
             self._refusal,
             parts.verifier,
@@ -133,13 +128,12 @@ class CopyHandlers:
 
         return serve
 
-    def show(self, connection: Connection, request: Command) -> bytes:
-        """7707: this leader and its followers, and how far each of them is."""
-        del connection
+    def show(self, _: Connection, request: Command) -> bytes:
+        """7707: the progress of this leader and of each follower."""
         return answer(request, body=self.view().write())
 
     def view(self) -> CopiesView:
-        """This leader and its followers, and how far each of them is."""
+        """The progress of this leader and of each follower."""
         copies, log = self._parts.settings.replication, self._parts.store.log
         leadership = self._leadership
         member, known, removed = copies.member, set[str](), list[RemovedMember]()
@@ -170,25 +164,3 @@ class CopyHandlers:
         self._is_shipping = True
         held = self.answers if self.answers.holds_answers else None
         self._flusher.ship_with(self.shipper.written, held)
-
-    def _tables(self) -> CopiedTables:
-        parts = self._parts
-        return CopiedTables(
-            parts.topics.saved(), parts.groups.saved(), parts.offsets.saved(), parts.floors()
-        )
-
-    def _table_parts(self) -> Iterator[bytes]:
-        """The bytes of all tables, as they are when the first part is taken."""
-        parts = self._parts
-        topics, groups = parts.topics.saved(), parts.groups.saved()
-        group_rows = list(groups.subscription_group_table.items())
-        yield b'{"topics":'
-        empty = TopicConfigs(topics.data_version)
-        yield from table_in_parts(empty, topics.topic_config_table.items())
-        yield b',"groups":'
-        yield from table_in_parts(GroupConfigs(groups.data_version), group_rows)
-        yield b',"offsets":'
-        yield from table_in_parts(parts.offsets.saved_without_rows(), parts.offsets.rows())
-        yield b',"floors":'
-        yield from rows_in_parts(list(parts.floors().items()))
-        yield b"}"

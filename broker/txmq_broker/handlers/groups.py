@@ -46,9 +46,8 @@ class GroupReads:
         table = dict(saved.subscription_group_table)
         return (yield from table_answer(request, empty, table.items()))
 
-    def one(self, connection: Connection, request: Command) -> bytes:
+    def one(self, _: Connection, request: Command) -> bytes:
         """352: one group's settings."""
-        del connection
         name = request.read(NamedGroup).group
         if name is None:
             raise InternalError("the request names no group")
@@ -79,16 +78,14 @@ class GroupHandlers(GroupReads):
             RequestCode.SKIP_DAMAGED: self.skip_damaged,
         }
 
-    def put(self, connection: Connection, request: Command) -> bytes:
+    def put(self, _: Connection, request: Command) -> bytes:
         """200: create or change a group."""
-        del connection
         self._groups.put(GroupConfig.read(request.body), self._clock.wall_ms())
         self._groups_changed()
         return answer(request)
 
-    def put_all(self, connection: Connection, request: Command) -> bytes:
+    def put_all(self, _: Connection, request: Command) -> bytes:
         """225: create or change several groups; if one is invalid, none is changed."""
-        del connection
         configs = GroupConfigList.read(request.body).group_config_list
         for config in configs:
             self._groups.check(config)
@@ -97,9 +94,8 @@ class GroupHandlers(GroupReads):
         self._groups_changed()
         return answer(request)
 
-    def delete(self, connection: Connection, request: Command) -> bytes:
+    def delete(self, _: Connection, request: Command) -> bytes:
         """207: delete a group, and its offsets if requested; harmless when repeated."""
-        del connection
         header = request.read(DeleteGroup)
         self._groups.remove(header.group_name, self._clock.wall_ms())
         self._statistics.forget_group(header.group_name)
@@ -108,11 +104,10 @@ class GroupHandlers(GroupReads):
         self._groups_changed()
         return answer(request)
 
-    def skip_damaged(self, connection: Connection, request: Command) -> bytes:
+    def skip_damaged(self, _: Connection, request: Command) -> bytes:
         """7724: an operator has a group skip damaged messages, which the audit keeps with the
         reason.
         """
-        del connection
         header = request.read(SkipDamaged)
         name, first, last = header.consumer_group, header.offset, header.through
         if not header.operator.strip() or not header.reason.strip():

@@ -55,9 +55,8 @@ class OffsetHandlers:
             ),
         }
 
-    def committed(self, connection: Connection, request: Command) -> bytes:
+    def committed(self, _: Connection, request: Command) -> bytes:
         """14: a group's offset; a new group starts a young queue at offset 0."""
-        del connection
         header = request.read(OffsetQuery)
         found = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if found is None:
@@ -73,9 +72,8 @@ class OffsetHandlers:
         first = queue.read(0, 1) if queue.min_offset == 0 else []
         return bool(first) and self._store.log.end - first[0][0] <= YOUNG_LOG_BYTES
 
-    def commit(self, connection: Connection, request: Command) -> bytes:
+    def commit(self, _: Connection, request: Command) -> bytes:
         """15: a group commits its offset."""
-        del connection
         header = request.read(OffsetCommit)
         check_consumer_group(header.consumer_group)
         check_name(header.topic)
@@ -86,31 +84,27 @@ class OffsetHandlers:
             )
         return answer(request)
 
-    def by_time(self, connection: Connection, request: Command) -> bytes:
+    def by_time(self, _: Connection, request: Command) -> bytes:
         """29: the message stored at a time, as the boundary says."""
-        del connection
         header = request.read(OffsetByTime)
         queue = self._queue(header.topic, header.queue_id)
         found = offset_by_time(self._store, queue, header.timestamp, header.boundary_type)
         return answer(request, 0, OffsetAnswer(found))
 
-    def newest(self, connection: Connection, request: Command) -> bytes:
+    def newest(self, _: Connection, request: Command) -> bytes:
         """30: the offset after the last message."""
-        del connection
         header = request.read(QueueHeader)
         queue = self._queue(header.topic, header.queue_id)
         return answer(request, 0, OffsetAnswer(queue.max_offset))
 
-    def oldest(self, connection: Connection, request: Command) -> bytes:
+    def oldest(self, _: Connection, request: Command) -> bytes:
         """31: the offset of the first message."""
-        del connection
         header = request.read(QueueHeader)
         queue = self._queue(header.topic, header.queue_id)
         return answer(request, 0, OffsetAnswer(queue.min_offset))
 
-    def earliest_time(self, connection: Connection, request: Command) -> bytes:
+    def earliest_time(self, _: Connection, request: Command) -> bytes:
         """32: the store time of the first message."""
-        del connection
         header = request.read(QueueHeader)
         queue = self._queue(header.topic, header.queue_id)
         found = self._store.stored_ms(queue, queue.min_offset)
@@ -122,9 +116,8 @@ class OffsetHandlers:
             raise InternalError(f"topic {topic} has no queue {number}")
         return known.queues[number]
 
-    def lock(self, connection: Connection, request: Command) -> bytes:
+    def lock(self, _: Connection, request: Command) -> bytes:
         """41: a consumer locks queues."""
-        del connection
         wanted = LockRequest.read(request.body)
         check_consumer_group(wanted.consumer_group)
         check_client_id(wanted.client_id)
@@ -133,9 +126,8 @@ class OffsetHandlers:
         )
         return answer(request, body=LockedQueues(owned).write())
 
-    def unlock(self, connection: Connection, request: Command) -> bytes:
+    def unlock(self, _: Connection, request: Command) -> bytes:
         """42: a consumer unlocks queues."""
-        del connection
         given = LockRequest.read(request.body)
         self._locks.unlock(given.consumer_group, given.client_id, given.mq_set)
         return answer(request)

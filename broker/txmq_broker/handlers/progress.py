@@ -36,7 +36,7 @@ from txmq.protocol.headers import (
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.clients import check_consumer_group
-from txmq_broker.core.filter.tags import tag_filter
+from txmq_broker.core.filter.filters import tag_filter
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.retry import known_maximum
 from txmq_broker.core.statistics import MINUTE_S
@@ -84,15 +84,13 @@ class ProgressHandlers:
             RequestCode.CLONE_GROUP_OFFSET: self.clone,
         }
 
-    def of_topic(self, connection: Connection, request: Command) -> bytes:
+    def of_topic(self, _: Connection, request: Command) -> bytes:
         """202: the bounds of a topic's queues."""
-        del connection
         topic = self._topics.get(request.read(TopicHeader).topic)
         return answer(request, body=with_queue_map("offsetTable", self._progress.of_topic(topic)))
 
-    def of_group(self, connection: Connection, request: Command) -> bytes:
+    def of_group(self, _: Connection, request: Command) -> bytes:
         """208: a group's offsets, in all its topics or in the named ones."""
-        del connection
         header = request.read(ConsumeStatsQuery)
         named = [name for name in (header.topic_list or "").split(";") if name]
         if not named and header.topic:
@@ -140,9 +138,8 @@ class ProgressHandlers:
         meter = self._statistics.find("GROUP_GET_NUMS", f"{topic.name}@{group}")
         return meter.rate(MINUTE_S, self._clock.monotonic()).per_second if meter else 0.0
 
-    def groups_of_topic(self, connection: Connection, request: Command) -> bytes:
+    def groups_of_topic(self, _: Connection, request: Command) -> bytes:
         """300: the groups that consume or have consumed a topic."""
-        del connection
         topic = request.read(TopicHeader).topic
         online = [
             group.name for group in self._clients.consumer_groups() if topic in group.subscriptions
@@ -150,38 +147,33 @@ class ProgressHandlers:
         names = sorted({*online, *self._offsets.groups_of(topic)})
         return answer(request, body=GroupList(names).write())
 
-    def topics_of_group(self, connection: Connection, request: Command) -> bytes:
+    def topics_of_group(self, _: Connection, request: Command) -> bytes:
         """343: the topics in which a group has offsets."""
-        del connection
         names = sorted(self._offsets.topics_of(_named(request)))
         return answer(request, body=TopicNames(names, self._identity.address).write())
 
-    def subscription(self, connection: Connection, request: Command) -> bytes:
+    def subscription(self, _: Connection, request: Command) -> bytes:
         """345: a connected group's subscription to a topic."""
-        del connection
         header = request.read(SubscriptionQuery)
         found = self._clients.subscription(header.group, header.topic or "")
         return answer(request, body=SubscriptionAnswer(header.group, header.topic, found).write())
 
-    def time_spans(self, connection: Connection, request: Command) -> bytes:
+    def time_spans(self, _: Connection, request: Command) -> bytes:
         """303: the time range of a topic's messages, and a group's delay."""
-        del connection
         header = request.read(TopicAndGroup)
         topic = self._topics.get(header.topic)
         spans = self._progress.time_spans(header.group, topic, self._clock.wall_ms())
         return answer(request, body=ConsumeTimeSpans(spans).write())
 
-    def corrections(self, connection: Connection, request: Command) -> bytes:
+    def corrections(self, _: Connection, request: Command) -> bytes:
         """308: the lowest offset of a topic's groups."""
-        del connection
         header = request.read(CorrectionQuery)
         without = (header.filter_groups or "").split(",")
         found = self._progress.corrections(header.topic, header.compare_group, without)
         return answer(request, body=CorrectionOffsets(found).write())
 
-    def clone(self, connection: Connection, request: Command) -> bytes:
+    def clone(self, _: Connection, request: Command) -> bytes:
         """314: copy a group's offsets to another group."""
-        del connection
         header = request.read(CloneOffset)
         check_consumer_group(header.dest_group)
         source = header.src_group
@@ -193,9 +185,8 @@ class ProgressHandlers:
                     self._offsets.put(header.dest_group, name, queue, offset)
         return answer(request)
 
-    def entries(self, connection: Connection, request: Command) -> bytes:
+    def entries(self, _: Connection, request: Command) -> bytes:
         """321: a queue's index entries, and a group's filter."""
-        del connection
         header = request.read(QueueEntriesQuery)
         topic = self._topics.by_name.get(header.topic)
         if topic is None or not 0 <= header.queue_id < len(topic.queues):

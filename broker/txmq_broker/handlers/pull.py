@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,7 +22,7 @@ from txmq.errors import (
     SubscriptionStale,
     TxmqError,
 )
-from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
+from txmq.limits import HELD_FILTERS_CHARS_MAX, HELD_PULLS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
 from txmq.protocol import command, templates
 from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
@@ -34,14 +35,12 @@ from txmq.text import quantity
 from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
-from txmq_broker.core.held_pulls import HeldPulls
-from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import ReadParts
-from txmq_broker.store.message_store import Span
+from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.queue_store import ConsumeQueue
 
-__all__ = ["PullHandlers"]
+__all__ = ["HeldPulls", "PullHandlers", "ReplicaChoice"]
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +70,116 @@ class HeldPull(NamedTuple):
     wanted: Filter | None
     chars: int
     deadline: float
+
+
+P = TypeVar("P")
+
+_STALE_MAX: Final = 1024
+
+
+class HeldPulls(Generic[P]):
+    """Held pulls by queue and by deadline.
+
+    Attributes:
+        held: The queue and the pull, by number.
+    """
+
+    def __init__(self, limit: int = HELD_PULLS_MAX) -> None:
+        self._limit = limit
+        self.held: dict[int, tuple[tuple[str, int], P]] = {}
+        self._by_queue: dict[tuple[str, int], dict[int, None]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._next = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True if the limit is reached; a further pull is answered at once."""
+        return len(self.held) >= self._limit
+
+    def hold(self, topic: str, queue: int, pull: P, deadline: float) -> None:
+        """Hold a pull until its queue grows or its deadline passes."""
+        number = self._next
+        self._next += 1
+        key = (topic, queue)
+        self.held[number] = (key, pull)
+        self._by_queue.setdefault(key, {})[number] = None
+        heapq.heappush(self._deadlines, (deadline, number))
+        if len(self._deadlines) > 2 * len(self.held) + _STALE_MAX:
+            # Woken pulls leave stale deadlines in the heap.
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.held]
+            heapq.heapify(self._deadlines)
+
+    def wake(self, topic: str, queue: int) -> list[P]:
+        """Remove and return the pulls of a queue, oldest first."""
+        numbers = self._by_queue.pop((topic, queue), None)
+        if numbers is None:
+            return []
+        return [self.held.pop(number)[1] for number in numbers]
+
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues at which pulls wait."""
+        return list(self._by_queue)
+
+    def expired(self, now: float) -> list[P]:
+        """Remove and return the pulls whose deadline has passed, earliest first."""
+        over: list[P] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            number = heapq.heappop(self._deadlines)[1]
+            held = self.held.pop(number, None)
+            if held is not None:
+                self._forget(held[0], number)
+                over.append(held[1])
+        return over
+
+    def release_all(self) -> list[P]:
+        """Remove and return all pulls."""
+        held = [pull for _, pull in self.held.values()]
+        self.held.clear()
+        self._by_queue.clear()
+        self._deadlines.clear()
+        return held
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or ``None`` without held pulls."""
+        while self._deadlines and self._deadlines[0][1] not in self.held:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _forget(self, key: tuple[str, int], number: int) -> None:
+        numbers = self._by_queue[key]
+        del numbers[number]
+        if not numbers:
+            del self._by_queue[key]
+
+
+class ReplicaChoice:
+    """Sends consumers that read old messages to a follower.
+
+    Old messages come from the disk. Read at the leader, they would take the disk and the memory
+    that its new messages need.
+
+    Args:
+        store: The log.
+        far_behind: How many bytes behind the end of the log a consumer is far behind.
+        reader: Returns the id of the follower to read from, or 0 without one.
+    """
+
+    def __init__(self, store: MessageStore, far_behind: int, reader: Callable[[], int]) -> None:
+        self._store = store
+        self._far_behind = far_behind
+        self._reader = reader
+
+    def replica_for(self, queue: ConsumeQueue, offset: int) -> int:
+        """The replica for a consumer whose next message has this offset."""
+        reader = self._reader()
+        if not reader:
+            return 0
+        try:
+            entries = queue.read(queue.next_kept(offset), 1)
+        except CorruptRecord:
+            return 0  # The next pull reports it; this one has its messages.
+        is_far = bool(entries) and self._store.log.end - entries[0][0] > self._far_behind
+        return reader if is_far else 0
 
 
 class PullHandlers:
@@ -115,7 +224,7 @@ class PullHandlers:
         return len(self._holds.held) + len(self._woken)
 
     def figures(self) -> dict[str, int]:
-        """What waiting pulls make the broker keep, and how often it had no room for one."""
+        """What the broker keeps for waiting pulls, and how often it had no room for one."""
         return {
             "pulls_waiting": self.held,
             "filter_characters_waiting": self._held_chars,
@@ -239,7 +348,7 @@ class PullHandlers:
             f"txmq group skip {group} {queue.topic} --broker {self._broker} "
             f"--queue {queue.number} --offset {offset} --reason TEXT"
         )
-        # No stock client reads the offsets beside an error; tools of txmq go on behind it.
+        # Stock clients ignore the offsets in an error; txmq's tools continue after the message.
         bounds = (offset + 1, queue.min_offset, queue.max_offset)
         return templates.pulled(pull.request, InternalError.code, bounds, remark, [])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from txmq.errors import CorruptRecord, InternalError, NotFound
 from txmq.limits import PULL_BYTES_MAX
 from txmq.protocol import properties
@@ -36,13 +38,12 @@ class QueryHandlers:
             RequestCode.VIEW_MESSAGE_BY_ID: self.by_id,
         }
 
-    def by_key(self, connection: Connection, request: Command) -> bytes:
+    def by_key(self, _: Connection, request: Command) -> bytes:
         """12: a topic's messages with a key, newest first, stored within a time range.
 
         A damaged message may carry the key or not. It is left out if others are found, and the
         remark then names it.
         """
-        del connection
         header = request.read(MessageQuery)
         only_unique = request.field_map().get(_UNIQUE, "").lower() == "true"
         self._topics.get(header.topic)
@@ -52,7 +53,7 @@ class QueryHandlers:
         damaged: list[CorruptRecord] = []
         size = 0
         places = self._store.positions_of_key(header.topic, header.key, begin, end)
-        for _, position in zip(range(_LOOKED_AT_MAX), places, strict=False):
+        for position in islice(places, _LOOKED_AT_MAX):
             try:
                 data = self._store.record_bytes(position, is_indexed=True)
             except CorruptRecord as error:
@@ -75,9 +76,8 @@ class QueryHandlers:
         remark = _about(damaged) if damaged else None
         return answer(request, 0, state, body=b"".join(found), remark=remark)
 
-    def by_id(self, connection: Connection, request: Command) -> bytes:
+    def by_id(self, _: Connection, request: Command) -> bytes:
         """33: the message at a position of the log."""
-        del connection
         position = request.read(MessagePosition).offset
         data = self._store.record_bytes(position)
         if data is None:

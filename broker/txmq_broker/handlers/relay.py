@@ -96,7 +96,7 @@ class RelayHandlers:
         return len(self._tasks)
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "requests_relayed": len(self._tasks),
             "relays_refused": self._refused,
@@ -200,9 +200,8 @@ class RelayHandlers:
 
     # 222
 
-    def reset_offset(self, connection: Connection, request: Command) -> bytes:
+    def reset_offset(self, _: Connection, request: Command) -> bytes:
         """222: reset a connected group's offsets; its clients are notified and commit them."""
-        del connection
         header = request.read(ResetOffset)
         topic = self._topics.by_name.get(header.topic)
         if topic is None:
@@ -253,7 +252,7 @@ class RelayHandlers:
         self._reply(connection, request, request.read(SendMessage))
 
     def reply_v2(self, connection: Connection, request: Command) -> None:
-        """325: the same as 324; the header has single letters as names."""
+        """325: as 324, but the header has single letters as names."""
         self._reply(connection, request, request.read(SendMessageV2))
 
     def _reply(self, connection: Connection, request: Command, header: SendMessage) -> None:

@@ -16,6 +16,7 @@ from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPIC
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.arrival import examine
+from txmq_broker.core.identity import host_bits
 from txmq_broker.core.retry import (
     ATTEMPTS_TOP,
     RetryVerdict,
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 _SAYS_MAXIMUM: Final = 121
 """RocketMQ 3.4.9; older clients' maximum has no meaning."""
 
-_NOT_KEPT: Final = ~int(SysFlag.ROLLED_BACK | SysFlag.STORE_HOST_V6)
-_STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
+_KEPT: Final = ~int(SysFlag.ROLLED_BACK | SysFlag.STORE_HOST_V6)
 _NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
 """Topics whose messages no consumer has received, so none can be returned."""
 
@@ -57,7 +57,6 @@ class ReturnHandlers:
         self._topic_of_group = topic_of_group
         self._cluster = parts.identity.cluster_property
         self._store_host = parts.identity.store_host
-        self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -110,7 +109,7 @@ class ReturnHandlers:
     ) -> None:
         arrival = examine(text, self._cluster, topic.key_seed, self._identity.unique_id)
         data, _, tags_code, hashes, _ = arrival
-        sys_flag = record.sys_flag & _NOT_KEPT | self._store_bits
+        sys_flag = record.sys_flag & _KEPT | host_bits(record.born_host, self._store_host)
         attempts = min(record.attempts + 1, ATTEMPTS_TOP)
         postmark: Postmark = (
             sys_flag, record.born_ms, record.born_host, now_ms, self._store_host, attempts, 0

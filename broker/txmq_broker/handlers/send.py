@@ -1,54 +1,82 @@
-"""10, 310, 320: producers send messages. The broker's hottest path starts here."""
+"""10, 310, 320, 370, and of txmq 7721 and 7722: producers send messages and recall delayed ones.
+
+The broker's hottest path starts here.
+"""
 
 from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Sequence
+from struct import Struct
+from typing import Final
 
-from txmq.errors import InternalError, MessageIllegal, TopicNotFound
-from txmq.limits import GROUP_CHARS_MAX
+from txmq.errors import (
+    BrokerBusy,
+    IllegalOperation,
+    InternalError,
+    InvalidParameter,
+    MessageIllegal,
+    NoPermission,
+    TopicNotFound,
+)
+from txmq.limits import GROUP_CHARS_MAX, PROPERTIES_OF_HALF_MAX
 from txmq.protocol import properties, recall, templates
-from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import ONEWAY, Command
-from txmq.protocol.headers import SendMessage, SendMessageV2
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.command import ONEWAY, Command, answer
+from txmq.protocol.headers import RecallAnswer, RecallMessage, SendMessage, SendMessageV2
+from txmq.protocol.operations import ListDelayed, RecallDelayed
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import TYPE_BITS
+from txmq.protocol.record import HEAD_BYTES, PREPARED, TYPE_BITS
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
-from txmq_broker.core.arrival import terms_of
+from txmq_broker.core.arrival import NO_TERMS, Arrival, examine, missing_marks, terms_of
 from txmq_broker.core.batches import Batches
 from txmq_broker.core.clients import producer_group_fault
-from txmq_broker.core.ingest import Ingest, Stored
+from txmq_broker.core.identity import host_bits
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.topics import Topic, config_for_group, queues_to_write
 from txmq_broker.parts import Parts
 from txmq_broker.store.delay_store import Unstored
+from txmq_broker.store.half_store import NewHalf, RecentDecision
+from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
+from txmq_broker.store.queue_store import NewRecord
 
 __all__ = ["SendHandlers"]
 
+_CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+"""The flags of a message that its client decides."""
+_length: Final = Struct(">H").pack
+_NOT_JUDGED: Final[dict[str, str]] = {}
+
 
 class SendHandlers:
-    """Stores messages from producers."""
+    """Stores what producers send, and lists and recalls delayed messages.
+
+    Requests that follow each other are a run, and a single request is a run of one. A run is
+    checked from its beginning to the first request that needs a step of its own; nothing changes
+    before all of these requests are checked. Then the store stages their records at once.
+    """
 
     def __init__(self, parts: Parts) -> None:
-        self._identity = parts.identity
+        self._store = parts.store
         self._topics = parts.topics
         self._groups = parts.groups
         self._schedule = parts.schedule
+        self._transactions = parts.transactions
+        self._halves = parts.transactions.halves
+        self._clients = parts.clients
+        self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._entropy = parts.entropy
         self._create_topics = parts.create_topics
+        self._broker = parts.identity.name
+        self._cluster = parts.identity.cluster_property
+        self._new_key = parts.identity.unique_id
+        self._body_max = parts.identity.message_size_max
+        self._store_host = parts.identity.store_host
         self._store_host_hex = parts.identity.store_host.hex().upper().encode()
-        self._ingest = Ingest(
-            parts.store,
-            parts.topics,
-            parts.coordinator,
-            parts.clients,
-            parts.admission,
-            parts.identity,
-        )
         self._batches = Batches(parts.store, parts.identity)
 
     def table(self) -> dict[int, Handler]:
@@ -57,35 +85,10 @@ class SendHandlers:
             RequestCode.SEND_MESSAGE: self.send,
             RequestCode.SEND_MESSAGE_V2: RunHandler(self.send, self.send_run),
             RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.RECALL_MESSAGE: self.recall,
+            RequestCode.LIST_DELAYED: self.list_waiting,
+            RequestCode.RECALL_DELAYED: self.recall_by_hand,
         }
-
-    def send_run(self, connection: Connection, requests: Sequence[Command]) -> int:
-        """310: store the messages at the beginning of a run that need no step of their own.
-
-        Returns:
-            How many these are; the next one needs :meth:`send`.
-        """
-        flusher = self._flusher
-        now_ms = flusher.turn_ms_of_run()
-        if not now_ms:
-            return 0
-        sender = connection, connection.born_host
-        stored = self._ingest.stage(requests, sender, now_ms, flusher.turn_end)
-        self._reply(connection, requests, stored)
-        return len(stored)
-
-    def _reply(
-        self, connection: Connection, requests: Sequence[Command], stored: Sequence[Stored]
-    ) -> None:
-        """Answer the requests at the beginning of a run once their messages are durable."""
-        host, sent_one = self._store_host_hex, templates.sent_one
-        answered: list[Command] = []
-        answers: list[bytes] = []
-        for request, (position, number, offset, unique) in zip(requests, stored, strict=False):
-            if not request.flag & ONEWAY:
-                answered.append(request)
-                answers.append(sent_one(request, host, position, number, offset, unique))
-        self._flusher.follow(connection, answered, answers)
 
     def send(self, connection: Connection, request: Command) -> None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
@@ -99,6 +102,139 @@ class SendHandlers:
         if not self.send_run(connection, [request]):
             self._send_alone(connection, request, header)
 
+    def send_run(  # noqa: C901, PLR0912, PLR0915  the hot path: a call would cost every message
+        self, connection: Connection, requests: Sequence[Command], cleared: Topic | None = None
+    ) -> int:
+        """310: store the messages at the beginning of a run, and answer once they are durable.
+
+        It stops at a request that is refused, needs a new topic, gives up a message for a consumer,
+        lets the broker choose the queue, is a batch, is delayed, or repeats a half message. It also
+        stops at a half message whose properties lack the mark or the group.
+
+        Args:
+            connection: Their connection.
+            requests: The requests, with their headers decoded.
+            cleared: The topic of a single request that has passed :meth:`_send_alone`, which
+                checked the topic, the delay, and whether the half message is a repetition.
+
+        Returns:
+            How many requests it took; the next one needs :meth:`send`.
+        """
+        flusher = self._flusher
+        now_ms = flusher.turn_ms_of_run()
+        if not now_ms:
+            return 0
+        position_max = flusher.turn_end
+        sendable, cluster, new_key = self._topics.sendable, self._cluster, self._new_key
+        store_host, body_max = self._store_host, self._body_max
+        born_host = connection.born_host
+        v6_bits = host_bits(born_host, store_host)
+        head_bytes = HEAD_BYTES - 16 + len(born_host) + len(store_host)
+        halves, room = self._halves, -1
+        position = self._store.log.next_position
+        new: list[NewRecord] = []
+        new_halves: list[NewHalf] = []
+        uniques: list[str] = []
+        puts: list[tuple[Topic, int]] = []
+        keys: set[int] = set()
+        topic_name = group_name = ""
+        origin: str | None = None
+        topic = cleared
+        judged: dict[str, str] | None = _NOT_JUDGED
+        terms = NO_TERMS
+        for request in requests:
+            header = request.ext
+            if not isinstance(header, SendMessage):
+                break
+            if header.topic != topic_name or topic is None:
+                topic = cleared or sendable.get(header.topic)
+                if topic is None:
+                    break
+                topic_name, queues, patterns = header.topic, topic.queues, topic.patterns
+                name_field, key_seed = topic.name_field, topic.key_seed
+            group = header.producer_group
+            if group != group_name:
+                if len(group) > GROUP_CHARS_MAX or not group.isprintable():
+                    break
+                group_name, origin = group, None
+            number, body = header.queue_id, request.body
+            if (
+                not 0 <= number < len(queues)
+                or not 0 < len(body) <= body_max
+                or header.batch
+                or position > position_max
+            ):
+                break
+            queue = queues[number]
+            try:
+                data, unique, tags_code, hashes, special = examine(
+                    header.properties or "", cluster, key_seed, new_key, patterns
+                )
+            except MessageIllegal:
+                break
+            sys_flag = header.sys_flag & _CLIENTS_BITS | v6_bits
+            half_queue = None
+            if special is not None or sys_flag & TYPE_BITS:
+                if special is not judged:  # Messages of one pattern share theirs.
+                    judged, terms = special, terms_of(special)
+                if sys_flag & TYPE_BITS or terms.is_marked:
+                    if room < 0:
+                        table, opening = halves.pending.table, halves.opening
+                        recent, older = halves.recent, halves.older
+                        room = self._room_for_halves()
+                    key = hash(unique) & KEY_MASK  # transaction_key inlined.
+                    if (
+                        sys_flag & TYPE_BITS not in (0, PREPARED)
+                        or not (terms.group or cleared)
+                        or terms.is_delayed
+                        or not room
+                        or len(data) > PROPERTIES_OF_HALF_MAX
+                        or topic_name.startswith((RETRY, DLQ))
+                        or key in table
+                        or key in opening
+                        or key in keys
+                        or (cleared is None and (key in recent or key in older))
+                    ):
+                        break
+                    sys_flag |= PREPARED
+                    half_queue = halves.half_queue
+                    if origin is None:
+                        origin = self._clients.producer_id(group, connection)
+                    owner = terms.group or group
+                    new_halves.append((len(new), key, owner, origin, terms.immunity_s))
+                    keys.add(key)
+                    room -= 1
+                elif terms.is_delayed and cleared is None:
+                    break
+            postmark = (
+                sys_flag, header.born_timestamp, born_host, now_ms, store_host,
+                header.reconsume_times or 0, 0,
+            )  # fmt: skip
+            # tail_of inlined.
+            tail = name_field + _length(len(data)) + data
+            new.append((queue, postmark, header.flag, body, tail, tags_code, hashes, half_queue))
+            uniques.append(unique)
+            position += head_bytes + len(body) + len(tail)
+            if half_queue is None:
+                puts.append((topic, len(body)))
+        if not new:
+            return 0
+        places = self._store.stage(new, new_halves)
+        self._transactions.tally.prepared += len(new_halves)
+        for topic, size in puts:
+            topic.put_count += 1
+            topic.put_bytes += size
+        host, sent_one = self._store_host_hex, templates.sent_one
+        answered: list[Command] = []
+        answers: list[bytes] = []
+        for request, record, place, unique in zip(requests, new, places, uniques, strict=False):
+            if not request.flag & ONEWAY:
+                answered.append(request)
+                number, offset, position = record[0].number, place[0], place[1]
+                answers.append(sent_one(request, host, position, number, offset, unique))
+        flusher.follow(connection, answered, answers)
+        return len(new)
+
     def _send_alone(self, connection: Connection, request: Command, header: SendMessage) -> None:
         """Refuse a request, or take the step that it needs before it can be stored."""
         now_ms, body = self._flusher.turn_ms(), request.body
@@ -110,51 +246,118 @@ class SendHandlers:
             header.queue_id = self._entropy.below(queues_to_write(topic))
         elif header.queue_id >= len(topic.queues):
             raise InternalError(f"topic {topic.name} has no queue {header.queue_id}")
-        body_max = self._identity.message_size_max
+        body_max = self._body_max
         if not 0 < len(body) <= body_max:
             raise MessageIllegal(f"a body has from 1 to {body_max} bytes, not {len(body)}")
-        postmark = self._ingest.postmark_of(header, connection.born_host, now_ms)
+        # What all records of this request share.
+        postmark = (
+            header.sys_flag & _CLIENTS_BITS | host_bits(connection.born_host, self._store_host),
+            header.born_timestamp, connection.born_host, now_ms, self._store_host,
+            header.reconsume_times or 0, 0,
+        )  # fmt: skip
         if header.batch:
             batch = self._batches.stage(request, header, topic, postmark)
             ids = self._offset_ids(batch.positions)
-            answer = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
-            self._follow(connection, request, answer)
+            reply = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
+            self._follow(connection, request, reply)
             return
-        arrival = self._ingest.arrival_of(header, topic)
-        special = arrival[-1]
+        arrival = examine(
+            header.properties or "", self._cluster, topic.key_seed, self._new_key, topic.patterns
+        )
+        data, unique, _, _, special = arrival
         if header.sys_flag & TYPE_BITS or terms_of(special).is_marked:
-            earlier = self._ingest.clear_half(header, topic, body, arrival)
+            earlier = self._clear_half(header, topic, body, arrival)
             if earlier is not None:
-                known = earlier.position, header.queue_id, earlier.offset, arrival[1]
-                self._reply(connection, [request], [known])
+                number, offset, position = header.queue_id, earlier.offset, earlier.position
+                host = self._store_host_hex
+                reply = templates.sent_one(request, host, position, number, offset, unique)
+                self._follow(connection, request, reply)
                 return
         elif special is not None:
             wall_ms = self._clock.wall_ms()
             due_time = self._schedule.due_time_in(special, wall_ms)
             if due_time is not None:
-                message = Unstored(postmark, header.flag, body, arrival[0])
-                number, unique = header.queue_id, arrival[1]
+                message = Unstored(postmark, header.flag, body, data)
+                number = header.queue_id
                 offset, position = self._schedule.put(topic, number, message, due_time, wall_ms)
                 handle = recall.encode(
-                    RecallHandle(topic.name, self._identity.name, due_time.due_ms, unique)
+                    RecallHandle(topic.name, self._broker, due_time.due_ms, unique)
                 )
                 offset_id = b"%b%016X" % (self._store_host_hex, position)
-                answer = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
-                self._follow(connection, request, answer)
+                reply = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
+                self._follow(connection, request, reply)
                 return
-        sender = connection, connection.born_host
-        stored = self._ingest.stage([request], sender, now_ms, self._flusher.turn_end, topic)
-        assert stored, "a request was not refused and cannot be stored"
-        self._reply(connection, [request], stored)
+        taken = self.send_run(connection, [request], topic)
+        assert taken, "a request was not refused and cannot be stored"
 
-    def _follow(self, connection: Connection, request: Command, answer: bytes) -> None:
+    def _follow(self, connection: Connection, request: Command, reply: bytes) -> None:
         if not request.flag & ONEWAY:
-            self._flusher.follow(connection, [request], [answer])
+            self._flusher.follow(connection, [request], [reply])
 
     def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.
         host = self._store_host_hex
         return host + hexlify(positions, ",", 8).upper().replace(b",", b"," + host)
+
+    def _clear_half(
+        self, header: SendMessage, topic: Topic, body: bytes, arrival: Arrival
+    ) -> Half | RecentDecision | None:
+        """Make a half message ready for :meth:`send_run`, or find the earlier one with its id.
+
+        Afterwards its properties contain the mark and the group, even if only the header did.
+
+        Raises:
+            MessageIllegal: It cannot be a half message, or its id belongs to another message.
+            NoPermission: Its topic takes none.
+            ServiceUnavailable: Half messages are refused now.
+            BrokerBusy: The limit of open transactions is reached.
+        """
+        if header.sys_flag & TYPE_BITS not in (0, PREPARED):
+            raise MessageIllegal("a message cannot be sent as committed or rolled back")
+        if topic.name.startswith((RETRY, DLQ)):
+            raise NoPermission(f"half messages cannot go to {topic.name}")
+        self._admission.check_halves()
+        marks = missing_marks(arrival, header.producer_group)
+        header.properties = properties.join(header.properties or "", marks)
+        unique = arrival[1]
+        known = self._known(transaction_key(unique), topic, unique, body)
+        if known is None and not self._room_for_halves():
+            most = self._transactions.settings.pending_max
+            self._transactions.tally.refused += 1
+            raise BrokerBusy(
+                f"{most} transactions are open, which is the limit; this one was not prepared; "
+                "decide some, or raise transaction.pending_max"
+            )
+        return known
+
+    def _room_for_halves(self) -> int:
+        """The number of half messages that may come now."""
+        if self._admission.half_reasons:
+            return 0
+        halves = self._halves
+        known = len(halves.pending.table) + len(halves.opening)
+        return max(0, self._transactions.settings.pending_max - known)
+
+    def _known(
+        self, key: int, topic: Topic, unique: str, body: bytes
+    ) -> Half | RecentDecision | None:
+        halves = self._halves
+        opening = halves.opening.get(key)
+        known: Half | RecentDecision | None
+        if opening is not None:
+            known = halves.pending.unpack(opening)
+        else:
+            known = halves.pending.find(key) or halves.find_done(key)
+        if known is None:
+            return None
+        if isinstance(known, Half) and known.queue.topic != topic.name:
+            raise MessageIllegal(f"the id {unique} belongs to a transaction of another topic")
+        # A half message cannot be read before it is written.
+        sent = halves.sent_at(known.position) if opening is None else None
+        if sent is not None and sent != (unique, topic.name, body):
+            raise MessageIllegal(f"the id {unique} belongs to another transaction")
+        self._transactions.tally.repeated += 1
+        return known
 
     def _missing_or_closed(self, header: SendMessage) -> Topic:
         """A topic that does not exist yet, or that needs further checks."""
@@ -204,3 +407,38 @@ class SendHandlers:
             self._create_topics([config_for_group(name, queues)])
             found = self._topics.get(name)
         return found
+
+    # Delayed messages
+
+    def list_waiting(self, _: Connection, request: Command) -> bytes:
+        """7721: messages that wait for their time, in order of their times, a page at a time."""
+        page = self._schedule.page(self._broker, request.read(ListDelayed))
+        return answer(request, body=page.write())
+
+    def recall_by_hand(self, connection: Connection, request: Command) -> None:
+        """7722: an operator recalls a delayed message, which the audit keeps with the reason."""
+        header = request.read(RecallDelayed)
+        if not header.operator.strip() or not header.reason.strip():
+            raise InvalidParameter("operator and reason must not be empty")
+        self._recall(connection, request, header.topic, header.recall_handle)
+
+    def recall(self, connection: Connection, request: Command) -> None:
+        """370: recall a delayed message; the answer comes once the recall is durable."""
+        header = request.read(RecallMessage)
+        self._recall(connection, request, header.topic, header.recall_handle)
+
+    def _recall(self, connection: Connection, request: Command, topic: str, text: str) -> None:
+        self._topics.get(topic)
+        handle = recall.decode(text)
+        if handle.topic != topic or handle.broker != self._broker:
+            raise IllegalOperation(
+                f"the handle is for {handle.topic} at {handle.broker}, not for {topic} here"
+            )
+        found = self._schedule.find(handle.topic, handle.message_id)
+        now_ms = self._flusher.turn_ms()
+        host = self._store_host
+        flags = host_bits(host, host)
+        self._schedule.recall(found, (flags, now_ms, host, now_ms, host, 0, 0))
+        if not request.is_oneway:
+            recalled = answer(request, 0, RecallAnswer(handle.message_id))
+            self._flusher.follow(connection, [request], [recalled])

@@ -23,7 +23,7 @@ from txmq.security.tls import load_tls
 from txmq.settings.loading import Alias, OneValue, Unused, kinds_of, rebuild
 from txmq.settings.values import convert
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES, milliseconds, percent
+from txmq_broker.core.rocketmq_settings import NAMES, milliseconds, percent
 from txmq_broker.parts import Parts
 
 __all__ = ["SettingHandlers"]
@@ -67,7 +67,7 @@ _CHANGEABLE: Final[Mapping[str, Alias]] = {
 
 
 _OF_MACHINE: Final = frozenset(("brokerIP1", "listenPort", "namesrvAddr", "useTLS"))
-"""Settings whose values the broker finds out when it starts."""
+"""Settings whose values the broker determines when it starts."""
 
 
 class SettingHandlers:
@@ -91,16 +91,14 @@ class SettingHandlers:
             RequestCode.SHOW_SETTINGS: self.show_sources,
         }
 
-    def show(self, connection: Connection, request: Command) -> bytes:
+    def show(self, _: Connection, request: Command) -> bytes:
         """26: all settings that have a name in RocketMQ."""
-        del connection
         version = msgspec.json.encode(self._version).decode()
         body = java.dumps(self._all())
         return answer(request, 0, BrokerConfigAnswer(version), body=body)
 
-    def show_sources(self, connection: Connection, request: Command) -> bytes:
+    def show_sources(self, _: Connection, request: Command) -> bytes:
         """7723: the settings of 26 with their defaults, and where their values come from."""
-        del connection
         values, started = self._all(), self._all(self._started_with)
         defaults = self._all(BrokerSettings())
         entries: list[SettingEntry] = []

@@ -75,9 +75,8 @@ class StatisticsReads:
 
     # 28
 
-    def runtime(self, connection: Connection, request: Command) -> bytes:
+    def runtime(self, _: Connection, request: Command) -> bytes:
         """28: all figures that a monitoring page shows."""
-        del connection
         self._statistics.count_puts(self._topics)
         table = {
             "brokerVersionDesc": VERSION_NAME,
@@ -168,9 +167,8 @@ class StatisticsReads:
 
     # 315
 
-    def counter(self, connection: Connection, request: Command) -> bytes:
+    def counter(self, _: Connection, request: Command) -> bytes:
         """315: one counter over a minute, an hour and a day."""
-        del connection
         header = request.read(StatsQuery)
         name, key = header.stats_name, header.stats_key
         self._statistics.count_puts(self._topics)
@@ -200,7 +198,7 @@ class StatisticsHandlers(StatisticsReads):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._coordinator = parts.coordinator
+        self._tally = parts.transactions.tally
         self._retain = parts.delete_old_files
 
     def table(self) -> dict[int, Handler]:
@@ -215,8 +213,8 @@ class StatisticsHandlers(StatisticsReads):
         return self._transactions() | self._delays()
 
     def _transactions(self) -> dict[str, str]:
-        coordinator, pending = self._coordinator, self._store.halves.pending
-        counts = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        pending = self._store.halves.pending
+        counts = asdict(self._tally) | {"open": len(pending), "parked_now": pending.parked}
         return {camel(f"transactions_{name}"): str(value) for name, value in counts.items()}
 
     def _delays(self) -> dict[str, str]:
@@ -229,23 +227,20 @@ class StatisticsHandlers(StatisticsReads):
 
     # 306, 316, 329
 
-    def clean_queues(self, connection: Connection, request: Command) -> bytes:
+    def clean_queues(self, _: Connection, request: Command) -> bytes:
         """306: no effect here, because queue entries are deleted with their messages."""
-        del connection
         return answer(request)
 
-    def clean_topics(self, connection: Connection, request: Command) -> bytes:
+    def clean_topics(self, _: Connection, request: Command) -> bytes:
         """316: delete what late commits leave of deleted topics: offsets and counters."""
-        del connection
         for topic in self._offsets.topics():
             if self._topics.by_name.get(topic) is None:
                 self._offsets.forget_topic(topic)
                 self._statistics.forget_topic(topic)
         return answer(request)
 
-    def clean_log(self, connection: Connection, request: Command) -> bytes:
+    def clean_log(self, _: Connection, request: Command) -> bytes:
         """329: delete old files of the log now, at any time of day."""
-        del connection
         self._retain()
         return answer(request)
 

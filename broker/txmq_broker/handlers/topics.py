@@ -12,9 +12,9 @@ from txmq.protocol.headers import TopicHeader, TopicSettings
 from txmq.protocol.topics import topics_of_brokers
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.core.topics import TopicCensus
 from txmq_broker.parts import Parts, ReadParts
 from txmq_broker.services.slices import LongAnswers, Steps, table_answer
-from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["TopicHandlers", "TopicReads"]
 
@@ -57,15 +57,13 @@ class TopicReads:
         counts = TopicCounts(self._census.topics, len(self._census.dead), dead)
         return answer(request, body=counts.write())
 
-    def one(self, connection: Connection, request: Command) -> bytes:
+    def one(self, _: Connection, request: Command) -> bytes:
         """351: one topic's settings."""
-        del connection
         topic = self._topics.get(request.read(TopicHeader).topic)
         return answer(request, body=msgspec.json.encode(topic.config))
 
-    def system(self, connection: Connection, request: Command) -> bytes:
+    def system(self, _: Connection, request: Command) -> bytes:
         """305: the broker's system topics."""
-        del connection
         names = sorted(topic.name for topic in self._topics if self._topics.is_system(topic.name))
         return answer(request, body=TopicNames(names).write())
 
@@ -87,9 +85,8 @@ class TopicHandlers(TopicReads):
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
         }
 
-    def put(self, connection: Connection, request: Command) -> bytes:
+    def put(self, _: Connection, request: Command) -> bytes:
         """17: create a topic, or change its queues and permissions."""
-        del connection
         header = request.read(TopicSettings)
         if self._topics.is_system(header.topic):
             raise InternalError(f"the topic {header.topic} is the broker's own")
@@ -106,9 +103,8 @@ class TopicHandlers(TopicReads):
         self._topics_changed()
         return answer(request)
 
-    def delete(self, connection: Connection, request: Command) -> bytes:
+    def delete(self, _: Connection, request: Command) -> bytes:
         """215: delete a topic, its messages and all offsets in it."""
-        del connection
         name = request.read(TopicHeader).topic
         if self._topics.is_system(name):
             raise InternalError(f"the topic {name} is the broker's own")

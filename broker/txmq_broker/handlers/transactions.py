@@ -1,4 +1,4 @@
-"""37, 323, and of txmq 7701 to 7704 and 7709: transactions end; operators list and decide them."""
+"""37, 323, and of txmq 7701 to 7704, 7709, 7711: ENDs; operators list and decide transactions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import suppress
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
+
+from msgspec.structs import replace
 
 from txmq.errors import (
     CorruptRecord,
@@ -31,20 +33,22 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.operations import (
     RECHECK_REASON_BYTES_MAX,
+    CheckEntry,
+    DecisionEntry,
     RecheckedTransactions,
+    RecheckEntry,
     RecheckTransaction,
     RecheckTransactions,
+    TransactionHistory,
 )
-from txmq.protocol.record import offset_id as record_place
-from txmq.protocol.record import position_in
-from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
+from txmq.protocol.record import host_text, offset_id, position_in
+from txmq.protocol.span import REASON_BYTES_MAX, DecisionKind, DecisionSource
 from txmq.protocol.templates import done, done_all
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
 from txmq_broker.access.audit import account_of
 from txmq_broker.core.check_history import RecheckNote
-from txmq_broker.core.coordinator import TransactionStatus
-from txmq_broker.core.transaction import Event, State
+from txmq_broker.core.transactions import Event, State, TransactionStatus
 from txmq_broker.parts import Parts
 from txmq_broker.store.pending_transactions import Half, transaction_key
 
@@ -65,17 +69,25 @@ _RECHECKED_MAX: Final = 2_000
 """Transactions that one request checks again: other requests wait for it."""
 
 
+_STATES: Final = {
+    DecisionKind.COMMITTED: State.COMMITTED,
+    DecisionKind.ROLLED_BACK: State.ROLLED_BACK,
+    DecisionKind.PARKED: State.PARKED,
+}
+
+
 class TransactionHandlers:
-    """Ends transactions, and lists open ones."""
+    """Ends transactions, lists open ones, and shows everything known about one."""
 
     def __init__(self, parts: Parts) -> None:
-        self._coordinator = parts.coordinator
+        self._transactions = parts.transactions
         self._checker = parts.checker
+        self._clients = parts.clients
         self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._store_host = parts.identity.store_host
-        self._pending = parts.coordinator.halves.pending
+        self._pending = parts.transactions.halves.pending
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -84,6 +96,7 @@ class TransactionHandlers:
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
             RequestCode.LIST_TRANSACTIONS: self.list_open,
             RequestCode.SHOW_TRANSACTION: self.show,
+            RequestCode.SHOW_TRANSACTION_HISTORY: self.history,
             RequestCode.DECIDE_TRANSACTION: self.decide,
             RequestCode.RECHECK_TRANSACTION: self.recheck,
             RequestCode.RECHECK_TRANSACTIONS: self.recheck_all,
@@ -92,7 +105,7 @@ class TransactionHandlers:
     # Producers
 
     def end_run(self, connection: Connection, requests: list[Command]) -> int:
-        """37: serve the ENDs at the beginning of a run that open transactions simply follow.
+        """37: decide the open transactions that the ENDs at the beginning of a run name.
 
         Returns:
             How many these are; the next one needs :meth:`end`.
@@ -110,7 +123,7 @@ class TransactionHandlers:
             ]  # fmt: skip
         except (ServiceUnavailable, RemoteProtocolError):
             return 0
-        count = self._coordinator.end(ends, now_ms)
+        count = self._transactions.end(ends, now_ms)
         answered = [request for request in requests[:count] if not request.flag & ONEWAY]
         self._flusher.follow(connection, answered, done_all(answered))
         return count
@@ -126,7 +139,7 @@ class TransactionHandlers:
                 raise InvalidParameter(
                     f"commitOrRollback must be 8, 12 or 0, not {header.commit_or_rollback}"
                 )
-            found = self._coordinator.find(header)
+            found = self._transactions.find(header)
             if header.from_transaction_check and found.half is not None:
                 self._checker.note_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
@@ -135,7 +148,7 @@ class TransactionHandlers:
         source = _CHECK if header.from_transaction_check else _PRODUCER
 
         def decide(now_ms: int) -> None:
-            self._coordinator.decide(self._coordinator.find(header), event, source, now_ms)
+            self._transactions.decide(self._transactions.find(header), event, source, now_ms)
 
         self._decide(connection, request, decide)
         return None
@@ -143,12 +156,12 @@ class TransactionHandlers:
     def _decide(
         self, connection: Connection, request: Command, decide: Callable[[int], None]
     ) -> None:
-        """Decide one transaction at a time; a refusal waits until the earlier decision is durable.
+        """Decide one transaction; a conflict is reported once the earlier decision is durable.
 
         Args:
             connection: The connection of the request.
             request: The request.
-            decide: Looks the transaction up, and stages the decision with this time stamp.
+            decide: Finds the transaction, and stages the decision with the given time stamp.
         """
         if self._admission.reasons:
             self._admission.check_decisions()
@@ -224,24 +237,22 @@ class TransactionHandlers:
 
         def decide(now_ms: int) -> None:
             found = self._named(header.transaction_id)
-            self._coordinator.decide(found, event, _OPERATOR, now_ms, reason)
+            self._transactions.decide(found, event, _OPERATOR, now_ms, reason)
 
         self._decide(connection, request, decide)
         return None
 
-    def show(self, connection: Connection, request: Command) -> bytes:
+    def show(self, _: Connection, request: Command) -> bytes:
         """7702: an open transaction, with its half message as sent."""
-        del connection
         key = self._named(request.read(NamedTransaction).transaction_id).key
         half = self._pending.find(key)
         assert half is not None
-        record = self._coordinator.halves.record_of(half)
+        record = self._transactions.halves.record_of(half)
         shown = self._described(key, half).write().decode()
         return answer(request, 0, {"transaction": shown}, body=records.pack(record))
 
-    def list_open(self, connection: Connection, request: Command) -> bytes:
+    def list_open(self, _: Connection, request: Command) -> bytes:
         """7701: open transactions, oldest first, a page at a time."""
-        del connection
         header = request.read(ListTransactions)
         page = self._page(header, max(1, min(header.count, _LISTED_MAX)))
         body = OpenTransactions(
@@ -284,28 +295,99 @@ class TransactionHandlers:
                 yield key, half
 
     def _described(self, key: int, half: Half) -> TransactionEntry:
-        unique = keys = ""
-        offset_id, stored_ms = record_place(self._store_host, half.position), 0
         # A damaged half message is listed with the known fields, and hides no other.
+        record = None
         with suppress(CorruptRecord):
-            record = self._coordinator.halves.record_of(half)
-            unique = properties.find(record.properties, properties.UNIQUE_KEY) or ""
-            keys = properties.find(record.properties, properties.KEYS) or ""
-            offset_id, stored_ms = record.offset_id, record.stored_ms
+            record = self._transactions.halves.record_of(half)
+        return self._entry(key, half, State.PARKED if half.is_parked else State.PREPARED, record)
+
+    def _entry(
+        self, key: int, half: Half, state: State, record: records.Record | None
+    ) -> TransactionEntry:
+        text = "" if record is None else record.properties
         return TransactionEntry(
-            transaction_id=unique,
-            state=(State.PARKED if half.is_parked else State.PREPARED).value,
+            transaction_id=properties.find(text, properties.UNIQUE_KEY) or "",
+            state=state.value,
             producer_group=half.group,
             topic=half.queue.topic,
             queue_id=half.queue.number,
             half_offset=half.offset,
             commit_log_offset=half.position,
-            offset_msg_id=offset_id,
-            keys=keys,
-            stored_ms=stored_ms,
+            offset_msg_id=offset_id(
+                self._store_host if record is None else record.store_host, half.position
+            ),
+            keys=properties.find(text, properties.KEYS) or "",
+            stored_ms=0 if record is None else record.stored_ms,
             checks=half.checks,
             client_id=half.origin,
-            is_being_decided=key in self._coordinator.halves.closing,
+            is_being_decided=key in self._transactions.halves.closing,
+        )
+
+    def history(self, _: Connection, request: Command) -> bytes:
+        """7711: a transaction, open or decided: its half message, checks and decisions."""
+        name = request.read(NamedTransaction).transaction_id
+        halves = self._transactions.halves
+        key, half = self._known(name)
+        pending = self._pending.find(key)
+        is_open = pending is not None and pending.offset == half.offset
+        if is_open and pending is not None:
+            half = pending
+        record = halves.record_of(half)
+        decisions: list[DecisionEntry] = []
+        state = State.PREPARED
+        if not is_open or half.is_parked:
+            for position, marker in halves.markers_of(half):
+                state = _STATES[marker.kind]
+                place = offset_id(record.store_host, position) if marker.queue_offset >= 0 else ""
+                decisions.append(
+                    DecisionEntry(
+                        kind=marker.kind.name.lower(),
+                        source=marker.source.name.lower(),
+                        at_ms=marker.decided_ms,
+                        reason=marker.reason,
+                        offset_msg_id=place,
+                    )
+                )
+        outlook = self._checker.outlook(key, half if is_open else None)
+        history = TransactionHistory(
+            transaction=replace(
+                self._entry(key, half, state, record),
+                client_id=half.origin or self._client_at(half.group, record.born_host),
+                is_being_decided=is_open and key in halves.closing,
+            ),
+            born_ms=record.born_ms,
+            born_host=host_text(record.born_host),
+            decisions=decisions,
+            checks=[
+                CheckEntry(
+                    note.asked_ms, note.client_id, note.address, note.answer, note.answered_ms
+                )
+                for note in outlook.checks
+            ],
+            check_max=self._checker.check_max,
+            next_check_ms=outlook.next_ms,
+            waits_for_producer=outlook.waits_for_producer,
+            producers=len(self._clients.producers(half.group)),
+            rechecks=[
+                RecheckEntry(note.at_ms, note.operator, note.account, note.address, note.reason)
+                for note in self._checker.history.rechecks_of(key)
+            ],
+        )
+        shown = history.write().decode()
+        return answer(request, 0, {"history": shown}, body=records.pack(record))
+
+    def _client_at(self, group: str, born_host: bytes) -> str:
+        """The client that sent a half message, if its connection is still open; the log has only
+        the address.
+        """
+        members = self._clients.producer_groups.get(group, {})
+        return next(
+            (
+                member.client_id
+                for connection, member in members.items()
+                if connection.born_host == born_host
+            ),
+            "",
         )
 
     def _named(self, name: str) -> TransactionStatus:
@@ -313,8 +395,8 @@ class TransactionHandlers:
 
         It is open until its decision is durable: before, a power cut may take the decision back.
         """
-        coordinator = self._coordinator
-        found = coordinator.find_by_key(transaction_key(name))
+        transactions = self._transactions
+        found = transactions.find_by_key(transaction_key(name))
         if found is None:
             found = self._with_offset_id(name)
         if found is None:
@@ -326,9 +408,31 @@ class TransactionHandlers:
             position = position_in(name)
         except RemoteProtocolError:
             return None
-        sent = self._coordinator.halves.sent_at(position)
+        sent = self._transactions.halves.sent_at(position)
         if sent is not None:
-            return self._coordinator.find_by_key(transaction_key(sent.unique))
-        # It may be damaged; its transaction is open all the same.
+            return self._transactions.find_by_key(transaction_key(sent.unique))
+        # It may be damaged; its transaction is open nevertheless.
         key = self._pending.key_at(position)
-        return None if key is None else self._coordinator.find_by_key(key)
+        return None if key is None else self._transactions.find_by_key(key)
+
+    def _known(self, name: str) -> tuple[int, Half]:
+        """The transaction with this id, or whose half or visible message has this offset id.
+
+        Raises:
+            NotFound: The broker knows none.
+        """
+        halves = self._transactions.halves
+        key = transaction_key(name)
+        half = halves.pending.find(key)
+        if half is not None:
+            return key, half
+        done = halves.find_done(key)
+        found = None if done is None else halves.half_of(done.offset, done.position)
+        if found is None:
+            try:
+                found = halves.half_behind(position_in(name))
+            except RemoteProtocolError:
+                found = None
+        if found is None:
+            raise NotFound(f"no transaction {name} is known")
+        return transaction_key(found[1]), found[0]

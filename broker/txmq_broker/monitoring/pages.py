@@ -1,7 +1,7 @@
 """The pages for monitoring programs.
 
-A page of metrics is built in slices, so that requests are served in between. While one is built,
-all who ask for metrics wait for the same one.
+A page of metrics is built in slices, so that requests are served in between. Concurrent requests
+for metrics share one page.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MonitoringPages:
         if self._building is None:
             self._building = asyncio.create_task(self._build(), name="metrics")
             self._building.add_done_callback(self._built)
-        # One reader that leaves does not end the page of the others.
+        # Shielded: a reader that leaves must not cancel the page of the others.
         return HttpPage(await asyncio.shield(self._building), content_type=METRICS_TYPE)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class MonitoringPages:
         except Exception:
             if broker is None or (self._process.broker is broker and broker.parts.is_open()):
                 raise
-            # It closed its files while they were read. The second time they are left out.
+            # The broker closed its files during the reading; this time they are left out.
             points = await self._points(pause)
         texts = []
         for name, row in METRICS.items():

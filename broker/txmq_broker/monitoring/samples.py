@@ -1,7 +1,7 @@
 """Reads the samples of all metrics from the parts of a broker or a follower.
 
-Nothing here is counted for metrics alone, except the durations: the broker keeps these figures for
-its own use, and a scrape reads them.
+Only the durations are measured for metrics alone. The broker keeps all other figures for its own
+use, and a scrape reads them.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class ProcessSamples:
         self._oldest = -1, 0
         """The position of the oldest half message that waits, and the time when it was stored."""
         self._unread: dict[tuple[str, int, int], int] = {}
-        """When the first unread messages of groups were stored: they are read once."""
+        """When the first unread messages of groups were stored, so that each is read only once."""
 
     def read(self) -> Iterator[Sample | None]:
-        """All samples. The caller may pause after each; ``None`` is only a place to pause."""
+        """All samples. The caller may pause after each; ``None`` only offers a pause."""
         process, settings = self._process, self._settings
         member = settings.replication.member
         yield Sample("info", 1, (txmq.__version__, settings.cluster, settings.name, member))
@@ -117,7 +117,7 @@ class ProcessSamples:
         yield from _replication(broker, figures)
 
     def _transactions(self, broker: Broker) -> Iterator[Sample]:
-        pending, tally = broker.store.halves.pending, broker.coordinator.tally
+        pending, tally = broker.store.halves.pending, broker.transactions.tally
         yield Sample("transactions_open", len(pending))
         yield Sample("transactions_parked", pending.parked)
         yield Sample("oldest_transaction_age_seconds", self._oldest_age(broker))
@@ -183,7 +183,7 @@ def _stored_ms(broker: Broker, queue: ConsumeQueue, offset: int) -> int | None:
 
 def _messages(broker: Broker) -> Iterator[Sample | None]:
     topics = broker.topics
-    # Both at once: a topic that is deleted meanwhile counts exactly once.
+    # Read together, so that a topic that is deleted during the pauses counts exactly once.
     puts, size, known = topics.puts_forgotten, topics.bytes_forgotten, list(topics)
     named: list[Topic] = []
     dead: list[Topic] = []
@@ -279,7 +279,7 @@ def _limits(broker: Broker, figures: Mapping[str, int]) -> Iterator[Sample]:
 
 
 def _refusals(broker: Broker, figures: Mapping[str, int]) -> Iterable[tuple[str, int]]:
-    yield "transactions", broker.coordinator.tally.refused
+    yield "transactions", broker.transactions.tally.refused
     for name, value in figures.items():
         if name.endswith(_REFUSED):
             yield name.removesuffix(_REFUSED), value

@@ -1,4 +1,4 @@
-"""The process that the pages describe, and whether it would acknowledge a send now."""
+"""The process that the pages describe, and why it would not acknowledge a send now."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def _broker_objection(broker: Broker) -> str:
     if refusal is not None:
         return str(refusal)
     if not parts.is_registered():
-        return "no name server knows this broker, so that clients do not find it"
+        return "no name server knows this broker, so clients cannot find it"
     return ""

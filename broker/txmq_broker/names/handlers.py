@@ -43,11 +43,10 @@ from txmq.protocol.headers import (
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
-from txmq_broker.names.key_value_writer import KeyValueWriter
-from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
+from txmq_broker.core.topics import TopicCensus
+from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues, KeyValueWriter
 from txmq_broker.names.routes import RouteRegistry
 from txmq_broker.services.slices import LongAnswers, Steps
-from txmq_broker.services.topic_census import TopicCensus
 
 __all__ = ["NameHandlers", "NameOptions", "OptionTable", "read_registration"]
 
@@ -383,23 +382,18 @@ _TRUTHS: Final = {"true": True, "false": False}
 class OptionTable:
     """The current options, and read-only facts that are shown with them."""
 
-    def __init__(
-        self,
-        options: NameOptions,
-        save: Callable[[bytes], None],
-        data: bytes | None = None,
-    ) -> None:
-        """Start from the given options, overridden by the saved ones.
+    def __init__(self, save: Callable[[bytes], None], data: bytes | None = None) -> None:
+        """Start from the defaults, overridden by the saved options.
 
         Raises:
             InternalError: A saved value is invalid.
             RemoteProtocolError: The saved data is not a properties text.
         """
         self._save = save
-        self.current = options
+        self.current = NameOptions()
         self.facts: dict[str, object] = {}
         if data is not None:
-            self.current = replace(options, **_read(java.loads(data)))
+            self.current = replace(self.current, **_read(java.loads(data)))
 
     def text(self) -> bytes:
         """Options and facts as a properties text."""

@@ -1,9 +1,9 @@
 """The live brokers and their topics: a pure table; callers pass the time.
 
 The replicas of a broker share its name and have distinct ids; 0 is the master. A topic belongs to a
-name, so it stays while any replica of the name lives. A name and an id belong to the broker that
-registered them first, until it is gone. A master's topics are merged into the known
-ones; only a deletion or the end of its last replica removes a topic. RocketMQ's counterpart is
+broker's name, so it stays while any replica with that name lives. A name and id belong to the
+broker that registered them first, until it is gone. A master's topics are merged into the known
+ones; a topic is removed only by a deletion or with its last replica. RocketMQ's counterpart is
 ``RouteInfoManager``.
 """
 
@@ -35,7 +35,7 @@ from txmq.protocol.topics import topics_of_brokers
 __all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteRegistry"]
 
 LIFETIME_S: Final = 120.0
-"""The time after which a silent broker counts as dead, unless it registered its own."""
+"""The time after which a silent broker counts as dead, unless its registration names another."""
 
 MASTER: Final = 0
 """The id of the replica that takes writes."""
@@ -61,7 +61,7 @@ class Replica:
     seen_at: float
     lifetime_s: float
     proof: str | None = None
-    """What its registration proved to be; ``None`` for brokers that prove nothing."""
+    """The proof in its registration; ``None`` for brokers that send none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,10 +89,10 @@ class RouteRegistry:
         self._topics: dict[str, dict[str, QueueRoute]] = {}
         self._refused = 0
         self.changes = 0
-        """How often a topic or a broker came or went."""
+        """How often a topic or a broker was added or removed."""
 
     def figures(self) -> dict[str, int]:
-        """What brokers make the name server keep, and what it refused them since the start."""
+        """The registered brokers and topics, and the number of refused registrations."""
         return {
             "brokers": self._replica_count(),
             "topics": len(self._topics),

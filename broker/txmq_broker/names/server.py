@@ -19,22 +19,28 @@ from txmq.errors import (
     WriteFailed,
 )
 from txmq.protocol.command import Command
-from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
+from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.network import Network
 from txmq_broker.access.audit import AuditLog
-from txmq_broker.access.protection import Protection
-from txmq_broker.names.handlers import NameHandlers, NameOptions, OptionTable
-from txmq_broker.names.key_value_writer import KeyValueWriter
-from txmq_broker.names.key_values import KeyValues
+from txmq_broker.access.front_door import FrontDoor
+from txmq_broker.core.identity import Identity
+from txmq_broker.core.topics import Topics
+from txmq_broker.names.handlers import NameHandlers, OptionTable
+from txmq_broker.names.key_values import KeyValues, KeyValueWriter
 from txmq_broker.names.routes import Replica, RouteRegistry
+from txmq_broker.services.registrar import (
+    PERIOD_S,
+    NearRegistration,
+    RegisteredTopics,
+    registration_of,
+)
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["FILES", "NameServer"]
+__all__ = ["FILES", "NameServer", "OwnRegistration"]
 
 log = logging.getLogger(__name__)
 
@@ -56,24 +62,20 @@ class NameServer:
         clock: Clock,
         disk: Disk | None = None,
         *,
-        options: NameOptions | None = None,
         connections_max: int = 10_000,
         owner: str = "",
-        authorize: Authorize | None = None,
         audit: AuditLog | None = None,
-        protection: Protection | None = None,
-        tls: ServerTls | None = None,
+        door: FrontDoor | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
         self._disk = disk
         self._owner = owner
-        self._chosen = options or NameOptions()
         self._connections_max = connections_max
-        self._dispatch = Dispatcher({}, authorize)
+        self._dispatch = Dispatcher({}, None if door is None else door.authorize_names)
         self._audit = audit
-        self._protection = protection
-        self._tls = tls
+        self._protection = None if door is None else door.protection
+        self._tls = None if door is None else door.port_tls
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._writer: KeyValueWriter | None = None
@@ -98,7 +100,7 @@ class NameServer:
         values = self._values = KeyValues(values_data)
         self._writer = KeyValueWriter(values, self._in_thread(save_values))
         try:
-            self._options = OptionTable(self._chosen, save_options, options_data)
+            self._options = OptionTable(save_options, options_data)
         except (BrokerRefused, ProtocolError) as error:
             raise ConfigError(f"{_OPTIONS}: {error}") from error
         # A read-only fact under RocketMQ's name and in its unit.
@@ -166,7 +168,7 @@ class NameServer:
         return self._listener is not None and not self._is_closing
 
     def figures(self) -> dict[str, int]:
-        """What peers make it keep, and what it refused them since the start."""
+        """What it keeps for its peers, and what it has refused since the start."""
         assert self._listener is not None, "not started"
         assert self._values is not None, "not started"
         return self.routes.figures() | self._values.figures() | self._listener.figures()
@@ -202,7 +204,7 @@ class NameServer:
     # The disk
 
     def _kept(self, path: str) -> tuple[bytes | None, Callable[[bytes], None]]:
-        """A file's contents, and a function that replaces it; without a disk it does nothing."""
+        """The contents of a file, and a function that replaces it, if there is a disk."""
         if self._disk is None:
             return None, lambda _: None
         file = CheckedFile(self._disk, path, is_doubled=True)
@@ -230,7 +232,7 @@ class NameServer:
     def _in_thread(
         self, save: Callable[[bytes], None]
     ) -> Callable[[bytes], Awaitable[None]] | None:
-        """The same in the disk's thread; ``None`` without a disk."""
+        """A function that saves in the disk's thread; ``None`` without a disk."""
         disk = self._disk
         return None if disk is None else lambda data: disk.run_soon(partial(save, data))
 
@@ -243,3 +245,29 @@ def _log_removal(replica: Replica, reason: str) -> None:
         replica.address,
         reason,
     )
+
+
+class OwnRegistration(NearRegistration):
+    """Keeps the broker registered; the counterpart of ``Registrar`` for its own name server."""
+
+    def __init__(
+        self, identity: Identity, topics: Topics, routes: RouteRegistry, clock: Clock
+    ) -> None:
+        super().__init__()
+        self._identity = identity
+        self._topics = topics
+        self._routes = routes
+        self._clock = clock
+        self._known = RegisteredTopics()
+        self.changed()
+
+    def changed(self) -> None:
+        """Register now."""
+        registration = registration_of(self._identity)
+        for part in self._known.parts(self._topics):
+            self._routes.register(registration, part, self, self._clock.monotonic())
+
+    async def _keep_registering(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.changed()

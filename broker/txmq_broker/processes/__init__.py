@@ -1,1 +1,1 @@
-"""Several brokers of one cluster on one machine, each in a process of its own."""
+"""What a process runs: a broker, a follower, a set member, or a supervisor of several brokers."""

@@ -1,4 +1,4 @@
-"""The work of one broker's process, which a supervisor starts."""
+"""The process of one broker under a supervisor, and its registration over the line to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from txmq_broker.app import Broker
 from txmq_broker.core.identity import Identity
 from txmq_broker.core.topics import Topics
 from txmq_broker.monitoring.subject import LoneProcess, objection
-from txmq_broker.processes.parent_registration import ParentRegistration
+from txmq_broker.processes.file_limit import allow_files
 from txmq_broker.processes.plan import (
     BEAT_S,
     BrokerNotice,
@@ -35,17 +35,27 @@ from txmq_broker.processes.plan import (
     HeartbeatNotice,
     OpenedNotice,
 )
-from txmq_broker.roles.running import allow_files
 
 if TYPE_CHECKING:
     from txmq_broker.monitoring.pages import MonitoringPages
+import contextlib
+from collections.abc import Callable, Iterator
 
-__all__ = ["CANNOT_START", "CRASHED", "BrokerChild"]
+from txmq.protocol.bodies import TopicConfigs
+from txmq_broker.processes.plan import RegistrationNotice, UnregistrationNotice
+from txmq_broker.services.registrar import (
+    PAUSE_PER_TOPIC_S,
+    PERIOD_S,
+    NearRegistration,
+    registration_of,
+)
+
+__all__ = ["CANNOT_START", "CRASHED", "BrokerChild", "ParentRegistration", "registration_notices"]
 
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 10.0
-"""How much longer to wait for a directory than brokers may live after their supervisor."""
+"""Extra time to wait for a directory, after the brokers of a dead supervisor have ended."""
 LOCK_PAUSE_S: Final = 0.1
 
 DRAINED: Final = 0
@@ -68,7 +78,7 @@ class BrokerChild:
         self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
         """The settings of its broker, and what the supervisor wants from it."""
         self._orphan_s = self.plan.drain_s + KILL_GRACE_S
-        """How long it may take to end without its supervisor, even if its event loop is blocked."""
+        """The limit for its end without a supervisor, even if its event loop is blocked."""
         self._link.send(LoadedNotice(self.plan.settings.name))
         self._process = LoneProcess()
         self._pages: MonitoringPages | None = None
@@ -92,7 +102,7 @@ class BrokerChild:
             try:
                 broker = await self._open(stack)
             except StoreError as error:
-                # The other brokers go on; this one is tried again when its disk may be repaired.
+                # The other brokers continue; the supervisor tries this one again later.
                 kind, reason = "unavailable", str(error)
             except (ConfigError, TxmqError) as error:
                 reason = str(error)
@@ -174,3 +184,64 @@ def _reason_of(error: OSError, listen: str) -> str:
         return f"{listen} is taken; choose another --listen"
     text = str(error)
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else text
+
+
+TOPICS_AT_ONCE: Final = 10_000
+"""Topics in one line to the supervisor; they have up to 4 MB."""
+
+
+class ParentRegistration(NearRegistration):
+    """Keeps a broker registered with its supervisor.
+
+    Args:
+        identity: The broker.
+        topics: Its topics.
+        send: Sends a notice to the supervisor.
+    """
+
+    def __init__(
+        self, identity: Identity, topics: Topics, send: Callable[[BrokerNotice], None]
+    ) -> None:
+        super().__init__()
+        self._identity = identity
+        self._topics = topics
+        self._send = send
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        """See :meth:`Registration.start`."""
+        self._register()
+        await super().start()
+
+    def changed(self) -> None:
+        """See :meth:`Registration.changed`."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """See :meth:`Registration.stop`."""
+        await super().stop()
+        self._send(UnregistrationNotice())
+
+    async def _keep_registering(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            self._register()
+            # A flood of new topics must not have both ends encode all of them for each one.
+            await asyncio.sleep(len(self._topics) * PAUSE_PER_TOPIC_S)
+
+    def _register(self) -> None:
+        for notice in registration_notices(self._identity, self._topics):
+            self._send(notice)
+
+
+def registration_notices(identity: Identity, topics: Topics) -> Iterator[RegistrationNotice]:
+    """The registration of a broker, in parts that fit a line each."""
+    saved, who = topics.saved(), registration_of(identity)
+    table = list(saved.topic_config_table.items())
+    for start in range(0, max(len(table), 1), TOPICS_AT_ONCE):
+        part = dict(table[start : start + TOPICS_AT_ONCE])
+        is_last = start + TOPICS_AT_ONCE >= len(table)
+        yield RegistrationNotice(who, TopicConfigs(saved.data_version, part), is_last)

@@ -27,11 +27,11 @@ BROKERS_MAX: Final = len(ascii_lowercase)
 """The brokers are named by letters."""
 
 PORT_STEP: Final = 10
-"""The distance between the ports of brokers. RocketMQ's clients also use the port two below the
-one of a broker, and its tools the one above."""
+"""The distance between the ports of two brokers. RocketMQ's clients also use the port two below a
+broker's, and its tools the port above it."""
 
 NAMES_FOLDER: Final = "names"
-"""The folder in which the name server keeps the texts and options of operators."""
+"""The folder with the name server's texts and options."""
 
 _FIRST: Final = f"-{ascii_lowercase[0]}"
 _PORT_MAX: Final = 65_535
@@ -52,13 +52,13 @@ def settings_of_brokers(settings: BrokerSettings, count: int) -> list[BrokerSett
     copies = settings.replication
     if copies.coordinator or copies.role == "follower":
         raise ConfigError(
-            "--brokers starts leaders without a coordinator; start each member of a broker set by "
-            "a txmq serve of its own"
+            "--brokers starts leaders without a coordinator; start each member of a broker set "
+            "with its own txmq serve"
         )
     if copies.address:
         raise ConfigError(
-            "replication.address is one broker's; with --brokers, followers reach each broker "
-            "where clients do"
+            "replication.address belongs to one broker; with --brokers, followers reach each "
+            "broker at the address that clients use"
         )
     stem = settings.name.removesuffix(_FIRST)
     if stem == settings.name or not stem:
@@ -81,7 +81,7 @@ def _settings_of(settings: BrokerSettings, stem: str, place: int) -> BrokerSetti
 
 
 def _shifted(setting: str, address: str, place: int) -> str:
-    """The address of the broker at a place; where the system chooses the port, it chooses all."""
+    """The address of the broker at a place; port 0 stays, so that the system chooses each port."""
     port = split_address(address)[1]
     if place == 0 or port == 0:
         return address
@@ -128,7 +128,7 @@ def check_lone_directory(data: Path) -> None:
         ConfigError: It holds the directories of brokers.
     """
     found = brokers_below(data)
-    # Only a supervisor puts a lock beside the directories of its brokers.
+    # Only a supervisor puts a lock next to the directories of its brokers.
     if not found or is_broker_directory(data) or not (data / LOCK).exists():
         return
     names = ", ".join(path.name for path in found)

@@ -20,10 +20,10 @@ from txmq_broker.processes.service import BrokersService, BrokerState
 __all__ = ["BrokerPages", "BrokerProcessState", "metrics_of_brokers"]
 
 REPORT_S: Final = 5.0
-"""How long a broker may take to build its part of a page; then its last one is shown."""
+"""How long to wait for a broker's part of a page; after that its last one is shown."""
 
 SILENT_S: Final = 30.0
-"""A broker that sends no sign of life for so long blocks its event loop."""
+"""A broker that sends no heartbeat for this long counts as blocked."""
 
 _JSON_TYPE: Final = "application/json"
 
@@ -49,7 +49,7 @@ class BrokerPages:
         }
 
     async def _reports(self) -> dict[str, BrokerReport]:
-        """The reports of the brokers by name; all who ask at once wait for the same ones."""
+        """The reports of the brokers by name; concurrent requests share one reading."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read(), name="reports of brokers")
         return await asyncio.shield(self._reading)

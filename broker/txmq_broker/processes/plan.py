@@ -1,4 +1,4 @@
-"""What a supervisor passes to the process of a broker, and what the process sends back."""
+"""The messages between a supervisor and the process of a broker."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class BrokerProcessPlan(msgspec.Struct, frozen=True):
 
     settings: BrokerSettings
     accept_loss: str | None
-    """Why the broker shall start although a part of its log is missing."""
+    """Why the broker should start although a part of its log is missing."""
     has_names: bool
     """Whether the supervisor is the name server."""
     has_pages: bool
     """Whether the supervisor asks for metrics."""
     drain_s: float
-    """How long the broker may take to drain, before it is killed."""
+    """How long the broker may drain before it is killed."""
     log_form: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 

@@ -13,18 +13,22 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from txmq.errors import DirectoryInUse
-from txmq.metrics.http import HttpServer, Pages
+from txmq.errors import BrokerRefused, DirectoryInUse, LimitExceeded, NoPermission
+from txmq.metrics.http import Pages
+from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.remoting.pool import split_address
 from txmq.runtime.child_process import ChildCommand, ChildEnd
-from txmq.runtime.clock import SystemClock
+from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import LocalDisk, Lock
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
 from txmq.runtime.supervisor import ChildSlot, Supervisor, SupervisorEnd, SupervisorSettings
+from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.config import BrokerSettings
-from txmq_broker.processes.layout import check_directory, settings_of_brokers
-from txmq_broker.processes.own_names import OwnNames
+from txmq_broker.monitoring.server import serve_pages
+from txmq_broker.names.server import NameServer
+from txmq_broker.processes.file_limit import allow_files
+from txmq_broker.processes.layout import NAMES_FOLDER, check_directory, settings_of_brokers
 from txmq_broker.processes.plan import (
     DECODE_NOTICE,
     BrokerProcessPlan,
@@ -32,9 +36,8 @@ from txmq_broker.processes.plan import (
     OpenedNotice,
     RegistrationNotice,
 )
-from txmq_broker.roles.running import allow_files
 
-__all__ = ["BrokerState", "BrokersOptions", "BrokersService"]
+__all__ = ["BrokerState", "BrokersOptions", "BrokersService", "OwnNames"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ class BrokersOptions:
     """The command that runs one broker."""
     accept_loss: str | None
     drain_s: float
-    """How long a broker may take to drain, before it is killed."""
+    """How long a broker may drain before it is killed."""
     log_form: Literal["text", "json"]
     log_level: Literal["debug", "info", "warning", "error"]
 
@@ -144,11 +147,10 @@ class BrokersService:
             lock = self._lock()
             stack.callback(lock.release)
             if self.names is not None:
-                await stack.enter_async_context(self.names)
+                stack.push_async_callback(self.names.close)
                 await self.names.open()
             if pages is not None:
-                server = await stack.enter_async_context(self._server(pages))
-                log.info("metrics and health at http://%s:%d", *server.address)
+                await stack.enter_async_context(serve_pages(pages, self.settings.http_listen))
             end = await self.supervisor.run()
             if self._closing is not None:
                 await self._closing
@@ -159,16 +161,6 @@ class BrokersService:
             return LocalDisk(self.settings.data).lock()
         except BlockingIOError as error:
             raise DirectoryInUse("another txmq serve uses this directory") from error
-
-    def _server(self, pages: Pages) -> HttpServer:
-        host, port = split_address(self.settings.http_listen)
-        if not SystemNetwork().is_loopback(host):
-            log.warning(
-                "other machines may read metrics, health and settings at %s:%d without an account",
-                host,
-                port,
-            )
-        return HttpServer(pages, host, port)
 
     def stop(self) -> None:
         """Drain all brokers; clients find no routes from now on."""
@@ -245,10 +237,91 @@ class BrokersService:
             )
 
     def ended(self, end: ChildEnd) -> None:
-        """A process has ended; :meth:`died` has what matters."""
+        """A process has ended; :meth:`died` handles it."""
 
 
 def _restart_text(pause_s: float | None) -> str:
     if pause_s is None:
         return "does not start again"
     return f"starts again in {pause_s:.1f} s" if pause_s else "starts again at once"
+
+
+class OwnNames:
+    """The name server of several brokers, inside their supervisor.
+
+    Args:
+        settings: The settings that the brokers share.
+        clock: Gives the time.
+
+    Raises:
+        ConfigError: The file of accounts, or of a certificate, is invalid.
+    """
+
+    def __init__(self, settings: BrokerSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        network = SystemNetwork()
+        self._door = FrontDoor(settings.acl, settings.security, settings.tls, network)
+        self._server = NameServer(
+            network,
+            clock,
+            LocalDisk(Path(settings.data) / NAMES_FOLDER),
+            connections_max=settings.connections_max,
+            door=self._door,
+        )
+        self._stack = AsyncExitStack()
+        self._watches: list[asyncio.Task[None]] = []
+        self._parts: dict[int, dict[str, TopicConfig]] = {}
+        self._holders: dict[int, object] = {}
+        self.address = settings.names_listen
+        """The host and port it listens on."""
+        self.refusals: dict[int, str] = {}
+        """Why the last registration of a broker was refused, by its number."""
+
+    async def open(self) -> None:
+        """Load the saved files, and accept connections.
+
+        Raises:
+            StoreError: A saved file is damaged.
+            OSError: The address is taken, or does not belong to this machine.
+        """
+        await self._stack.enter_async_context(self._server)
+        self._watches = [asyncio.create_task(files.watch()) for files in self._door.files]
+        await self._server.open(*split_address(self._settings.names_listen))
+        self.address = "{}:{}".format(*self._server.address)
+
+    async def close(self) -> None:
+        """Close all connections; harmless when repeated.
+
+        It closes before the brokers drain: it would answer that no topic exists.
+        """
+        for watch in self._watches:
+            watch.cancel()
+        await self._stack.aclose()
+
+    # What brokers send
+
+    def register(self, number: int, notice: RegistrationNotice) -> None:
+        """Collect a part of a broker's topics; the last part registers it."""
+        parts = self._parts.setdefault(number, {})
+        parts |= notice.topics.topic_config_table
+        if not notice.is_last:
+            return
+        del self._parts[number]
+        offer = TopicConfigs(notice.topics.data_version, parts)
+        holder = self._holders.setdefault(number, object())
+        try:
+            self._server.routes.register(notice.broker, offer, holder, self._clock.monotonic())
+        except (BrokerRefused, LimitExceeded, NoPermission) as error:
+            if self.refusals.get(number) != str(error):
+                log.error("%s is not registered: %s", notice.broker.broker_name, error)  # noqa: TRY400
+            self.refusals[number] = str(error)
+        else:
+            self.refusals.pop(number, None)
+
+    def unregister(self, number: int) -> None:
+        """Remove the routes to a broker that drains or has died."""
+        self._parts.pop(number, None)
+        holder = self._holders.pop(number, None)
+        if holder is not None:
+            self._server.routes.disconnect(holder)

@@ -1,15 +1,16 @@
 """The coordinator in etcd, over the JSON gateway of its v3 API.
 
-A set has two keys. ``state`` holds the epoch and the in-sync set, and stays. ``leader`` is bound to
-the lease of its writer, so etcd deletes it when the lease ends. Each change is one transaction that
-compares the revision of ``state`` with the one that the member has seen. Each loss that an operator
-accepted has a key below ``losses`` as well, and each other act of an operator one below ``acts``.
+A set has two keys. ``state`` is permanent, and holds the epoch and the in-sync set. ``leader`` is
+bound to the lease of its writer, so etcd deletes it when the lease ends. Each change is one
+transaction that compares the revision of ``state`` with the one that the member has seen. Each loss
+that an operator accepted is also kept below ``losses``, and each other act of an operator below
+``acts``.
 
-Elsewhere, so that its changes wake nobody, is what the set has acknowledged, and a key with a lease
-for each member that stands for election.
+The end of what the set has acknowledged is kept in another folder, so that its changes wake no
+watcher. The same folder has a key with a lease for each member that stands for election.
 
-Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
-framing has to be parsed. Members send a request every second or two.
+Each request opens a connection and uses HTTP/1.0: the answer ends with the connection, so there is
+no framing to parse. Members send a request every second or two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -41,7 +42,7 @@ from txmq.runtime.coordinator import (
 from txmq.security.tls import ClientContext, ClientTls, reason_of
 from txmq_broker.config import etcd_address
 
-__all__ = ["ETCD_VARIABLES", "EtcdCoordinator", "EtcdTls", "EtcdUser", "etcd_coordinator"]
+__all__ = ["ETCD_VARIABLES", "EtcdCoordinator", "EtcdUser", "etcd_coordinator"]
 
 T = TypeVar("T")
 
@@ -57,25 +58,13 @@ _NO_TOKEN: Final = (
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
 )
-"""What etcd says to a request without a token, or with one that it does not know any more."""
+"""How etcd answers a request without a token, or with one that has expired."""
 _NO_USERS: Final = "etcdserver: authentication is not enabled"
 _HINTS: Final = {
     "etcdserver: permission denied": "the user needs readwrite permission for the prefix /txmq/",
     "CommonName of client": "an etcd with users takes only client certificates without one",
 }
-"""What to do about refusals that begin so."""
-
-
-class EtcdTls(Protocol):
-    """How connections to etcd are encrypted."""
-
-    def context(self) -> ssl.SSLContext:
-        """The context of the next connection."""
-        ...
-
-    def reason_of(self, error: ssl.SSLError, /) -> str:
-        """Why a connection failed, and what to change."""
-        ...
+"""What to do about a refusal, by its beginning."""
 
 
 class EtcdUser(NamedTuple):
@@ -93,7 +82,7 @@ class NotAuthenticated(ConnectionLost):
 
 
 class SetState(msgspec.Struct, frozen=True):
-    """The value of the key that stays."""
+    """The value of the key ``state``."""
 
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
@@ -121,7 +110,7 @@ class EtcdCoordinator:
 
     Args:
         endpoints: The addresses of the etcd members, as host and port. One is used until it
-            fails; then the next request begins with another.
+            fails; then the next request starts with another one.
         name: The name of the set.
         clock: For leases.
         timeout: The seconds that a request may take at one endpoint.
@@ -136,7 +125,7 @@ class EtcdCoordinator:
         *,
         clock: Clock | None = None,
         timeout: float = 2.0,
-        tls: EtcdTls | None = None,
+        tls: EtcdCertificates | None = None,
         user: EtcdUser | None = None,
     ) -> None:
         self._endpoints = list(endpoints)
@@ -260,10 +249,10 @@ class EtcdCoordinator:
             return found
         wanted = _all_below(self._folder) | {"start_revision": revision + 1}
         while found == seen:
-            # The read has a valid token.
+            # The read before has renewed the token.
             watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
             async with watch as (reader, _):
-                # A connection may break without a word, so the state is read now and then.
+                # A connection may break silently, so the state is read again after a few seconds.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH_S):
                         await _event(reader)
@@ -309,7 +298,7 @@ class EtcdCoordinator:
         return _put(self._state_key, msgspec.json.encode(state))
 
     def _put_for_good(self, folder: str, seen: View, decision: SetAct | AllowedLoss) -> Any:
-        # As an object, for people who read it in etcd.
+        # As an object with names, for people who read it in etcd.
         value = msgspec.json.encode(decision._asdict())
         return _put(_text(f"{self._folder}{folder}/{seen.version}"), value)
 
@@ -389,7 +378,7 @@ class EtcdCoordinator:
     async def _answering(
         self, path: str, body: dict[str, Any], within_s: float, *, refused: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, str]]:
-        """The body of an answer; ``refused`` accepts also the one to a refused request."""
+        """The body of an answer; with ``refused``, also that of a refusal."""
         reader, writer, address = await self._open(within_s)
         try:
             async with asyncio.timeout(within_s):
@@ -522,7 +511,7 @@ async def _event(reader: asyncio.StreamReader) -> None:
 
 
 def _why(error: OSError) -> str:
-    """Why no connection was made, in the words of the system."""
+    """Why a connection failed, in the system's words."""
     if error.errno is None:
         return str(error) or "no answer"
     return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
@@ -535,7 +524,7 @@ def _message_of(answer: dict[str, Any]) -> str:
 
 
 def _reason(body: bytes) -> str:
-    """The message of etcd, or the first words of something else."""
+    """The message of etcd, or the first words of any other body."""
     try:
         return str(msgspec.json.decode(body, type=dict[str, Any])["message"])
     except (msgspec.DecodeError, KeyError):
@@ -591,19 +580,19 @@ ETCD_VARIABLES: Final = (_CA, _CERTIFICATE, _KEY, _USER, _PASSWORD)
 
 
 class EtcdCertificates:
-    """The files of a connection to etcd; changed ones count from the next connection on."""
+    """The TLS files for etcd; changes take effect with the next connection."""
 
     def __init__(self, settings: ClientTls) -> None:
         self._files = ClientContext(settings)
         self._has_certificate = settings.certificate is not None
 
     def context(self) -> ssl.SSLContext:
-        """See :class:`~txmq_broker.replication.etcd.EtcdTls`."""
+        """The context of the next connection."""
         self._files.refresh()
         return self._files.value
 
     def reason_of(self, error: ssl.SSLError) -> str:
-        """See :class:`~txmq_broker.replication.etcd.EtcdTls`."""
+        """Why a connection failed, and how to fix that."""
         if error.reason == "SSLV3_ALERT_BAD_CERTIFICATE" and not self._has_certificate:
             return f"etcd requires a certificate of its clients; set {_CERTIFICATE} and {_KEY}"
         return reason_of(error, _VARIABLES)

@@ -1,10 +1,9 @@
-"""A follower: it copies the log of its leader, byte for byte, into a directory of its own.
+"""A follower: it copies the log of its leader, byte for byte, into its own directory.
 
-The follower compares the histories first: a part of its log that the leader does not have was never
-acknowledged, and goes to a side folder. Then it asks for the log from its own end on, again
-and again, and syncs while the next answer is on its way.
+The follower first compares the two logs and cuts what the leader does not have. Then it keeps
+asking for the log from its own end on, and syncs while the next answer is on its way.
 
-It obeys the newest epoch that it knows: an answer or a span of an older one is refused.
+It refuses answers and spans of an older epoch than the newest that it knows.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from txmq_broker.core.statistics import Statistics
 from txmq_broker.replication.log_copy import LogCopy
 from txmq_broker.replication.log_repair import LogRepair
 from txmq_broker.replication.set_acts import promotion_command
+from txmq_broker.replication.truncation import last_shared, refuse_to_lose
 from txmq_broker.services.log_verifier import LogVerifier
 
 __all__ = ["Follower", "FollowerStatus"]
@@ -52,9 +52,9 @@ _NEAR_BYTES: Final = 4 * 1024 * 1024
 _ID_DIGITS: Final = 9
 _INDEXED_AT_ONCE: Final = 64 * 1024
 _ACCOUNTS_S: Final = 1.0
+"""The interval at which changes of accounts in this directory are noticed."""
 _TABLES_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Tables of a leader: twice those of 150,000 topics with the longest names."""
-"""The interval at which accounts that were changed here are noticed."""
+"""The maximum size of a leader's tables: twice that of 150,000 topics with the longest names."""
 
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull, ConfigError)
 
@@ -80,18 +80,18 @@ class OwnAccounts(Protocol):
 
 
 class FollowerStatus(NamedTuple):
-    """How far a follower is."""
+    """The progress of a follower."""
 
     position: int
     """The end of its log."""
     durable: int
     """The position before which its log is durable."""
     unindexed: int
-    """The bytes at its end whose records are not indexed; a start on it reads them first."""
+    """The bytes at its end that are not indexed yet; a start on it indexes them first."""
     leaders_end: int
-    """The end of the leader's log when the leader answered last; 0 before that."""
+    """The end of the leader's log in its last answer; 0 before the first."""
     leader: str
-    """The address of the leader that it follows or tries to; empty before it knows one."""
+    """The address of the leader that it follows or tries to follow; empty if it knows none."""
     epoch: int
     """The newest epoch that it knows."""
     failure: str
@@ -99,7 +99,7 @@ class FollowerStatus(NamedTuple):
 
 
 class FollowerReads(NamedTuple):
-    """What a follower does for readers."""
+    """What a follower serves to readers."""
 
     statistics: Statistics
     started_ms: int
@@ -111,13 +111,14 @@ class FollowerReads(NamedTuple):
 
 
 class Follower:
-    """One follower; while it runs, it owns its directory.
+    """One follower; it owns its directory while it runs.
 
     Attributes:
         copy: The directory.
         broker_id: The id under which it registers with name servers; 0 before its leader has given
             it one.
-        has_caught_up: Whether the copy has had everything that its leader had when it was found.
+        has_caught_up: Whether the copy has everything that the leader had when the follower found
+            it.
         verifier: Looks for damage in the copy.
         repair: Repairs what was found.
         on_following: Called when a leader is found and the id is known.
@@ -192,7 +193,7 @@ class Follower:
 
     @property
     def status(self) -> FollowerStatus:
-        """How far it is."""
+        """Its progress."""
         copy = self._copy
         return FollowerStatus(
             copy.end,
@@ -205,7 +206,7 @@ class Follower:
         )
 
     def look_again(self) -> None:
-        """Leave the present leader, and ask for the leader again."""
+        """Leave the current leader, and look for a leader again."""
         if self._connection is not None:
             self._connection.abort()
 
@@ -220,7 +221,7 @@ class Follower:
             return
         self._is_locked = True
         self._copy.lock()
-        self.broker_id = self._copy.broker_id
+        self.broker_id = self._copy.state.broker_id
         if not self.broker_id and self._member.isdecimal():
             self.broker_id = int(self._member[:_ID_DIGITS])
 
@@ -253,7 +254,7 @@ class Follower:
             await self._copy.close()
 
     def _note_damage(self) -> None:
-        # What was damaged may be whole now, and can be indexed.
+        # A repaired part can be indexed now.
         self._is_near.set()
         self.repair.look_again()
 
@@ -292,11 +293,11 @@ class Follower:
     def _note_broker_id(self, broker_id: int) -> None:
         if broker_id > 0:
             self.broker_id = broker_id
-            self._copy.note_broker_id(broker_id)
+            self._copy.note(broker_id=broker_id)
             self.on_following()
 
     def _note_following(self) -> None:
-        """Note that the leader's log is copied, and no failure came at once."""
+        """Note, once for each leader, that its log is being copied."""
         if not self._is_following:
             self._is_following = True
             self._failure = ""
@@ -306,7 +307,7 @@ class Follower:
     async def _ask(
         self, connection: Connection, last: SpanHead | None, *, waits: bool = False
     ) -> tuple[FollowAnswer, CopiedTables | None, bytes]:
-        """Ask for what follows a span: the answer, the tables in it, and the spans."""
+        """Ask for what follows a span; returns the answer, and its tables and spans."""
         position = self._copy.end if last is None else last.position + last.size
         header = FollowLog(
             member=self._member,
@@ -368,8 +369,8 @@ class Follower:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
                 if tables.accounts is not None and self._accounts is not None:
-                    digest = await self._accounts.take(tables.accounts, copy.accounts)
-                    copy.note_accounts(digest)
+                    digest = await self._accounts.take(tables.accounts, copy.state.accounts)
+                    copy.note(accounts=digest)
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
                 self._has_tables.set()
@@ -397,7 +398,7 @@ class Follower:
         self._copy.acknowledged = max(self._copy.acknowledged, position)
 
     def _look_near(self) -> None:
-        # Far behind, the copying needs the time.
+        # A follower that is far behind spends its time on copying.
         if self._leaders_end - self._copy.end <= _NEAR_BYTES:
             self._is_near.set()
 
@@ -416,7 +417,7 @@ class Follower:
                 await asyncio.sleep(0)
 
     async def _merge_topics(self) -> None:
-        # In a task of its own: the answers of the leader's clients wait for the notes of copies.
+        # In its own task, because the leader's clients wait for the notes about copied spans.
         while True:
             await self._has_tables.wait()
             self._has_tables.clear()
@@ -425,56 +426,23 @@ class Follower:
             except OSError as error:
                 log.warning("the file of all topics could not be written anew: %s", error)
 
-    # Cutting back
-
     async def _cut_back(
         self, connection: Connection, leaders_start: int, tables: CopiedTables
     ) -> None:
-        last = await self._last_shared(connection)
-        await self._refuse_to_lose(leaders_start if last is None else last.position + last.size)
-        if last is None and self._copy.start != leaders_start:
-            self._copy.start_over(leaders_start, tables)
-        else:
-            self._copy.cut_back(last, tables)
-
-    async def _refuse_to_lose(self, position: int) -> None:
-        """Keep what the set has acknowledged, whatever the leader lacks.
+        """Cut what the leader does not have.
 
         Raises:
-            BrokerRefused: The leader lacks a part of that behind this position, and this copy has
-                it.
+            BrokerRefused: The leader lacks a part that the set has acknowledged.
         """
-        covered = None if self._covered is None else await self._covered()
-        head = self._copy.last
-        if covered is None or head is None or self._copy.doubt:
-            return
-        own = LogEnd(head.epoch, head.position + head.size)
-        if own >= covered and position < covered.position:
-            command = promotion_command(self._member, self._set, self._coordinator)
-            raise BrokerRefused(
-                f"{self._leader} leads without {covered.position - position} bytes that the set "
-                f"has acknowledged, from position {position} on; this copy keeps them. Stop that "
-                f"leader, and let this member lead: {command}"
-            )
 
-    async def _last_shared(self, connection: Connection) -> SpanHead | None:
-        """The last span that both logs have; ``None`` if they share nothing."""
-
-        async def shared_at(start: int) -> SpanHead | None:
-            head = self._copy.head_at(start)
+        async def is_shared(head: SpanHead) -> bool:
             answer, _, _ = await self._ask(connection, head)
-            return head if answer.is_shared else None
+            return answer.is_shared
 
-        for starts in self._copy.span_starts():
-            if not starts or (last := await shared_at(starts[0])) is None:
-                continue
-            # What is shared is a beginning of the log.
-            low, high = 1, len(starts)
-            while low < high:
-                middle = (low + high) // 2
-                if (later := await shared_at(starts[middle])) is None:
-                    high = middle
-                else:
-                    last, low = later, middle + 1
-            return last
-        return None
+        copy = self._copy
+        last = await last_shared(copy, is_shared)
+        covered = None if self._covered is None else await self._covered()
+        position = leaders_start if last is None else last.position + last.size
+        way_out = promotion_command(self._member, self._set, self._coordinator)
+        refuse_to_lose(copy, position, covered, self._leader, way_out)
+        copy.cut_back(last, leaders_start, tables)

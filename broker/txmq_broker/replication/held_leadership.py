@@ -1,7 +1,7 @@
 """A leadership that this process holds: its lease is renewed until it ends.
 
-The lease is certain only by the monotonic clock of this machine. A process that was stopped, and
-wakes up, sees at its next request that its lease is over.
+Only the monotonic clock of this machine tells how long the lease is certain. A process that was
+suspended notices at its next request that its lease is over.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _RENEWALS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.2
 _FIRST_ACKNOWLEDGED_S: Final = 0.05
 _ACKNOWLEDGED_S: Final = 1.0
-"""How often the store learns what the set has acknowledged. A member that lost only what came after
-that is found by comparison with the others.
+"""How often the store is sent the end of what the set has acknowledged. A member that lost only
+later messages is found by comparison with the others.
 """
 
 CLOCK_ERROR: Final = 0.02
-"""The part of a lease by which the clocks of this machine and the store may differ in its end."""
+"""The fraction of a lease by which the clocks of this machine and of the store may disagree."""
 
 
 class HeldLeadership:
@@ -49,7 +49,7 @@ class HeldLeadership:
         coordinator: The access to the store of the set.
         leadership: The proof that this member leads.
         before: The state in which it began to lead.
-        former: The member that led before, if it is gone without having resigned.
+        former: The previous leader, if it left without resigning.
         clock: For the lease.
 
     Attributes:
@@ -60,7 +60,7 @@ class HeldLeadership:
         members: All members of the set, as the store had them last.
         removed: The members that an operator removed, by their short names.
         former: As given.
-        ended: Set when this member does not lead any more.
+        ended: Set when this member no longer leads.
         is_handing_over: Set when another member was chosen as the leader.
         acknowledged: Returns how far every member in sync has the log; ``None`` while that is
             unknown.
@@ -93,7 +93,7 @@ class HeldLeadership:
 
     @property
     def seconds_since_renewal(self) -> float:
-        """The seconds since the request that the store has answered by the present lease."""
+        """The seconds since the request that the store answered with the current lease."""
         held = self._leadership
         return self._clock.monotonic() - (held.certain_until - held.lease_s)
 
@@ -109,11 +109,11 @@ class HeldLeadership:
     def end(self, reason: str) -> None:
         """Stop leading."""
         if not self.ended.is_set():
-            log.warning("%s does not lead any more: %s", self.member, reason)
+            log.warning("%s no longer leads: %s", self.member, reason)
             self.ended.set()
 
     def hand_over(self, act: SetAct) -> None:
-        """Stop leading once everything that was accepted is answered, so that another one leads."""
+        """Stop leading once everything accepted is answered, so that another member can lead."""
         log.warning("handing over to %s, as %s asks: %s", act.member, act.operator, act.reason)
         self.is_handing_over.set()
 
@@ -139,8 +139,7 @@ class HeldLeadership:
         """Keep what the set has acknowledged in the store, until cancelled."""
         noted: LogEnd | None = None
         while True:
-            # A log that lost its first messages looks like one that never had any, so the first end
-            # is noted soon.
+            # Noted soon: a log that lost its first messages looks like one that never had any.
             is_first = noted is None or noted.position == 0
             await asyncio.sleep(_FIRST_ACKNOWLEDGED_S if is_first else _ACKNOWLEDGED_S)
             end = self.acknowledged()
@@ -150,13 +149,13 @@ class HeldLeadership:
                     noted = end
 
     async def record(self, members: frozenset[str]) -> frozenset[str] | None:
-        """Have the store replace the in-sync set, however long that takes.
+        """Replace the in-sync set in the store, however long that takes.
 
         Args:
             members: The other members of the set.
 
         Returns:
-            The set that the store has; ``None`` if this member does not lead any more.
+            The set that the store has; ``None`` if this member no longer leads.
         """
         in_sync = tuple(sorted({*members, self.member}))
         while not self.ended.is_set():
@@ -169,20 +168,20 @@ class HeldLeadership:
         return None
 
     async def carry_out(self, act: SetAct, change: Callable[[View], View]) -> None:
-        """Have the store record an operator's act, and what it changes.
+        """Record an operator's act in the store, with what it changes.
 
         Args:
             act: The act.
             change: Returns the wanted state for the present one, or raises.
 
         Raises:
-            IllegalOperation: This member does not lead any more.
+            IllegalOperation: This member no longer leads.
             TransportError: The store does not answer; it may have recorded the act.
         """
         while not self.ended.is_set():
             if await self._change(change, act):
                 return
-        raise IllegalOperation(f"{self.member} does not lead any more")
+        raise IllegalOperation(f"{self.member} no longer leads")
 
     async def _change(self, change: Callable[[View], View], act: SetAct | None = None) -> bool:
         # The answer to an earlier change may have been lost, so the state is read again after it.
@@ -243,7 +242,7 @@ class LeaderGate:
 
 
 class GatedService:
-    """A service behind a gate; it takes the runs that the service takes."""
+    """A service behind a gate; it takes the same runs."""
 
     def __init__(self, gate: LeaderGate, service: Service) -> None:
         self._gate = gate
@@ -260,7 +259,7 @@ class GatedService:
     def serve_run(
         self, connection: Connection, requests: list[Command], answers: list[bytes], /
     ) -> None:
-        """Have the service serve these; none is answered while the gate is closed."""
+        """Serve a run of requests; none is answered while the gate is closed."""
         if self._gate.lets_in(requests[0].code):
             cast("RunService", self._service).serve_run(connection, requests, answers)
         else:

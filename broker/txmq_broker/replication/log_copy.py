@@ -1,14 +1,14 @@
-"""A follower's directory: a copy of a leader's log, and of the tables beside it.
+"""A follower's directory: a copy of its leader's log and tables.
 
-The log grows by whole spans. Their records are indexed afterwards, because that takes longer than
-to copy them; what is not indexed at the end, the next start indexes. Topics and groups are saved as
-they arrive. Committed offsets and floors are saved once the copy has durably reached the end of the
-leader's log at their time: they must never be ahead of it.
+The log grows by whole spans. Their records are indexed afterwards, because indexing takes longer
+than copying; the next start indexes the rest. Topics and groups are saved as they arrive. Committed
+offsets and floors must never be ahead of the log, so they are saved once the copy has durably
+reached the position where the leader's log ended when they were sent.
 
-Readers see what is indexed. So where consumers may read, the copy indexes only what no fail-over
-can cut.
+Readers see what is indexed. So if consumers may read from the copy, it indexes only what no
+fail-over can cut.
 
-The directory is that of a broker: started as a leader, it goes on where the copy ends.
+The directory is a broker's: a leader that starts on it continues where the copy ends.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from txmq.text import quantity
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.replication.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
+from txmq_broker.replication.truncation import finish_cut, keep_tail, lower_tables, set_aside
 from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.store.checkpoints import Checkpoint
 from txmq_broker.store.evidence import QueueOffsets
-from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.damaged_parts import DamagedPart, DamagedParts, look_at
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
@@ -45,7 +44,7 @@ from txmq_broker.store.log.proof import proof_of
 from txmq_broker.store.log.spans import heads_of
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["LogCopy", "finish_cut"]
+__all__ = ["LogCopy"]
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class LogCopy:
         before_closing: Called before the log is closed or opened anew.
         epoch: The newest epoch that is known.
         last: The head of its last span; ``None`` before there is one.
+        state: What the directory says about the copy.
         damaged: The parts that are known to be damaged.
     """
 
@@ -97,7 +97,7 @@ class LogCopy:
         self._late: list[tuple[int, CopiedTables]] = []
         """Offsets and floors to save once the log is durable up to a position, oldest first."""
         self._floors: dict[str, dict[int, int]] = {}
-        self._state = CopyState()
+        self.state = CopyState()
         self._chunk: Checkpoint | None = None
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
@@ -105,7 +105,7 @@ class LogCopy:
         self._has_offsets = False
         """Whether the leader's offsets were taken since the log was opened."""
         self._is_broken = False
-        """Whether the files or the indexes are not what they should be."""
+        """True after a failed sync or a broken record: the files can no longer be trusted."""
         self._is_closed = False
         self.is_open = False
         self.epoch = 0
@@ -123,16 +123,11 @@ class LogCopy:
         return self._store
 
     @property
-    def broker_id(self) -> int:
-        """The id under which this directory's follower registered last; 0 for none."""
-        return self._state.broker_id
-
-    @property
     def is_readable(self) -> bool:
         """Whether consumers may read everything that is indexed.
 
-        A start indexes the whole log, so they wait until all of it is acknowledged. And without the
-        leader's offsets, groups would begin anew.
+        A start indexes the whole log, so consumers wait until all of it is acknowledged. Without
+        the leader's offsets, groups would begin anew.
         """
         is_shown = self.acknowledged >= self._store.checkpoints.published
         is_whole = self.is_open and self._has_offsets and not self.is_out
@@ -141,17 +136,12 @@ class LogCopy:
     @property
     def doubt(self) -> str:
         """Why the copy may lack something that it had; empty if there is no sign of that."""
-        return self._state.doubt
+        return self.state.doubt
 
     @property
     def is_out(self) -> bool:
-        """Whether the copy does not count as in sync, however far it goes."""
+        """True if the copy does not count as in sync, however long it is."""
         return bool(self.doubt or self.damaged)
-
-    @property
-    def last_ms(self) -> int:
-        """The time stamp of the newest record."""
-        return self._store.log.last_ms
 
     @property
     def start(self) -> int:
@@ -173,11 +163,11 @@ class LogCopy:
     def lock(self) -> None:
         """Lock the directory, and open it unless it is new.
 
-        A log that is damaged, or shorter than it was, stays as it is until there is a leader from
-        whom the rest can be copied.
+        A log that is damaged, or shorter than it was, stays untouched until there is a leader to
+        copy the rest from.
 
         Raises:
-            StoreError: The directory is in use, or a file beside the log is damaged.
+            StoreError: The directory is in use, or a file other than the log is damaged.
             OSError: The disk failed.
         """
         self._store.lock()
@@ -207,7 +197,7 @@ class LogCopy:
             try:
                 self._open()
             except (CorruptRecord, LogTooShort):
-                # What is damaged cannot even be cut.
+                # A damaged log cannot even be cut.
                 self.start_over(start, tables)
         own = self._store.log.segments.log_id
         if own != log_id:
@@ -215,12 +205,12 @@ class LogCopy:
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
         elif self.doubt and self.start > start:
-            # What is gone lies before all the rest, so it can only be copied with the rest.
+            # The log is copied in order, so a missing beginning means that all is copied again.
             self.start_over(start, tables)
-        self._save_state(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
+        self.note(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
 
     def _begin_again(self, log_id: int | None) -> None:
-        """Forget what was read from the directory, and read whose it is."""
+        """Close the directory, and read again which log it holds."""
         self.before_closing()
         self.is_open = self._has_offsets = False
         self.acknowledged = -1
@@ -230,32 +220,37 @@ class LogCopy:
         self._late.clear()
         self._chunk = self.last = None
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
-        self._state = finish_cut(self._keeper, self._disk, self._store.log)
-        self.damaged.load(self._state.damaged)
+        self.state = finish_cut(self._keeper, self._disk, self._store.log)
+        self.damaged.load(self.state.damaged)
         self._keeper.floors()
 
     @property
     def _must_begin(self) -> bool:
         """Whether nothing was copied yet."""
-        is_complete = self._state.is_complete
+        is_complete = self.state.is_complete
         return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
 
     def _adopt_all(self, tables: CopiedTables) -> None:
-        """Begin with all tables of the leader but its offsets, which are ahead of an empty log."""
-        self._save_state(is_copy=True, is_complete=False)
+        """Save all tables of the leader but its offsets, which are ahead of an empty log."""
+        self.note(is_copy=True, is_complete=False)
         self._keeper.adopt(
             CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
         )
 
-    def _save_state(self, **changes: object) -> None:
-        changed = replace(self._state, **changes)
-        if changed != self._state:
+    def note(self, **changes: object) -> None:
+        """Keep changed fields of :attr:`state`, durably.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        changed = replace(self.state, **changes)
+        if changed != self.state:
             self._keeper.save_copy_state(changed)
-            self._state = changed
+            self.state = changed
 
     def _save_damaged(self, parts: list[DamagedPart]) -> None:
         try:
-            self._save_state(damaged=[tuple(part) for part in parts])
+            self.note(damaged=[tuple(part) for part in parts])
         except OSError as error:
             log.warning("a restart may forget that the log is damaged: %s", error)
 
@@ -270,7 +265,7 @@ class LogCopy:
             floors_end=floors.log_end,
             committed=offsets.highest(),
             topics=queue_counts(topics),
-            is_copy=self._state.is_copy,
+            is_copy=self.state.is_copy,
             is_doubtful=bool(self.doubt) if is_doubtful is None else is_doubtful,
             now_ms=self._clock.wall_ms(),
         )
@@ -279,17 +274,17 @@ class LogCopy:
         self._floors = floors.floors
         self.last = store.last_span()
         newest = 0 if self.last is None else self.last.epoch
-        self.epoch = max(self.epoch, self._state.epoch, newest)
+        self.epoch = max(self.epoch, self.state.epoch, newest)
 
     def note_epoch(self, epoch: int) -> None:
-        """Keep a newer epoch, durably: an older leader must not be obeyed after a restart.
+        """Keep a newer epoch durably: even after a restart, an older leader must not be followed.
 
         Raises:
             OSError: The disk refuses.
         """
         self.epoch = max(self.epoch, epoch)
         if self.is_open:
-            self._save_state(epoch=self.epoch)
+            self.note(epoch=self.epoch)
 
     def note_doubt(self, reason: str) -> None:
         """Note that the copy may lack something that it had.
@@ -298,7 +293,7 @@ class LogCopy:
             OSError: The disk refuses.
         """
         log.error("this copy does not count until it has caught up with a leader: %s", reason)
-        self._save_state(doubt=reason)
+        self.note(doubt=reason)
 
     def end_doubt(self) -> None:
         """Note that the copy has everything that its leader had.
@@ -308,33 +303,10 @@ class LogCopy:
         """
         if self.doubt:
             log.warning("this copy has caught up and counts again; before: %s", self.doubt)
-            self._save_state(doubt="")
-
-    def note_broker_id(self, broker_id: int) -> None:
-        """Keep the id under which this directory's follower registers.
-
-        Raises:
-            OSError: The disk refuses.
-        """
-        self._save_state(broker_id=broker_id)
-
-    @property
-    def accounts(self) -> str:
-        """The digest of the leader's accounts that were taken last; empty before the first."""
-        return self._state.accounts
-
-    def note_accounts(self, digest: str) -> None:
-        """Keep the digest of the leader's accounts that were taken.
-
-        Raises:
-            OSError: The disk refuses.
-        """
-        self._save_state(accounts=digest)
+            self.note(doubt="")
 
     async def close(self) -> None:
-        """Make everything durable, save the indexes, and release the directory; harmless when
-        repeated.
-        """
+        """Make everything durable, save the indexes, and release the directory; may be repeated."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -344,7 +316,7 @@ class LogCopy:
             if was_open and not self._is_broken:
                 await self.sync()
                 if self.unindexed <= _INDEXED_AT_THE_END:
-                    # A start reads the rest: a fail-over may wait for this end.
+                    # The next start reads the rest; a fail-over may be waiting for this close.
                     await self.index()
                 async with self._indexing:
                     await self._save_indexes()
@@ -355,13 +327,13 @@ class LogCopy:
             self._store.close()
 
     def promote(self, reason: str) -> None:
-        """Make it a leader's directory, in an epoch that is newer than all that it knows.
+        """Make it a leader's directory, in an epoch newer than any that it knows.
 
         Raises:
             OSError: The disk refuses.
         """
         self.epoch += 1
-        self._save_state(
+        self.note(
             is_copy=False,
             is_complete=True,
             doubt="",
@@ -373,11 +345,11 @@ class LogCopy:
     # Growing
 
     def take_tables(self, tables: CopiedTables, leaders_end: int) -> None:
-        """Save the leader's tables: topics and groups now, and the rest by a later sync.
+        """Save the leader's topics and groups now, and its other tables with a later sync.
 
         Args:
             tables: The tables.
-            leaders_end: The end of the leader's log; the tables may refer to all before it.
+            leaders_end: The end of the leader's log; the tables may refer to anything before it.
 
         Raises:
             OSError: The disk refuses.
@@ -395,7 +367,7 @@ class LogCopy:
         if tables.offsets is not None:
             late = CopiedTables(offsets=tables.offsets, floors=tables.floors)
             self._late.append((leaders_end, late))
-            # The oldest is reached first, and the newest is worth most.
+            # The oldest tables are reached first, and the newest matter most.
             del self._late[1:-1]
 
     def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
@@ -424,7 +396,7 @@ class LogCopy:
         return max(0, self._whole_until(end) - self._store.checkpoints.published)
 
     def _whole_until(self, end: int) -> int:
-        """Where indexing has to stop: there, or before a damaged part that is to be repaired."""
+        """Where indexing must stop: at ``end``, or before a damaged part that will be repaired."""
         damage = self.damaged.begin_behind(self._store.checkpoints.published)
         return end if damage is None else min(end, damage)
 
@@ -432,10 +404,10 @@ class LogCopy:
         """Index records that were copied, up to the first damaged part.
 
         Args:
-            most: About how many bytes of the log; all if left out.
+            most: The approximate number of bytes to index; all by default.
 
         Raises:
-            StoreError: A record is broken, its writer stored it so; or a sync failed.
+            StoreError: A record was stored broken, or a sync failed.
             OSError: An index cannot be saved.
         """
         store, checkpoints = self._store, self._store.checkpoints
@@ -490,7 +462,7 @@ class LogCopy:
         """Make the log durable, and save the offsets and floors that it has reached.
 
         Raises:
-            SyncFailed: The disk refused; what it holds is unknown.
+            SyncFailed: The disk refused, so what it holds is unknown.
             OSError: The tables cannot be saved.
         """
         async with self._syncing:
@@ -509,7 +481,7 @@ class LogCopy:
                 self.tables.topics, self.tables.groups, late.offsets, self._floors
             )
             self._has_offsets = True
-            self._save_state(is_complete=True)
+            self.note(is_complete=True)
 
     async def merge_topics(self) -> None:
         """Write the file of all topics anew if many have changed.
@@ -525,7 +497,7 @@ class LogCopy:
         await self.sync()
         checkpoints = self._store.checkpoints
         while True:
-            # After a cancelled call the chunk that it wrote is still there.
+            # A cancelled call may have left the chunk that it wrote.
             if self._chunk is None:
                 part = checkpoints.next_range()
                 if part is None:
@@ -567,7 +539,7 @@ class LogCopy:
     # Cutting back
 
     def span_starts(self) -> Iterator[Sequence[int]]:
-        """Where the spans of each file begin whose heads are whole, newest file first."""
+        """Where the spans with intact heads begin, for each file, newest file first."""
         segments = self._store.log.segments
         for extent in reversed(segments.extents()):
             # A file may hold a million spans.
@@ -586,11 +558,12 @@ class LogCopy:
         assert head is not None, "it was found before"
         return head
 
-    def cut_back(self, last: SpanHead | None, tables: CopiedTables) -> None:
-        """End the log behind a span, and say where the rest is kept.
+    def cut_back(self, last: SpanHead | None, leaders_start: int, tables: CopiedTables) -> None:
+        """End the log behind a span, and log where the rest is kept.
 
         Args:
             last: The last span that stays; without one, the whole log is cut.
+            leaders_start: Where the leader's log begins.
             tables: The leader's tables.
 
         Raises:
@@ -598,22 +571,17 @@ class LogCopy:
             OSError: The disk refused.
         """
         end, start = self.end, self.start
+        if last is None and start != leaders_start:
+            self.start_over(leaders_start, tables)
+            return
         position = start if last is None else last.position + last.size
         self._begin_again(None)
-        # Nothing beside the log may be ahead of it, so the tables are first.
-        behind = offsets_behind(self._disk, self._store.log.segments.log_id, position)
-        self._keeper.adopt(
-            CopiedTables(
-                tables.topics,
-                tables.groups,
-                _offsets_before(self._keeper.offsets(), behind),
-                _lowest(self._keeper.floors().floors, behind),
-            ),
-            position,
-        )
+        # The tables come first, because they must never be ahead of the log.
+        log_id = self._store.log.segments.log_id
+        lower_tables(self._keeper, self._disk, log_id, position, tables)
         kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
-        self._save_state(cut=(position if last is None else last.position, position))
-        self._state = finish_cut(self._keeper, self._disk, self._store.log)
+        self.note(cut=(position if last is None else last.position, position))
+        self.state = finish_cut(self._keeper, self._disk, self._store.log)
         log.error(
             "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
             quantity(end - position, "byte"),
@@ -629,7 +597,7 @@ class LogCopy:
             self._open()
 
     def start_over(self, start: int, tables: CopiedTables) -> None:
-        """Begin again with an empty log, where the leader's begins, and say where the old one is.
+        """Begin again with an empty log where the leader's begins; the old one is kept aside.
 
         Raises:
             StoreError: The directory is damaged.
@@ -637,8 +605,8 @@ class LogCopy:
         """
         size, end = self.end - self.start, self.end
         self._begin_again(None)
-        self._save_state(is_copy=True, is_complete=False)
-        # The tables beside the log must not be ahead of its rest.
+        self.note(is_copy=True, is_complete=False)
+        # The tables must not be ahead of what is left of the log.
         floors = self._keeper.floors().floors
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())
@@ -653,48 +621,6 @@ class LogCopy:
             )
         self._open()
         self._store.begin_at(start)
-
-
-def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
-    """Carry out a cut that has begun, if there is one; returns what is known about the copy.
-
-    Args:
-        keeper: The tables of the directory.
-        disk: The directory.
-        log: Its log, which is taken and not open yet.
-
-    Raises:
-        DamagedFile: The file about the copy is damaged.
-        OSError: The disk refused.
-    """
-    state = keeper.copy_state()
-    if state.cut is not None:
-        cut_tail(disk, log, *state.cut)
-        state = replace(state, cut=None)
-        keeper.save_copy_state(state)
-    return state
-
-
-def _offsets_before(offsets: ConsumerOffsets, behind: QueueOffsets) -> ConsumerOffsets:
-    """Committed offsets that are at most those of the first messages that are cut."""
-    return ConsumerOffsets(
-        {
-            name: _lowest({topic: numbers}, behind)[topic]
-            for name, numbers in offsets.offset_table.items()
-            for topic in (name.partition("@")[0],)
-        }
-    )
-
-
-def _lowest(offsets: QueueOffsets, behind: QueueOffsets) -> dict[str, dict[int, int]]:
-    """The lower offset of each queue that has one in the first mapping."""
-    return {
-        topic: {
-            number: min(offset, behind.get(topic, {}).get(number, offset))
-            for number, offset in numbers.items()
-        }
-        for topic, numbers in offsets.items()
-    }
 
 
 def _highest(one: QueueOffsets, other: QueueOffsets) -> dict[str, dict[int, int]]:

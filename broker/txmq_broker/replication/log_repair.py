@@ -1,7 +1,7 @@
 """Repairs the damaged parts of a follower's log with spans of its leader's.
 
-Both logs have the same bytes at the same positions, so whole spans take the place of damaged ones.
-A repair that ends in the middle leaves a smaller part, which is found again.
+Both logs have the same bytes at the same positions, so intact spans replace damaged ones. An
+interrupted repair leaves a smaller damaged part, which is found again.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class LogRepair:
 
     Args:
         copy: The copy.
-        verifier: Tells whether a part is whole.
+        verifier: Checks whether a part is intact.
         member: The name of this follower.
         disk: The directory.
         clock: For the names of side folders.
 
     Attributes:
         look_again: Call it when the damaged parts have changed.
-        on_repaired: Called with the part, the address of the leader, and the folder that keeps the
-            damaged bytes.
+        on_repaired: Called with the part, the leader's address, and the folder with the damaged
+            bytes.
     """
 
     def __init__(

@@ -1,23 +1,21 @@
 """Ships a leader's log to its followers.
 
-A follower asks for the log from the end of its own copy on. Its request stays open until there is
-something to send. What it asks for is read from the files of the log, so a follower that is far
-behind costs the leader no memory. A span is shipped as soon as it is written: the disks of the
-leader and its followers sync at the same time.
+A follower asks for the log from the end of its copy on, and its request stays open until there is
+something to send. Spans are read from the files of the log, so a follower that is far behind costs
+the leader no memory. A span is shipped as soon as it is written, so that the disks of the leader
+and its followers sync at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final
 
 from txmq.errors import CorruptRecord, InternalError, InvalidParameter, NoPermission
 from txmq.protocol import command as commands
-from txmq.protocol.bodies import DataVersion
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.copies import (
@@ -29,55 +27,38 @@ from txmq.protocol.copies import (
     FollowerEntry,
     FollowLog,
     NoteCopied,
-    TopicChanges,
 )
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import short_name
-from txmq_broker.replication.copied_answers import CopiedAnswers
+from txmq_broker.replication.acknowledgements import (
+    Acknowledgements,
+    HeldChanges,
+    TableVersions,
+)
+from txmq_broker.replication.leader_tables import LeaderTables
 from txmq_broker.services.log_verifier import LogVerifier
 from txmq_broker.services.slices import LongRequests, Steps
 from txmq_broker.store.log.spans import whole_spans
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["HeldChanges", "LogShipper", "ReplicaIds", "TableVersions"]
+__all__ = ["LogShipper", "ReplicaIds"]
 
 _TICK_S: Final = 0.25
 _HOLD_S: Final = 0.5
-"""After how long an open request of a follower is answered with the committed offsets: those of a
-new leader are at most a second old.
+"""How long a follower's request stays open before it is answered with the committed offsets. So the
+offsets of a new leader are at most a second old.
 """
 
 _SHOW_S: Final = 0.01
-"""How long a follower that serves reads waits for news of what is acknowledged."""
+"""How often a follower that serves reads is sent the acknowledged position."""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
 _DEFLATED_FROM: Final = 4 * 1024 * 1024
 """Bytes of tables from which they are compressed: some 25,000 topics."""
 _LEVEL: Final = 1
-
-
-class ShippedAccounts(Protocol):
-    """The accounts of a leader."""
-
-    @property
-    def version(self) -> DataVersion:
-        """Grows with every change."""
-        ...
-
-    def texts(self) -> Mapping[str, str]:
-        """The texts of the files."""
-        ...
-
-    def check(self, connection: Connection, request: Command, /) -> None:
-        """Refuse a follower that may not have them.
-
-        Raises:
-            NoPermission: It may not.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -91,25 +72,25 @@ class FollowerLink:
     is_out: bool = False
     """Whether its copy does not count as in sync."""
     copied: int = -1
-    """The end of its durable copy, as far as it has said so."""
+    """The end of its durable copy, by its last report."""
     damaged_parts: int = 0
     verified_ms: int = 0
-    """When it had verified its whole log last; 0 before that."""
+    """When it last finished verifying its log; 0 before the first time."""
     can_lead: bool = True
     acknowledged: int = -1
-    """The position that it received last: it may show the log up to there."""
+    """The acknowledged position that it received last: readers there see the log up to it."""
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
-    first: tuple[DataVersion, DataVersion] | None = None
-    """The versions of the topics and groups in the answer that compared the histories."""
+    first: TableVersions | None = None
+    """The versions of the tables in the answer that compared the histories."""
     versions: TableVersions | None = None
-    """The versions of the tables that it was sent."""
+    """The versions of the tables that were sent to it."""
     taken: TableVersions | None = None
-    """The versions that it has saved: it asks again only then."""
+    """The versions that it has saved; its next request confirms them."""
     offsets_at: float = field(default=float("-inf"))
-    """When it got the offsets."""
+    """When the offsets were last sent to it."""
 
 
 class LogShipper:
@@ -118,55 +99,40 @@ class LogShipper:
     Args:
         store: The log.
         clock: For how long requests stay open.
-        versions: Returns the versions of the topics and groups.
-        tables: Returns the tables beside the log, without accounts.
-        table_parts: Returns their bytes, in parts.
-        topic_changes: Returns the changes of topics after a version; ``None`` if they are unknown.
-        accounts: The accounts.
+        tables: The tables beside the log.
         answers: What waits for the followers.
         refusal: Returns why a member may not follow; empty if it may.
-        verifier: Looks where damage is suspected.
+        verifier: Checks where damage is suspected.
     """
 
     def __init__(
         self,
         store: MessageStore,
         clock: Clock,
-        versions: Callable[[], tuple[DataVersion, DataVersion]],
-        tables: Callable[[], CopiedTables],
-        table_parts: Callable[[], Iterator[bytes]],
-        topic_changes: Callable[[DataVersion], TopicChanges | None],
-        accounts: ShippedAccounts,
-        answers: CopiedAnswers,
+        tables: LeaderTables,
+        answers: Acknowledgements,
         refusal: Callable[[str], str],
         verifier: LogVerifier,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._table_versions = versions
         self._tables = tables
-        self._table_parts = table_parts
         self._joins = LongRequests(
             [RequestCode.FOLLOW_LOG], self._join, clock, "requests of followers that join"
         )
-        self._topic_changes = topic_changes
-        self._accounts = accounts
         self._answers = answers
         self._refusal = refusal
         self._verifier = verifier
         self._older = self._newer = store.log.end
-        """Where the log ended before the last tick, and at the last one."""
+        """Where the log ended at the tick before the last one, and at the last one."""
         self._links: dict[str, FollowerLink] = {}
         self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
         self._show_timer: asyncio.TimerHandle | None = None
         self._ids = ReplicaIds()
 
-    def _versions(self) -> TableVersions:
-        return *self._table_versions(), self._accounts.version
-
     def figures(self) -> dict[str, int]:
-        """The connected followers, and how far the last of them is behind."""
+        """The connected followers, and how far behind the slowest one is."""
         end = self._store.log.end
         copied = [max(self._copied_to(member), 0) for member in self._links]
         return {
@@ -180,7 +146,7 @@ class LogShipper:
         return [self._entry(member) for member in sorted(members)]
 
     def successors(self) -> list[str]:
-        """The in-sync followers that could lead now, those that have the most first."""
+        """The in-sync followers that could lead now, the one with the longest copy first."""
         found = [
             member
             for member, link in self._links.items()
@@ -235,7 +201,9 @@ class LogShipper:
         if link.taken != link.versions:
             link.taken = link.versions
             self._changes.release()
-        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
+        is_behind = (
+            wanted.position < self._store.log.end or link.versions != self._tables.versions()
+        )
         if not link.is_shared or is_behind:
             return self._answer(request, wanted, link, is_shared=link.is_shared)
         link.open = request, wanted
@@ -250,14 +218,14 @@ class LogShipper:
             self._answers.note_epoch(wanted.epoch)
             raise NoPermission(
                 f"{wanted.member} has seen epoch {wanted.epoch}, and this leader has epoch "
-                f"{self._store.log.epoch}; it leads no more"
+                f"{self._store.log.epoch}; it no longer leads"
             )
         link = self._links.get(wanted.member)
         if link is None and self._answers.has_tokens:
             self._forget_namesakes(wanted.member)
         if link is None or link.connection is not connection or not wanted.waits:
-            self._accounts.check(connection, request)
-            # What it confirmed before, it still has.
+            self._tables.accounts.check(connection, request)
+            # The positions that it confirmed before still hold.
             link = self._links[wanted.member] = FollowerLink(connection)
         link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
         link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
@@ -274,10 +242,10 @@ class LogShipper:
         """Compare the histories, and send all tables: in parts, as they may be large."""
         wanted = request.read(FollowLog)
         link = self._link_of(connection, request, wanted)
-        # Its copy may end before these offsets; the first answer at the end has them again.
-        link.first = self._table_versions() if wanted.takes_changes else None
+        # Its copy may end before these offsets; the first answer at the log's end repeats them.
+        link.first = self._tables.versions() if wanted.takes_changes else None
         parts = []
-        for part in self._table_parts():
+        for part in self._tables.saved_parts():
             parts.append(part)
             yield
         is_deflated = wanted.takes_deflated and sum(map(len, parts)) > _DEFLATED_FROM
@@ -302,14 +270,14 @@ class LogShipper:
         return short_name(member) if self._answers.has_tokens else member
 
     def _forget_namesakes(self, member: str) -> None:
-        """Forget a member that lost its directory: it has another token behind its name now."""
+        """Forget a member that lost its directory: it returned with another token in its name."""
         for other in list(self._links):
             if other != member and self._name_of(other) == self._name_of(member):
                 del self._links[other]
                 self._answers.leave(other)
 
     def leave_removed(self) -> None:
-        """Ship nothing more to the members that may not follow any more."""
+        """Stop shipping to members that may no longer follow."""
         for member in sorted(self._links.keys() | self._answers.in_sync):
             if not (refusal := self._refusal(member)):
                 continue
@@ -337,8 +305,8 @@ class LogShipper:
         link.copied = copied.position
         if link.is_out:
             return
-        # Who joins has the tables that every member of the set has.
-        if copied.member in self._answers.awaited or link.taken == self._versions():
+        # A follower joins only with the tables that every member of the set has.
+        if copied.member in self._answers.awaited or link.taken == self._tables.versions():
             self._answers.note_copied(copied.member, copied.position)
 
     def fetch(self, connection: Connection, request: Command) -> bytes:
@@ -356,7 +324,7 @@ class LogShipper:
             raise InvalidParameter(
                 f"the log of this leader goes from {segments.start} to {segments.end}"
             )
-        # Its open request came before it found the damage.
+        # Its open request predates the damage.
         link.is_out, link.damaged_parts = True, max(1, link.damaged_parts)
         self._answers.leave(wanted.member)
         spans = self._whole_spans(wanted.position)
@@ -380,9 +348,9 @@ class LogShipper:
         return (head.position + head.size, head.epoch, head.checksum) == known
 
     def _refuse_doubt(self, wanted: FollowLog) -> None:
-        """Refuse to say that a span is not in this log if its head may be damaged here.
+        """Refuse to answer that a span is not in this log if its head may be damaged here.
 
-        A follower would cut what it has.
+        The follower would cut its intact copy.
         """
         segments, position = self._store.log.segments, wanted.position
         is_behind = position == segments.end
@@ -457,7 +425,6 @@ class LogShipper:
         if position == segments.end:
             return b""
         if position < self._older:
-            # What was just written needs no second look.
             return self._whole_spans(position)
         left = segments.extent_at(position).end - position
         data = segments.read(position, min(_SHIPPED_AT_ONCE, left))
@@ -471,7 +438,7 @@ class LogShipper:
         return data[:whole]
 
     def _whole_spans(self, position: int) -> bytes:
-        """Spans that are as they were written.
+        """Spans whose checksums are right.
 
         Raises:
             CorruptRecord: The one at this position is damaged.
@@ -492,19 +459,19 @@ class LogShipper:
     def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
         """The tables that the follower needs before the spans of the same answer, as JSON."""
         now = self._clock.monotonic()
-        versions = self._versions()
+        versions = self._tables.versions()
         is_changed = versions != link.versions
         has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
         if not has_offsets and not is_changed:
             return b""
         accounts = None if link.versions is None else link.versions[2]
         known, link.versions = link.versions or link.first, versions
-        every = self._tables()
-        # A large table that has not changed would cost both ends more than all else.
+        every = self._tables.saved()
+        # Only changed tables: a large one would cost both sides more than everything else.
         tables = CopiedTables()
         if known is None or known[0] != versions[0]:
             if known is not None and wanted.takes_changes:
-                tables.topic_changes = self._topic_changes(known[0])
+                tables.topic_changes = self._tables.topic_changes(known[0])
             if tables.topic_changes is None:
                 tables.topics = every.topics
         if known is None or known[1] != versions[1]:
@@ -513,14 +480,14 @@ class LogShipper:
             link.offsets_at = now
             tables.offsets, tables.floors = every.offsets, every.floors
         if accounts != versions[2]:
-            tables.accounts = self._accounts.texts()
+            tables.accounts = self._tables.accounts.texts()
         return tables.write()
 
     # Changes of the tables
 
     def hold_change(self, connection: Connection, answer: bytes) -> None:
         """Send an answer once every follower in the set has the tables as they are now."""
-        self._changes.hold(self._versions(), connection, answer)
+        self._changes.hold(self._tables.versions(), connection, answer)
         self.written()
         self._changes.release()
         self.watch()
@@ -586,7 +553,7 @@ class LogShipper:
 class ReplicaIds:
     """The ids of a leader's followers, from 1 on; 0 is the leader's own.
 
-    A member keeps its id as long as this leader leads. A new leader gives it the same id again,
+    A member keeps its id while this leader leads. Under a new leader it keeps the id as well,
     because the follower names the one that it had.
     """
 
@@ -598,7 +565,7 @@ class ReplicaIds:
 
         Args:
             member: Its name.
-            wanted: The id that it had before; 0 for none. It gets another one if a member has that.
+            wanted: The id that it had before, or 0. It gets another one if that is taken.
         """
         found = self._ids.get(member)
         if found is not None:
@@ -607,59 +574,3 @@ class ReplicaIds:
         free = next(number for number in range(1, len(taken) + 2) if number not in taken)
         self._ids[member] = found = wanted if wanted > 0 and wanted not in taken else free
         return found
-
-
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
-"""The versions of the topics, the groups and the accounts."""
-
-
-class HeldChange(NamedTuple):
-    """The answer to a change that the followers do not have yet."""
-
-    versions: TableVersions
-    connection: Connection
-    answer: bytes
-
-
-class HeldChanges:
-    """The answers that wait, oldest first.
-
-    Args:
-        answers: Knows which followers count, and whether this member leads.
-        taken_by: Returns the versions that a follower has saved; ``None`` if it has saved none.
-    """
-
-    def __init__(
-        self, answers: CopiedAnswers, taken_by: Callable[[str], TableVersions | None]
-    ) -> None:
-        self._answers = answers
-        self._taken_by = taken_by
-        self._held: deque[HeldChange] = deque()
-
-    @property
-    def are_held(self) -> bool:
-        """Whether an answer waits."""
-        return bool(self._held)
-
-    def hold(self, versions: TableVersions, connection: Connection, answer: bytes) -> None:
-        """Have an answer wait for followers with these versions at least."""
-        self._held.append(HeldChange(versions, connection, answer))
-
-    def release(self) -> None:
-        """Send the answers whose changes every follower in the set has."""
-        while self._held and self._answers.is_certain():
-            versions, connection, answer = self._held[0]
-            if not all(self._has(member, versions) for member in self._answers.awaited):
-                return
-            self._held.popleft()
-            connection.send(answer)
-
-    def _has(self, member: str, wanted: TableVersions) -> bool:
-        taken = self._taken_by(member)
-        return taken is not None and all(
-            own.counter >= version.counter for own, version in zip(taken, wanted, strict=True)
-        )
-
-    def clear(self) -> None:
-        """Give up: what is held is never answered."""
-        self._held.clear()

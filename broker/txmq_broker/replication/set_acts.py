@@ -1,4 +1,4 @@
-"""An operator's acts on a broker set: the member meant, refusals, and how a leader steps down."""
+"""An operator's acts on a broker set, why they are refused, and how a leader steps down."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ __all__ = [
     "removal_text",
 ]
 
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.25
+
 HAND_OVER: Final = "hand-over"
 REMOVE: Final = "remove"
 REJOIN: Final = "rejoin"
@@ -38,7 +42,7 @@ class KnownSet:
 
     leader: str
     members: frozenset[str]
-    """All members, also those that are not connected."""
+    """All members, connected or not."""
     in_sync: frozenset[str]
     """The connected followers that are in sync."""
     removed: dict[str, SetAct]
@@ -46,7 +50,7 @@ class KnownSet:
     min_in_sync: int
 
     def member_for(self, act: str, name: str, *, allow_refused_sends: bool) -> str:
-        """The member that an act is about.
+        """The member that an act refers to.
 
         Args:
             act: The act.
@@ -104,14 +108,14 @@ def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> st
     Args:
         name: Its whole name, or the one in its settings.
         members: The members of the set.
-        in_sync: Those that are in sync.
+        in_sync: The members that are in sync.
 
     Raises:
         InvalidParameter: The name is unknown, or it is ambiguous.
     """
     known = {*members, *in_sync}
     found = [member for member in known if name in (member, short_name(member))]
-    # Of two with one name in their settings, one has lost its directory.
+    # Two members with one name in their settings: one of them has lost its directory.
     found = [member for member in found if member in in_sync] or found
     if not found:
         near = get_close_matches(name, {*known, *map(short_name, known)}, 1)
@@ -123,7 +127,7 @@ def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> st
 
 
 def removal_text(member: str, removal: SetAct) -> str:
-    """The sentence about a member that was removed."""
+    """Says who removed a member, why, and how it can return."""
     return (
         f"{member} was removed from the set by {removal.operator}: {removal.reason}; to let it "
         f"follow again: txmq cluster rejoin {removal.member}"
@@ -131,7 +135,7 @@ def removal_text(member: str, removal: SetAct) -> str:
 
 
 def promotion_command(member: str, broker: str, coordinator: str) -> str:
-    """The command that has a member lead with what it has."""
+    """The command that lets a member lead with the log that it has."""
     return (
         f"txmq cluster promote {member} --broker {broker} --coordinator {coordinator} "
         "--allow-data-loss --reason TEXT"
@@ -142,11 +146,11 @@ def changed_by(act: SetAct, seen: View) -> View:
     """The state of a set after an act.
 
     Raises:
-        IllegalOperation: The member to hand over to is not in sync any more.
+        IllegalOperation: The member to hand over to is no longer in sync.
     """
     if act.act == HAND_OVER:
         if act.member not in seen.in_sync:
-            raise IllegalOperation(f"{act.member} is not in sync any more")
+            raise IllegalOperation(f"{act.member} is no longer in sync")
         return seen._replace(hand_over=act)
     others = tuple(one for one in seen.removed if one.member != act.member)
     if act.act == REJOIN:
@@ -166,17 +170,12 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-log = logging.getLogger(__name__)
-
-_RETRY_S: Final = 0.25
-
-
 class StepDown:
-    """The reasons of one leader to hand over.
+    """Hands over while there is a reason not to lead.
 
     Args:
-        leadership: What it hands over.
-        clock: For the record of the act.
+        leadership: The leadership to hand over.
+        clock: For the time in the record of the act.
         successors: Returns the followers that could lead now, the best one first.
     """
 
@@ -190,7 +189,7 @@ class StepDown:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, cause: str, reason: str) -> None:
-        """Note why this broker should not lead; without a reason, the cause is gone."""
+        """Note why this broker should not lead; an empty reason removes the cause."""
         if not reason:
             self._reasons.pop(cause, None)
             return

@@ -5,8 +5,8 @@ A check counts towards ``check_max`` once it has reached a producer: when the pr
 one transaction is logged, and the round continues.
 
 The schedule of the checks is in monotonic time, for any number of transactions. Transactions that
-come due together share a bucket, so a round costs only what is due. A transaction that was decided
-meanwhile stays in its bucket until the bucket is emptied.
+come due together share a bucket, so a round costs only what is due. A decided transaction stays in
+its bucket until the bucket is emptied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq_broker.core.check_history import DECIDED, LOST, SILENT, UNKNOWN, CheckHistory, CheckNote
 from txmq_broker.core.clients import Clients, Member
-from txmq_broker.core.coordinator import Coordinator
+from txmq_broker.core.transactions import Transactions
 from txmq_broker.store.message_store import Span
 from txmq_broker.store.pending_transactions import Half
 
@@ -71,7 +71,7 @@ class CheckOutlook(NamedTuple):
 
     checks: tuple[CheckNote, ...]
     next_ms: int
-    """When the broker asks again; 0 if it asks no more, or if the schedule is too long."""
+    """When the broker asks again; 0 if it will not, or if the schedule is too long to search."""
     waits_for_producer: bool
 
 
@@ -79,7 +79,7 @@ class _KeyQueue:
     """A first-in-first-out queue of keys, eight bytes each.
 
     Attributes:
-        keys: The keys, after some that were taken; empty once all were taken.
+        keys: The keys, the first of which may already be taken; empty once all are taken.
     """
 
     def __init__(self) -> None:
@@ -341,15 +341,15 @@ class Checker:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        transactions: Transactions,
         clients: Clients[Connection],
         clock: Clock,
         decision_ms: Callable[[], int],
     ) -> None:
         self.checks: Checks[Connection] = Checks()
         self.history = CheckHistory()
-        self._coordinator = coordinator
-        self._pending = coordinator.halves.pending
+        self._transactions = transactions
+        self._pending = transactions.halves.pending
         self._clients = clients
         self._clock = clock
         self._decision_ms = decision_ms
@@ -363,11 +363,11 @@ class Checker:
 
     @property
     def check_max(self) -> int:
-        """After so many checks without a decision a transaction is parked."""
-        return self._coordinator.settings.check_max
+        """The number of checks without a decision after which a transaction is parked."""
+        return self._transactions.settings.check_max
 
     def figures(self) -> dict[str, int]:
-        """What checks make the broker keep."""
+        """What the broker keeps for checks."""
         return {
             "checks_open": len(self.checks.asked),
         }
@@ -401,7 +401,7 @@ class Checker:
         if half.immunity_s:
             self._arm_immune(key, half.immunity_s, now)
         else:
-            self.checks.arm(key, now + self._coordinator.settings.timeout)
+            self.checks.arm(key, now + self._transactions.settings.timeout)
 
     def _arm_immune(self, key: int, seconds: int, now: float) -> bool:
         # In small steps: a transaction that is decided early must not stay in memory until the end.
@@ -413,7 +413,7 @@ class Checker:
 
     def published(self, span: Span) -> None:
         """Schedule the checks of new half messages, and end those of decided ones."""
-        checks, timeout = self.checks, self._coordinator.settings.timeout
+        checks, timeout = self.checks, self._transactions.settings.timeout
         if span.halves:
             now = self._clock.monotonic()
             is_next = False
@@ -456,7 +456,7 @@ class Checker:
         """Repeat the open checks of a connection that closed; they do not count."""
         now = self._clock.monotonic()
         for key in self.checks.lost(connection):
-            self._coordinator.tally.checks_lost += 1
+            self._transactions.tally.checks_lost += 1
             self.history.note_answer(key, LOST, self._clock.wall_ms())
             self.checks.arm_instead(key, now)
         self._wake.set()
@@ -466,7 +466,7 @@ class Checker:
         if self.checks.settle(key) is None:
             # There was no check, or another producer was asked before this answer came.
             return
-        self._coordinator.tally.checks_unknown += 1
+        self._transactions.tally.checks_unknown += 1
         self.history.note_answer(key, UNKNOWN, self._clock.wall_ms())
         half = self._pending.find(key)
         if half is not None:
@@ -482,18 +482,15 @@ class Checker:
 
     def outlook(self, key: int, half: Half | None) -> CheckOutlook:
         """The checks of a transaction; ``half`` is ``None`` if it is decided."""
-        checks = self.history.checks_of(key)
-        if half is None or (half.is_parked and key not in self._forced):
-            return CheckOutlook(checks, 0, waits_for_producer=False)
-        if key in self.checks.stranded.get(half.group, ()):
-            return CheckOutlook(checks, 0, waits_for_producer=True)
-        due = self.checks.due_of(key)
-        if due is None:
-            return CheckOutlook(checks, 0, waits_for_producer=False)
-        due = max(due, self._immune_until.get(key, due))
-        wait_s = max(0.0, due - self._clock.monotonic())
-        next_ms = self._clock.wall_ms() + int(wait_s * 1000)
-        return CheckOutlook(checks, next_ms, waits_for_producer=False)
+        checks, next_ms, waits = self.history.checks_of(key), 0, False
+        if half is not None and (not half.is_parked or key in self._forced):
+            waits = key in self.checks.stranded.get(half.group, ())
+            due = None if waits else self.checks.due_of(key)
+            if due is not None:
+                due = max(due, self._immune_until.get(key, due))
+                wait_s = max(0.0, due - self._clock.monotonic())
+                next_ms = self._clock.wall_ms() + int(wait_s * 1000)
+        return CheckOutlook(checks, next_ms, waits)
 
     # Checking
 
@@ -513,12 +510,12 @@ class Checker:
                     log.error("a check failed: %s", error)  # noqa: TRY400
                 else:
                     log.exception("a check failed")
-                self.checks.arm(key, now + self._coordinator.settings.check_interval)
+                self.checks.arm(key, now + self._transactions.settings.check_interval)
         return len(due)
 
     def _check(self, key: int, now: float) -> None:
         half = self._pending.find(key)
-        halves, interval = self._coordinator.halves, self._coordinator.settings.check_interval
+        halves, interval = self._transactions.halves, self._transactions.settings.check_interval
         if half is None:
             self._forced.discard(key)
             self.checks.forget(key)
@@ -537,7 +534,7 @@ class Checker:
             del self._immune_until[key]
         earlier = self.checks.settle(key)
         if earlier is not None and earlier.connection.active_at > earlier.at:
-            self._coordinator.tally.checks_unanswered += 1
+            self._transactions.tally.checks_unanswered += 1
             self.history.note_answer(key, SILENT, self._clock.wall_ms())
             half = self._spend(key, half)
             if half is None:
@@ -564,15 +561,15 @@ class Checker:
         self.checks.ask(key, member.connection, now)
         address = member.connection.address
         self.history.note_asked(key, self._clock.wall_ms(), member.client_id, address)
-        self.checks.arm(key, now + self._coordinator.settings.check_interval)
+        self.checks.arm(key, now + self._transactions.settings.check_interval)
 
     def _spend(self, key: int, half: Half) -> Half | None:
         """Count a check without a decision; returns the transaction unless it was parked."""
-        coordinator = self._coordinator
-        if coordinator.spend_check(key, half):
-            coordinator.park(key, half, self._decision_ms())
+        transactions = self._transactions
+        if transactions.spend_check(key, half):
+            transactions.park(key, self._decision_ms())
             return None
-        if half.is_parked and half.checks + 1 >= coordinator.settings.check_max:
+        if half.is_parked and half.checks + 1 >= transactions.settings.check_max:
             self._forced.discard(key)
             return None
         return msgspec.structs.replace(half, checks=half.checks + 1)
@@ -610,10 +607,10 @@ class Checker:
         return is_listening and self.checks.may_ask(connection)
 
     def _ask(self, half: Half, connection: Connection) -> None:
-        record = self._coordinator.halves.record_of(half)
+        record = self._transactions.halves.record_of(half)
         unique = properties.find(record.properties, properties.UNIQUE_KEY)
         more = f"{properties.CHECK_TIMES}\x01{half.checks + 1}\x02"
         shown = msgspec.structs.replace(record, properties=properties.join(record.properties, more))
         header = CheckState(half.offset, half.position, unique, unique, record.offset_id)
         connection.oneway(RequestCode.CHECK_TRANSACTION_STATE, header, body=records.pack(shown))
-        self._coordinator.tally.checks_sent += 1
+        self._transactions.tally.checks_sent += 1

@@ -2,8 +2,8 @@
 
 A turn ends when the loop calls the flusher again, which then writes the span; a large turn is
 written in parts. With ``flush = "sync"`` its answers wait until the disk confirms. Records staged
-meanwhile form the next span, which is written as soon as the disk is free. A failed sync stops the
-broker, because the state of the disk is then unknown.
+during a sync form the next span, which is written as soon as the disk is free. A failed sync stops
+the broker, because the state of the disk is then unknown.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ STUCK_S: Final = 1.0
 """If a sync takes longer, the disk is behind: sends are refused until it catches up."""
 
 _EARLY_SPAN_BYTES: Final = 384 * 1024
-"""What a span has about at most if no sync follows. Clients continue when it is answered, while the
-broker serves the rest; otherwise the two would take turns.
+"""Approximate maximum span size when syncing is off. Its clients continue once it is answered while
+the broker serves the rest; otherwise the two would take turns.
 """
 
 CHECKPOINT_RETRY_S: Final = 5.0
@@ -47,7 +47,7 @@ CHECKPOINT_RETRY_S: Final = 5.0
 
 
 Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
-"""The requests to answer once a span is durable, and their answers, by connection."""
+"""The requests of a span and their answers, sent once it is durable, by connection."""
 
 
 class UnsyncedSpan(NamedTuple):
@@ -117,7 +117,7 @@ class Flusher:
         self._began = 0.0
         """When the first turn of the next span began."""
         self._arrivals: deque[float] = deque()
-        """When the messages of each span arrived that is written and not released."""
+        """When the messages of each written span arrived, until the span is released."""
         self.send_times = durations()
         """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = durations()
@@ -137,7 +137,7 @@ class Flusher:
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
         self._finish = self.release
-        """What happens to a span once it is as durable as the settings want."""
+        """Called with a span once it is as durable as the settings require."""
 
     def figures(self) -> dict[str, int]:
         """What waits for the disk, and what was refused because of it since the start."""
@@ -214,7 +214,7 @@ class Flusher:
         raise refusal
 
     def turn_ms_of_run(self) -> int:
-        """:meth:`turn_ms` for several sends, or 0 if the next one will be refused."""
+        """:meth:`turn_ms` for several sends; 0 if they would be refused."""
         if not self._turn_ms or self._store.log.next_position > self.turn_end:
             self._begin_turn()
         return self._turn_ms
@@ -248,18 +248,18 @@ class Flusher:
         return None
 
     def decision_ms(self) -> int:
-        """The time stamp for decisions and deliveries: they free room, so no limit refuses them.
+        """The time stamp for decisions and deliveries, which free room, so no limit refuses them.
 
         Raises:
             ServiceUnavailable: The disk failed.
         """
         if self._turn_ms and self._store.log.next_position <= self.turn_end:
             return self._turn_ms
-        try:
-            return self.turn_ms()
-        except (BrokerBusy, ServiceUnavailable):
-            if self._failed:
-                raise
+        refusal = self._begin_turn()
+        if refusal is None:
+            return self._turn_ms
+        if self._failed:
+            raise refusal
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
             # Commits may copy messages, and a marker can address only so much of one span: write
             # it now.
@@ -391,7 +391,11 @@ class Flusher:
             self._unmarked = syncing.point
             asyncio.get_running_loop().call_soon(self._mark)
             durable = [self._waiting.popleft() for _ in range(syncing.covered)]
-            is_awaiting = self._copies is None and self._expect(syncing, durable)
+            answered = [connection for span in durable for connection in span.tickets]
+            now = self._clock.monotonic()
+            is_awaiting = self._copies is None and self._returning.expect(
+                now - syncing.since, answered, self._tickets, now
+            )
             if not is_awaiting:
                 # The next sync starts before these answers are sent.
                 self._end_turn()
@@ -406,11 +410,6 @@ class Flusher:
         point, self._unmarked = self._unmarked, None
         if point is not None:
             self._store.log.mark(point)
-
-    def _expect(self, syncing: RunningSync, durable: list[UnsyncedSpan]) -> bool:
-        now = self._clock.monotonic()
-        answered = [connection for span in durable for connection in span.tickets]
-        return self._returning.expect(now - syncing.since, answered, self._tickets, now)
 
     def _await_clients(self) -> None:
         """Start the next sync when the clients return. A timer of the loop is too coarse for it."""

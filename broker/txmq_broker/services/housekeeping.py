@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,15 +21,12 @@ from txmq.runtime.disk import Disk
 from txmq.text import quantity
 from txmq_broker.config import RetentionSettings
 from txmq_broker.core.admission import FULL, Admission
-from txmq_broker.core.groups import Groups
-from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
-from txmq_broker.core.topics import Topics
-from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.keeper import Keeper, Tables
+from txmq_broker.store.checkpoints import Age
 from txmq_broker.store.message_store import MessageStore
-from txmq_broker.store.retention import decide
 
-__all__ = ["Housekeeping", "local_time"]
+__all__ = ["Housekeeping", "RetentionVerdict", "local_time", "retention_verdict"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +39,10 @@ at most the messages that they reported in this time.
 """
 
 
+FORCED_PER_ROUND: Final = 10
+"""Files deleted early in one round: enough to free space, few enough for operators to react."""
+
+
 class Housekeeping:
     """The chores of one broker, and the floors of its queues after deletions."""
 
@@ -51,9 +52,7 @@ class Housekeeping:
         disk: Disk,
         clock: Clock,
         keeper: Keeper,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
+        tables: Tables,
         statistics: Statistics,
         admission: Admission,
         retention: RetentionSettings,
@@ -62,9 +61,7 @@ class Housekeeping:
         self._disk = disk
         self._clock = clock
         self._keeper = keeper
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics, self._groups, self._offsets = tables
         self._statistics = statistics
         self._admission = admission
         self.retention = retention
@@ -98,7 +95,7 @@ class Housekeeping:
     async def _next_save(self, began: float) -> float:
         """Wait until a second after the last save began, and return the time.
 
-        If it counted from its end, a slow disk would make the committed offsets older.
+        If the second counted from the end of the save, a slow disk would make the offsets older.
         """
         await asyncio.sleep(max(0.0, began + SAVE_S - self._clock.monotonic()))
         return self._clock.monotonic()
@@ -202,7 +199,7 @@ class Housekeeping:
         files = self._store.checkpoints.completed_files()
         now_ms = self._clock.wall_ms()
         hour = local_time(self._clock).hour
-        verdict = decide(settings, files, now_ms, hour, used, self._pinned())
+        verdict = retention_verdict(settings, files, now_ms, hour, used, self._pinned())
         self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
         self._admit(verdict.refuse_sends, settings.refuse_above, used)
         if verdict.delete:
@@ -224,19 +221,60 @@ class Housekeeping:
     def _admit_halves(self, refuse: bool, mark: float) -> None:
         if refuse:
             reason = f"the disk is more than {mark:.0%} full; the rest is for decisions"
-            if self._admission.refuse_halves(FULL, reason):
+            if self._admission.set_cause(FULL, reason, halves_only=True):
                 log.error("refusing half messages: the disk is more than %.0f%% full", mark * 100)
-        elif self._admission.lift_halves(FULL):
+        elif self._admission.clear_cause(FULL, halves_only=True):
             log.info("taking half messages again")
 
     def _admit(self, refuse: bool, mark: float, used: float) -> None:
         if refuse:
-            if self._admission.refuse(FULL, f"the disk is more than {mark:.0%} full"):
+            if self._admission.set_cause(FULL, f"the disk is more than {mark:.0%} full"):
                 log.error("refusing sends: the disk is %.1f%% full", used * 100)
-        elif self._admission.lift(FULL):
+        elif self._admission.clear_cause(FULL):
             log.info("taking sends again: the disk is %.1f%% full", used * 100)
 
 
 def local_time(clock: Clock) -> datetime:
     """The time in an operator's own hours and days."""
     return datetime.fromtimestamp(clock.wall_ms() / 1000)  # noqa: DTZ006
+
+
+class RetentionVerdict(NamedTuple):
+    """What to do about the log's files and the room on its disk now."""
+
+    delete: int
+    """The number of the oldest files to delete."""
+    refuse_sends: bool
+
+
+def retention_verdict(
+    settings: RetentionSettings,
+    files: Sequence[Age],
+    now_ms: int,
+    hour: int,
+    disk_used: float,
+    pinned: int | None = None,
+) -> RetentionVerdict:
+    """Decide which old files of the log to delete, and whether to refuse sends.
+
+    Args:
+        settings: The marks.
+        files: The complete files, oldest first, without the current one.
+        now_ms: The wall clock.
+        hour: The hour of the day, 0 to 23.
+        disk_used: The used part of the disk, 0.0 to 1.0.
+        pinned: A log position that must stay readable, such as an undecided transaction's.
+    """
+    hours = {int(part) for part in settings.delete_at.split(";") if part.strip().isdecimal()}
+    oldest_kept = now_ms - int(settings.keep * 1000)
+    may_delete = hour in hours or disk_used > settings.delete_above
+    forced = FORCED_PER_ROUND if disk_used > settings.force_above else 0
+    delete = 0
+    for file in files:
+        if pinned is not None and file.end > pinned:
+            break
+        is_old = file.last_ms < oldest_kept
+        if not (is_old and may_delete) and delete >= forced:
+            break
+        delete += 1
+    return RetentionVerdict(delete, disk_used > settings.refuse_above)

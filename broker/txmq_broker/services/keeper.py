@@ -9,8 +9,8 @@ All four files exist after a directory's first start, so a missing file was dele
 
 Encoding and writing 100,000 topics holds up all clients for 40 ms. So with many topics a change
 writes only ``topics-changes.json``, which has everything that changed since ``topics.json``
-was written, and a thread writes ``topics.json`` anew from time to time. What the changes say always
-holds, so nothing depends on whether ``topics.json`` has them, too.
+was written, and a thread rewrites ``topics.json`` from time to time. The changes always take
+precedence, so it does not matter whether ``topics.json`` has them too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.services.table_saves import TableSaves, run_in_thread
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["CopyState", "Floors", "Keeper"]
+__all__ = ["CopyState", "Floors", "Keeper", "Tables"]
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,14 @@ class CopyState(Body):
     else, and should not lead before they are repaired."""
 
 
+class Tables(NamedTuple):
+    """The small tables that clients change."""
+
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+
+
 class Keeper:
     """Loads and saves the small tables.
 
@@ -141,7 +149,7 @@ class Keeper:
         self._adopted: dict[CheckedFile, Body] = {}
         self._adopted_topics: TopicConfigs | None = None
         self._changed: dict[str, TopicConfig | None] = {}
-        """What ``topics-changes.json`` has to say; ``None`` for deleted topics."""
+        """The content of ``topics-changes.json``; ``None`` for deleted topics."""
         self.has_changes = False
         """Whether ``topics.json`` needs that file."""
         self._group_saves = TableSaves(self._groups, disk)
@@ -162,7 +170,7 @@ class Keeper:
             return saved
         changes = self._load(self._topic_changes, TopicChanges)
         if self._topic_changes not in self._loaded:
-            return saved  # It is lost, and that was accepted.
+            return saved  # The file is lost, and the operator accepted the loss.
         if changes.data_version.counter < saved.data_version.counter:
             raise DamagedFile(
                 self._topic_changes.path,
@@ -261,7 +269,7 @@ class Keeper:
         """Write the files that are missing or damaged, or differ from memory.
 
         Raises:
-            OSError: The disk refuses one of them; the others are written all the same.
+            OSError: The disk refuses one of them; the others are written nevertheless.
         """
         refused: OSError | None = None
         saved = topics.saved()
@@ -272,7 +280,7 @@ class Keeper:
             (self._floors, Floors(floors, self._log_end)),
         ]
         if self.has_changes:
-            # A start may have restored system topics that the file calls deleted or otherwise.
+            # A start may have restored system topics that the file lists as deleted or changed.
             table = saved.topic_config_table
             self._changed = {name: table.get(name) for name in self._changed}
             tables.insert(0, (self._topic_changes, _changes(saved.data_version, self._changed)))

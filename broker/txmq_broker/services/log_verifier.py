@@ -32,8 +32,8 @@ _PIECE_BYTES: Final = 64 * 1024
 _PAUSE_S: Final = 10.0
 """The pause between two rounds, which matters only for small logs."""
 _REST: Final = 9
-"""How much longer than its reading the pause after a piece is at least: many small spans take more
-time than their bytes suggest, and a busy disk is left to others.
+"""The pause after a piece takes at least nine times as long as reading it: many small spans take
+more time than their bytes suggest, and a busy disk is left to others.
 """
 
 
@@ -43,7 +43,7 @@ class LogVerifier:
     Args:
         disk: The directory.
         clock: For the pace, and for the time of the last round.
-        bytes_per_second: How fast it reads at most; 0 for no rounds.
+        bytes_per_second: The highest rate of reading; 0 for no rounds.
         current: Returns the log; ``None`` while it is not open.
         damaged: Receives what is found.
 

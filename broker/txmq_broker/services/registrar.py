@@ -45,13 +45,13 @@ RETRY_S: Final = 1.0
 """The pause before the next registration after a failed one or a broken connection."""
 
 PAUSE_PER_TOPIC_S: Final = 0.0001
-"""The pause after a registration, for each topic; one costs both ends some 5 microseconds."""
+"""The pause after a registration, for each topic; each costs both ends about 5 microseconds."""
 
 TIMEOUT_S: Final = 3.0
 
 
 def registration_of(identity: Identity) -> BrokerRegistration:
-    """The facts that a name server receives about a broker, beside its topics."""
+    """What a name server receives about a broker, apart from its topics."""
     return BrokerRegistration(
         identity.name,
         identity.address,

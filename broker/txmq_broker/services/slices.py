@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SLICE_S: Final = 0.002
-"""How long work goes on before requests are served."""
+"""How long a slice of work takes before requests are served."""
 
 
 class Pause:
@@ -165,7 +165,7 @@ class LongAnswers:
         self._clock = clock
 
     def handler(self, code: int, steps_of: StepsOf, size: Callable[[], int]) -> Handler:
-        """A handler that serves a request at once if its table is small, and else in parts.
+        """A handler that serves a request at once if its table is small, otherwise in parts.
 
         Args:
             code: The code of the request.
@@ -189,7 +189,7 @@ class LongAnswers:
 
 
 def whole(steps: Generator[None, None, T]) -> T:
-    """Take all steps in one go, and return their result."""
+    """Take all steps at once, and return their result."""
     while True:
         try:
             next(steps)

@@ -59,7 +59,7 @@ class TableSaves:
         Args:
             owner: The identity of the directory.
             empty: The body of the file with the empty table.
-            rows: The rows of the table as they are now. Their values may change meanwhile.
+            rows: The rows of the table as they are now. Their values may change during the save.
             finish: Returns the text to save.
 
         Raises:

@@ -2,9 +2,8 @@
 
 A topic must be on disk before its first message is: a restart must know all topics with messages.
 Each save writes the whole table, so a few topics are saved one by one, and a flood of new topics
-together, twice a second. Meanwhile the requests that need them wait, unserved: none of them
-has changed anything, so a crash loses nothing that was answered. After the save they are served
-from the beginning.
+together, twice a second. The requests that need them wait for the save and are then served from the
+beginning. Until then they change nothing, so a crash loses nothing that was answered.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from txmq.protocol.command import Command, answer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher, Postponed
 from txmq.runtime.clock import Clock
-from txmq_broker.core.rate_limit import RateLimit
+from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.topics import Topics, check_name
 
 __all__ = ["TopicCreator"]
@@ -68,7 +67,7 @@ class TopicCreator:
         self._timer: asyncio.TimerHandle | None = None
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep, and what it refused them since the start."""
+        """What the broker keeps for clients, and what it refused them since the start."""
         return {
             "topics": len(self._topics),
             "topics_refused": self._topics.refused,
@@ -110,7 +109,7 @@ class TopicCreator:
         raise Postponed(self._postpone)
 
     def close(self) -> None:
-        """Forget what waits; its connections are about to close."""
+        """Drop the waiting requests; their connections are about to close."""
         if self._timer is not None:
             self._timer.cancel()
 

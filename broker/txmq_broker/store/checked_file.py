@@ -1,4 +1,4 @@
-"""A small file beside the log, with a checksum and a predecessor; each save replaces all of it.
+"""A small file with a checksum and a predecessor; each save replaces all of it.
 
 A save keeps the replaced file as the predecessor, ``topics.json.old``. For tables that must not
 lose a change, the predecessor has the same text as the file itself.

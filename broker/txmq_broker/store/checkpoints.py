@@ -11,9 +11,26 @@ from txmq_broker.store.index_file import Chunk, IndexFile, LogRange, draft, path
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.segments import Extent
 from txmq_broker.store.queue_store import QueueStore
-from txmq_broker.store.retention import Age
 
-__all__ = ["Checkpoint", "Checkpoints"]
+__all__ = ["Age", "Checkpoint", "Checkpoints", "StoreParts"]
+
+
+class Age(NamedTuple):
+    """A complete file of the log, and the store time of its last message."""
+
+    start: int
+    end: int
+    last_ms: int
+
+
+class StoreParts(NamedTuple):
+    """The log of a store with its indexes in memory."""
+
+    disk: Disk
+    log: CommitLog
+    queues: QueueStore
+    halves: HalfStore
+    delays: DelayStore
 
 
 class Checkpoint(NamedTuple):
@@ -34,20 +51,8 @@ class Checkpoints:
         file_ms: The store time of each segment's last message.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        log: CommitLog,
-        queues: QueueStore,
-        halves: HalfStore,
-        delays: DelayStore,
-        every: int,
-    ) -> None:
-        self._disk = disk
-        self._log = log
-        self._queues = queues
-        self._halves = halves
-        self._delays = delays
+    def __init__(self, parts: StoreParts, every: int) -> None:
+        self._disk, self._log, self._queues, self._halves, self._delays = parts
         self._every = every
         self.indexes: dict[int, IndexFile] = {}
         self.checkpointed = 0

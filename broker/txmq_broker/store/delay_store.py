@@ -9,15 +9,16 @@ show which messages have left a line, so a restart neither loses nor repeats a m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, RemoteProtocolError, ServiceUnavailable
+from txmq.limits import WAITING_RETRIES_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
-from txmq.protocol.topics import WAITING_TOPICS
+from txmq.protocol.topics import RETRY, WAITING_TOPICS
 from txmq_broker.store.delay_lines import RECALLS, DelayLines, Line, LineState
 from txmq_broker.store.due_messages import (
     Due,
@@ -29,10 +30,82 @@ from txmq_broker.store.due_messages import (
     where_of,
 )
 from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
-from txmq_broker.store.retry_tally import Retry, RetryTally, retry_of
+from txmq_broker.store.queue_store import Entry, QueueStore, key_hashes_in, topic_seed
 
-__all__ = ["DelayStore", "Delayed", "Unstored"]
+__all__ = ["DelayStore", "Delayed", "Retry", "RetryTally", "Unstored", "retry_of"]
+
+_NOBODY: Final[Mapping[tuple[str, int], int]] = {}
+
+
+class Retry(NamedTuple):
+    """A retry for which messages wait: whose, of which topic, and which attempt."""
+
+    group: str
+    topic: str
+    """The topic that the group received the message from; empty beyond the limit."""
+    number: int
+    """1 for the first retry; 0 beyond the limit."""
+
+
+def retry_of(topic: str, attempts: int, text: str) -> Retry | None:
+    """The retry that a delayed message for this topic waits for, or ``None``.
+
+    Args:
+        topic: The topic that the message goes to when it is due.
+        attempts: How often its group has failed.
+        text: Its properties.
+    """
+    if not topic.startswith(RETRY):
+        return None
+    return Retry(
+        topic.removeprefix(RETRY), properties.find(text, properties.RETRY_TOPIC) or "", attempts
+    )
+
+
+class RetryTally:
+    """The number of waiting messages by group, topic and retry."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[tuple[str, int], int]] = {}
+        self._kinds = 0
+
+    def add(self, retry: Retry) -> None:
+        """Count a message that began to wait."""
+        counts = self._groups.setdefault(retry.group, {})
+        kind = retry.topic, retry.number
+        if kind not in counts:
+            # Properties name the topic, so a sender could make as many kinds as messages.
+            kind = kind if self._kinds < WAITING_RETRIES_MAX else ("", 0)
+            self._kinds += kind not in counts
+        counts[kind] = counts.get(kind, 0) + 1
+
+    def remove(self, retry: Retry) -> None:
+        """Count a message that no longer waits."""
+        counts = self._groups.get(retry.group, {})
+        kind = retry.topic, retry.number
+        kind = kind if kind in counts else ("", 0)
+        if kind not in counts:
+            return
+        counts[kind] -= 1
+        if not counts[kind]:
+            del counts[kind]
+            self._kinds -= 1
+        if not counts:
+            del self._groups[retry.group]
+
+    def of_group(self, group: str, topics: Collection[str] = ()) -> dict[int, int]:
+        """The messages that wait for each retry of a group, in all topics or in some."""
+        found: dict[int, int] = {}
+        for (topic, number), count in sorted(self._groups.get(group, _NOBODY).items()):
+            if not topics or topic in topics:
+                found[number] = found.get(number, 0) + count
+        return dict(sorted(found.items()))
+
+    def totals(self) -> Iterator[tuple[str, int]]:
+        """The messages that wait, by group."""
+        for group, counts in list(self._groups.items()):
+            yield group, sum(counts.values())
+
 
 _READ_AT_ONCE: Final = 4096
 _NEVER: Final = 1 << 62
@@ -45,7 +118,7 @@ class Delayed(NamedTuple):
     left: list[Due]
     recalled: list[Due]
     retries: dict[int, Retry]
-    """Those of them that wait for a retry, by place."""
+    """The retries among them, by place."""
 
 
 class Unstored(NamedTuple):
@@ -78,7 +151,7 @@ class DelayStore(DelayLines):
         self._gone: set[int] = set()
         """The places of recalled messages that may still be in a line."""
         self._going: set[int] = set()
-        """The same for recalls that are not durable yet."""
+        """The places of messages whose recall is not durable yet."""
         self._waiting_retries = RetryTally()
         self._uncounted: dict[int, range] = {}
         """The places of each line that the count of retries has not reached since the start."""
@@ -97,7 +170,7 @@ class DelayStore(DelayLines):
         postmark, flag, body, data = message
         queue = line.queue
         seed = topic_seed(queue.topic)
-        hashes = tuple([key_hash(seed, key) for key in keys_in(data.decode())])
+        hashes = key_hashes_in(seed, data.decode())
         tail = records.tail_of(records.topic_field(queue.topic), data)
         stamp = (*postmark[:6], due_ms)
         new = (queue, stamp, flag, body, tail, due_ms, hashes, None)

@@ -3,8 +3,8 @@
 A message waits in a line, which is a queue of one of the broker's own topics. Its entry there holds
 its due time, so a start can read the lines and rebuild this table. Messages leave a line in the
 order of their due times; equal ones leave in the order of arrival. So the place of the last message
-that left shows that all earlier ones have left too, which makes a restart exact. For the same
-reason a message must not join a line from which a later one has already left.
+that left shows that all earlier ones have left too, which makes a restart exact. That is also why a
+message must not join a line from which a later one has already left.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class EqualRecords:
 
 
 def checksums_of(data: bytes, size: int, count: int) -> tuple[int, ...]:
-    """The checksums of so many parts of this size.
+    """The checksums of ``count`` parts of this size.
 
     Raises:
         struct.error: Several parts have another size.

@@ -28,7 +28,7 @@ QueueOffsets = Mapping[str, Mapping[int, int]]
 
 
 class Evidence(NamedTuple):
-    """The facts that the files beside the log prove."""
+    """The facts that other files than the log prove."""
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from txmq.errors import CorruptRecord, RemoteProtocolError
-from txmq.protocol import java, properties
+from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
@@ -26,8 +25,8 @@ from txmq_broker.store.queue_store import (
     ConsumeQueue,
     Entry,
     QueueStore,
-    key_hash,
-    keys_in,
+    key_hashes_in,
+    tags_code_in,
     topic_seed,
 )
 
@@ -37,9 +36,6 @@ __all__ = [
     "moved",
     "seconds_in",
 ]
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 
 _NOWHERE: Final = bytes(8)
 _BODY_CRC: Final = records.CRC_AT
@@ -91,14 +87,12 @@ class HalfReader:
             _, size, tags_code, checksum = known[1]
         elif is_body_whole and record.queue_offset < self.half_queue.min_offset:
             # A crash came before its file could be deleted.
-            tag = properties.find(text, properties.TAGS)
-            size, tags_code = len(data), java.string_hash(tag) if tag else 0
+            size, tags_code = len(data), tags_code_in(text)
             checksum = crc32(data) ^ HIDDEN
         else:
             raise CorruptRecord(position, "the half queue has no half message there")
         if is_body_whole and crc32(data) ^ HIDDEN != checksum:
             raise CorruptRecord(position, _HALF_DIFFERS)
-        seed = topic_seed(record.topic)
         half = Half(
             offset=record.queue_offset,
             position=position,
@@ -108,7 +102,7 @@ class HalfReader:
             queue=self.queues.queue(record.topic, record.queue_id),
             group=properties.find(text, properties.PRODUCER_GROUP) or "",
             origin="",
-            key_hashes=tuple([key_hash(seed, key) for key in keys_in(text)]),
+            key_hashes=key_hashes_in(topic_seed(record.topic), text),
             immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
         )
         return half, properties.find(text, properties.UNIQUE_KEY) or ""
@@ -170,7 +164,7 @@ class HalfReader:
             except CorruptRecord:
                 return None
             # A commit in a later file has written the message again.
-            if record.sys_flag & _TYPE_BITS != _PREPARED:
+            if record.sys_flag & records.TYPE_BITS != records.PREPARED:
                 position = record.prepared_position
                 if not position:
                     return None
@@ -199,7 +193,7 @@ class HalfReader:
             CorruptRecord: It differs from what was stored.
         """
         record, _ = _unpacked(self._read_half(half), half.position)
-        return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
+        return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~records.TYPE_BITS)
 
     def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
         """The record for an entry with an inverted checksum, in the form that readers of a queue
@@ -216,7 +210,7 @@ class HalfReader:
             if crc32(data) ^ HIDDEN != checksum:
                 raise CorruptRecord(position, _HALF_DIFFERS)
             record, _ = _unpacked(data, position)
-            flags = record.sys_flag & ~_TYPE_BITS
+            flags = record.sys_flag & ~records.TYPE_BITS
             return records.pack(moved(_with_real_place(record), HALF_TOPIC, sys_flag=flags))
         decision = self._marker_at(position)
         if decision is None:
@@ -266,7 +260,7 @@ class HalfReader:
             return len(head) >= MARKER_BYTES
         return (
             len(head) >= records.SMALLEST
-            and head[records.SYS_FLAG_AT + 3] & _TYPE_BITS == _PREPARED
+            and head[records.SYS_FLAG_AT + 3] & records.TYPE_BITS == records.PREPARED
         )
 
     def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:

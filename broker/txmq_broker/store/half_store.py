@@ -11,16 +11,14 @@ import logging
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from txmq.errors import CorruptRecord
 from txmq.limits import RECALLED_TRANSACTIONS, RECENT_TRANSACTIONS, SPAN_BYTES_MAX
-from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import (
     HEAD_BYTES,
@@ -39,7 +37,15 @@ from txmq_broker.store.pending_transactions import (
     Shared,
     transaction_key,
 )
-from txmq_broker.store.queue_store import ENTRY, HIDDEN, ConsumeQueue, NewRecord, Place, QueueStore
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    HIDDEN,
+    ConsumeQueue,
+    NewRecord,
+    Place,
+    QueueStore,
+    tags_code_in,
+)
 
 __all__ = ["Closing", "HalfStore", "NewDecision", "NewHalf", "Opening", "RecentDecision"]
 
@@ -50,9 +56,7 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.ROLLED_BACK,
     DecisionKind.PARKED,
 )
-"""Used for every END, because looking up an enum member is slow."""
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+"""Names for the hot path, because looking up an enum member is slow."""
 
 
 class RecentDecision(NamedTuple):
@@ -64,14 +68,14 @@ class RecentDecision(NamedTuple):
 
 
 NewHalf: TypeAlias = tuple[int, int, str, str, int]
-"""What a run of new records says of a half message in it: its index in the run, its transaction's
-key, its group, the client that sent it, and the seconds without checks that it wants.
+"""A half message in a run of new records: its index in the run, its transaction's key, its group,
+the client that sent it, and for how many seconds it wants no check.
 """
 
 NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
-"""A decision that has no place yet: the key of an open transaction and what
-:meth:`PendingTransactions.read` finds there, the kind and the source of the decision, and an
-operator's reason.
+"""A decision without a place in the log: the key of an open transaction and the result of
+:meth:`PendingTransactions.read` for it, the kind and the source of the decision, and an operator's
+reason.
 """
 
 
@@ -82,7 +86,7 @@ class Opening(NamedTuple):
     """Their transactions' keys."""
     positions: list[int]
     immune: dict[int, int]
-    """The seconds without checks, by key, of those that want some."""
+    """For how many seconds each wants no check, by key; only of those that say so."""
 
 
 class Closing(NamedTuple):
@@ -233,7 +237,7 @@ class HalfStore(HalfReader):
         shown = records.committed(data, queue.next_offset, position, now_ms, half.position)
         if is_parking:
             record, _ = records.unpack(shown)
-            flags = record.sys_flag & ~_TYPE_BITS
+            flags = record.sys_flag & ~records.TYPE_BITS
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
         self.log.stage((shown,), len(shown), now_ms)
         entry = ENTRY.pack(position, len(shown), half.tags_code, crc32(shown))
@@ -291,9 +295,8 @@ class HalfStore(HalfReader):
 
     def found_half(self, record: Record, data: bytes) -> bool:
         """Add a half message found in the log; return false if it does not follow the last one."""
-        tag = properties.find(record.properties, properties.TAGS)
-        code = java.string_hash(tag) if tag else 0
-        entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
+        tags_code = tags_code_in(record.properties)
+        entry = (record.position, len(data), tags_code, crc32(data) ^ HIDDEN)
         self._open[record.position] = False
         self.pending.opened.append(record.position)
         return self.half_queue.restore(record.queue_offset, entry)
@@ -354,7 +357,7 @@ class HalfStore(HalfReader):
         self._recall()
 
     def _unknown_half(self, position: int, error: CorruptRecord) -> Half:
-        """An open half message that tells neither its queue nor its group any more.
+        """An open half message whose queue and group can no longer be read.
 
         Its transaction is parked. An operator can roll it back; a commit would have to read it.
 
@@ -387,7 +390,7 @@ class HalfStore(HalfReader):
             if len(self.recent) >= RECENT_TRANSACTIONS // 2:
                 self.older, self.recent = self.recent, {}
             for entry in entries:
-                # The error is raised where somebody reads the damaged message itself.
+                # Reading the damaged message itself raises the error.
                 with suppress(CorruptRecord):
                     self._recall_decision(self._decision_at(entry))
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord
-from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
+from txmq.protocol.record import PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
 from txmq_broker.store.index_file import Chunk, IndexFile
@@ -27,16 +25,14 @@ from txmq_broker.store.queue_store import (
     HIDDEN,
     POSITION_BYTES,
     Entry,
-    key_hash,
-    keys_in,
+    key_hashes_in,
+    tags_code_in,
     topic_seed,
 )
 
 __all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "RangeEntries", "indexed"]
 
 _POSITION_BITS = 64
-_TYPE_BITS = int(SysFlag.ROLLED_BACK)
-_PREPARED = int(SysFlag.PREPARED)
 
 QueueKey: TypeAlias = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -77,16 +73,21 @@ def indexed(find_half: HalfFinder, found: Found, position: int, data: bytes) -> 
         half = find_half(found.half_position) if found.queue_offset >= 0 else None
         if half is not None:
             record, half_data = half
-            entry = (position, len(half_data), _tags_code(record), crc32(half_data) ^ HIDDEN)
+            entry = (
+                position,
+                len(half_data),
+                tags_code_in(record.properties),
+                crc32(half_data) ^ HIDDEN,
+            )
             queue = (record.topic, record.queue_id)
             yield Indexed(queue, found.queue_offset, entry, _keys(record), must_have_keys=True)
         return
-    if found.sys_flag & _TYPE_BITS == _PREPARED:
-        entry = (position, len(data), _tags_code(found), crc32(data) ^ HIDDEN)
+    if found.sys_flag & TYPE_BITS == PREPARED:
+        entry = (position, len(data), tags_code_in(found.properties), crc32(data) ^ HIDDEN)
         yield Indexed((HALF_TOPIC, 0), found.queue_offset, entry, (), must_have_keys=True)
         return
     is_waiting = found.topic in WAITING_TOPICS
-    code = found.prepared_position if is_waiting else _tags_code(found)
+    code = found.prepared_position if is_waiting else tags_code_in(found.properties)
     yield Indexed(
         (found.topic, found.queue_id),
         found.queue_offset,
@@ -96,14 +97,8 @@ def indexed(find_half: HalfFinder, found: Found, position: int, data: bytes) -> 
     )
 
 
-def _tags_code(record: Record) -> int:
-    tag = properties.find(record.properties, properties.TAGS)
-    return java.string_hash(tag) if tag else 0
-
-
 def _keys(record: Record) -> tuple[int, ...]:
-    seed = topic_seed(record.topic)
-    return tuple([key_hash(seed, key) for key in keys_in(record.properties)])
+    return key_hashes_in(topic_seed(record.topic), record.properties)
 
 
 class RangeEntries:
@@ -131,7 +126,7 @@ class RangeEntries:
                 self._changes.note_parked(position, found.half_position)
             else:
                 self._changes.note_closed(position, found.half_position)
-        elif isinstance(found, Record) and found.sys_flag & _TYPE_BITS == _PREPARED:
+        elif isinstance(found, Record) and found.sys_flag & TYPE_BITS == PREPARED:
             self._changes.opened.append(position)
 
     def compare(

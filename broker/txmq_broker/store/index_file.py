@@ -1,4 +1,4 @@
-"""Index files: one beside each segment of the log, a row of chunks, each covering a part of it.
+"""Index files: one for each segment of the log, a row of chunks that each cover a part of it.
 
 A chunk holds the consume-queue entries and keys of its part, the half messages that were opened,
 decided or parked in it, and the states of the lines of delayed messages at its end. The last intact
@@ -27,8 +27,15 @@ from txmq.protocol.span import name_of
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.pending_transactions import Changes
-from txmq_broker.store.queue_store import ENTRY, ENTRY_BYTES, Block, ConsumeQueue, KeyIndex, KeyRun
-from txmq_broker.store.sealed_bytes import SealedBytes
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    ENTRY_BYTES,
+    Block,
+    ConsumeQueue,
+    KeyIndex,
+    KeyRun,
+    SealedBytes,
+)
 
 __all__ = [
     "Chunk",
@@ -230,7 +237,7 @@ class IndexFile:
     def harden(self, chunk: Chunk) -> None:
         """Make a found chunk durable, because its earlier sync may have failed.
 
-        A full disk may refuse that. The chunk is readable meanwhile, and is made durable before
+        A full disk may refuse that. The chunk is readable at once, and is made durable before
         another one is written after it.
         """
         self._unhardened = chunk

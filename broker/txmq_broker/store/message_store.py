@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
-from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
+from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError, TxmqError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, SpanHead, found_in
 from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
+from txmq.text import RepeatedLines
 from txmq_broker.config import StoreSettings
-from txmq_broker.store.checkpoints import Checkpoints
-from txmq_broker.store.damage import MetDamage
+from txmq_broker.store.checkpoints import Checkpoints, StoreParts
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, NewHalf, Opening
@@ -33,10 +34,11 @@ from txmq_broker.store.queue_store import (
     key_hash,
     topic_seed,
 )
-from txmq_broker.store.record_restorer import RecordRestorer
-from txmq_broker.store.start import Recovery, Start
+from txmq_broker.store.start import RecordRestorer, Recovery, Start
 
-__all__ = ["MessageStore", "Span"]
+__all__ = ["MessageStore", "MetDamage", "Span"]
+
+log = logging.getLogger(__name__)
 
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
@@ -58,6 +60,33 @@ class Span(NamedTuple):
     last_ms: int
 
 
+class MetDamage:
+    """Counts reads that met damage, and reports them.
+
+    Attributes:
+        reads: The number of reads that met damage since the start.
+        found: Called for each of them with the position of the damage in the log. A member of a
+            broker set has another copy to read from; by default nothing happens.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.found: Callable[[int], None] = lambda _position: None
+        self._lines = RepeatedLines()
+
+    def note(self, error: CorruptRecord) -> None:
+        """Note that a read met damage; the log has a line for each place, not for each read."""
+        self.reads += 1
+        if (times := self._lines.note(str(error.position))) is not None:
+            log.error("%s%s", error, times)
+        self.found(error.position)
+
+    def note_error(self, error: TxmqError) -> None:
+        """Note an error that ended a request, if the cause is damage."""
+        if isinstance(error, CorruptRecord):
+            self.note(error)
+
+
 class MessageStore:
     """Appends records, publishes them to queues, and reads them back.
 
@@ -65,7 +94,8 @@ class MessageStore:
     would add one more call.
 
     Attributes:
-        damage: Notes the damage that requests meet; who catches a :class:`CorruptRecord` calls it.
+        damage: Counts the damage that requests meet; whatever catches a :class:`CorruptRecord`
+            notes it there.
     """
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
@@ -77,12 +107,9 @@ class MessageStore:
         self.queues = QueueStore(self.log)
         self.halves = HalfStore(self.log, self.queues)
         self.delays = DelayStore(self.log, self.queues)
-        self.checkpoints = Checkpoints(
-            disk, self.log, self.queues, self.halves, self.delays, settings.checkpoint_every
-        )
-        self._restorer = RecordRestorer(
-            self.log, self.queues, self.halves, self.delays, self.checkpoints
-        )
+        self._parts = StoreParts(disk, self.log, self.queues, self.halves, self.delays)
+        self.checkpoints = Checkpoints(self._parts, settings.checkpoint_every)
+        self._restorer = RecordRestorer(self._parts, self.checkpoints)
         self.stage_equal = self.queues.stage_equal
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
@@ -164,12 +191,9 @@ class MessageStore:
         evidence = Evidence(self.log.high_water.mark, [], floors_end, committed or {}, [])
         self.queues.name_queues(floors, topics or {})
         start = Start(
-            self._disk,
-            self.log,
-            self.queues,
-            self.halves,
-            self.delays,
+            self._parts,
             self.checkpoints,
+            self._restorer,
             is_async=self._settings.flush == "async",
             is_copy=is_copy,
             is_doubtful=is_doubtful,
@@ -283,7 +307,7 @@ class MessageStore:
         return heads[-1]
 
     def index_copied(self, most: int) -> None:
-        """Index the records of the next copied spans: about so many bytes of one file.
+        """Index the records of the next copied spans, about ``most`` bytes of one file.
 
         Readers see them at once.
 

@@ -10,24 +10,99 @@ import logging
 from typing import NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, LogTooShort
-from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, read_head
-from txmq.runtime.disk import NO_ROOM, Disk
-from txmq_broker.store.checkpoints import Checkpoints
-from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.evidence import Evidence, Missing, compare, new_offsets
-from txmq_broker.store.half_store import HalfStore
+from txmq.protocol.checksum import crc32
+from txmq.protocol.record import PREPARED, TYPE_BITS
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, Decision, Found, read_head
+from txmq.protocol.topics import WAITING_TOPICS
+from txmq.runtime.disk import NO_ROOM
+from txmq_broker.store.checkpoints import Checkpoints, StoreParts
+from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare, new_offsets
 from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
-from txmq_broker.store.log.commit_log import CommitLog, Mark
+from txmq_broker.store.log.commit_log import Mark
 from txmq_broker.store.log.identity import write_identity
 from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
-from txmq_broker.store.queue_store import QueueStore
-from txmq_broker.store.record_restorer import RecordRestorer
+from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_seed
 
-__all__ = ["Recovery", "Start"]
+__all__ = ["RecordRestorer", "Recovery", "Start"]
 
 log = logging.getLogger(__name__)
+
+
+class RecordRestorer:
+    """Restores the records of one store, in the order of the log."""
+
+    def __init__(self, parts: StoreParts, checkpoints: Checkpoints) -> None:
+        _, self._log, self._queues, self._halves, self._delays = parts
+        self._checkpoints = checkpoints
+
+    def restore(self, record: Found, position: int, data: bytes) -> None:
+        """Restore one record.
+
+        Raises:
+            CorruptRecord: It does not follow the last one.
+            OSError: An accepted loss needs an index, and the disk refuses it.
+        """
+        if isinstance(record, AcceptedLoss):
+            self._restore_loss(record, position - HEAD_BYTES)
+            return
+        if isinstance(record, Decision):
+            self._log.last_ms = max(self._log.last_ms, record.decided_ms)
+            if not self._halves.found_decision(record, position, data):
+                raise CorruptRecord(position, "a decision does not follow the last one")
+            return
+        self._log.last_ms = max(self._log.last_ms, record.stored_ms)
+        if record.sys_flag & TYPE_BITS == PREPARED:
+            if not self._halves.found_half(record, data):
+                raise CorruptRecord(position, "a half message does not follow the last one")
+            return
+        queue = self._queues.queue(record.topic, record.queue_id)
+        if record.topic in WAITING_TOPICS:
+            tags_code = record.prepared_position
+        else:
+            tags_code = tags_code_in(record.properties)
+        entry = (record.position, len(data), tags_code, crc32(data))
+        if not queue.restore(record.queue_offset, entry):
+            raise CorruptRecord(
+                record.position,
+                f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
+                f"behind {queue.max_offset}",
+            )
+        hashes = key_hashes_in(topic_seed(record.topic), record.properties)
+        self._queues.restore_keys(hashes, position)
+        if record.prepared_position:
+            self._delays.found(record)
+
+    def _restore_loss(self, loss: AcceptedLoss, position: int) -> None:
+        extent = self._log.segments.extent_at(position)
+        if position > self._checkpoints.checkpointed:
+            self._log.segments.harden(self._checkpoints.checkpointed, position)
+            self.index_to(position, extent)
+        self._log.last_ms = max(self._log.last_ms, loss.accepted_ms)
+        self.jump(loss.offsets)
+
+    def jump(self, offsets: QueueOffsets) -> None:
+        """Have queues go on at these offsets at least."""
+        for topic, numbers in offsets.items():
+            for number, offset in numbers.items():
+                queue = self._queues.queue(topic, number)
+                if offset > queue.next_offset:
+                    queue.jump(offset)
+
+    def index_to(self, end: int, extent: Extent) -> None:
+        """Write the index of a file up to a position, before the queues jump.
+
+        Raises:
+            DiskFull: An earlier file has no complete index.
+            OSError: The index file cannot be written.
+        """
+        if self._checkpoints.checkpointed < extent.start:
+            raise DiskFull(
+                "the disk is full, and this log cannot be read across an accepted loss before its "
+                "indexes are written; make room and start again"
+            )
+        self._checkpoints.save_to(end, extent)
 
 
 class Recovery(NamedTuple):
@@ -47,28 +122,21 @@ class Start:
 
     def __init__(
         self,
-        disk: Disk,
-        log: CommitLog,
-        queues: QueueStore,
-        halves: HalfStore,
-        delays: DelayStore,
+        parts: StoreParts,
         checkpoints: Checkpoints,
+        restorer: RecordRestorer,
         *,
         is_async: bool,
         is_copy: bool,
         is_doubtful: bool,
     ) -> None:
-        self._disk = disk
-        self._log = log
-        self._segments = log.segments
-        self._high_water = log.high_water
-        self._queues = queues
-        self._halves = halves
-        self._delays = delays
+        self._disk, self._log, self._queues, self._halves, self._delays = parts
+        self._segments = parts.log.segments
+        self._high_water = parts.log.high_water
         self._checkpoints = checkpoints
-        self._restorer = RecordRestorer(log, queues, halves, delays, checkpoints)
+        self._restorer = restorer
         self._is_async = is_async
-        mark = log.high_water.mark
+        mark = self._high_water.mark
         self._is_doubtful = is_doubtful
         self._proven: int | None = None
         if is_copy or is_doubtful:

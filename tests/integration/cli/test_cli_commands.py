@@ -6,7 +6,7 @@ import re
 import pytest
 import typer
 
-from txmq.cli.common import ask
+from txmq.cli.common import Ask
 from txmq.errors import ConnectFailed, ConnectionLost, InternalError, RequestTimeout
 from txmq.ops.moments import time_text
 from txmq.protocol import command
@@ -381,7 +381,7 @@ def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
             raise error
 
         with pytest.raises(typer.Exit), contextlib.redirect_stderr(io.StringIO()) as err:
-            ask("127.0.0.1:1", failing, **more)
+            Ask("127.0.0.1:1")(failing, **more)
         return err.getvalue()
 
     assert why(RequestTimeout("late"), changes=True) == f"txmq: late {IN_DOUBT}\n"
@@ -560,6 +560,6 @@ def test_brokers_without_followers_or_copies_say_so(asking, cluster):
     # Apache RocketMQ knows no such request.
     del cluster.replies[7707]
     text = told(asking("cluster", "status"))
-    assert "broker-a does not tell: " in text
+    assert "broker-a gave no answer: " in text
     first, _ = as_json(asking("cluster", "status", "--json"))
     assert set(first) == {"cluster", "broker", "address", "problem"}

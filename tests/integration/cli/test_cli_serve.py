@@ -13,7 +13,7 @@ from txmq.cli.config import reference
 from txmq.cli.serve import banner, not_settings
 from txmq.settings.description import describe
 from txmq_broker.config import BrokerSettings, StoreSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 CHECKOUT = Path(__file__).parents[3]
 

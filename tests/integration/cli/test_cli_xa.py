@@ -17,7 +17,7 @@ GONE = "postgresql://u:secret@127.0.0.1:1/none"
         (["--database", "a=sqlite:///bank.db"], "a is not a PostgreSQL"),
         (["--database", f"a={GONE}", "--database", f"a={GONE}"], "a is given twice"),
         (["--database", f"a:b={GONE}"], "names no branch"),
-        (["--database", f"a={GONE}", "--horizon", "soon"], "--horizon is a duration"),
+        (["--database", f"a={GONE}", "--horizon", "soon"], "--horizon takes a duration"),
         (["--database", f"a={GONE}", "--fence", "a b"], "not a plain name"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.client.client_stage import staged
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
-from txmq.client.admin.dead_letter_copy import (
+from txmq.client.admin.dead_letters import (
     RESENT_AT,
     RESENT_BY,
     RESENT_FROM,

@@ -9,8 +9,9 @@ import pytest
 from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
+from txmq.client.observe import message_trace as tracer
 from txmq.client.observe import trace_records as trace
-from txmq.client.observe import trace_sender as tracer
+from txmq.client.observe.message_trace import Tracer, trace_group
 from txmq.client.observe.trace_records import (
     DecisionRecord,
     HandlerEnd,
@@ -20,7 +21,6 @@ from txmq.client.observe.trace_records import (
     SendRecord,
     TopicRecord,
 )
-from txmq.client.observe.trace_sender import Tracer, trace_group
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
 from txmq.errors import ConnectFailed, RemoteProtocolError, TxmqError

@@ -152,13 +152,9 @@ def test_a_read_only_console_changes_nothing(path):
 async def visited(client):
     """The session of a visitor, from inside the console."""
     await client.get("/")
-    (console,) = {
-        cell.cell_contents
-        for route in client._transport.app._app._app.routes
-        if getattr(route, "path", "") == "/"
-        for cell in route.endpoint.__closure__
-        if hasattr(cell.cell_contents, "_sessions")
-    }
+    routes = client._transport.app._app._app.routes
+    (page,) = [route for route in routes if getattr(route, "path", "") == "/"]
+    console = page.endpoint.func.__self__
     (session,) = console._sessions._by_id.values()
     return session
 

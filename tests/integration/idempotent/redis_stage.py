@@ -17,9 +17,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from txmq.databases.guarded_transaction import drive
-from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.redis import RedisGuard
-from txmq.idempotent.unique_key import UniqueKeyTable
+from txmq.idempotent.unique_key import DoneTable, UniqueKeyTable
 
 ALONE = ["redis", "redis-async"]
 IN_FRONT = ["front", "front-async"]

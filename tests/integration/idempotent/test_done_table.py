@@ -19,9 +19,8 @@ from txmq.errors import (
     TableMissing,
     UsageError,
 )
-from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.guard import redelivery_horizon
-from txmq.idempotent.unique_key import UniqueKeyTable
+from txmq.idempotent.unique_key import DoneTable, UniqueKeyTable
 
 NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]
 LONGEST = "长" * 255
@@ -245,7 +244,7 @@ def test_the_table_may_have_another_name_and_place(shop_of):
             guard = UniqueKeyTable(source, table="done_here", schema="aside")
             with pytest.raises(TableMissing, match="aside.done_here"):
                 await guard.verify()
-            from txmq.idempotent.done_table import DoneTable
+            from txmq.idempotent.unique_key import DoneTable
 
             for statement in DoneTable("done_here", "aside").ddl("postgresql"):
                 shop.order(statement)

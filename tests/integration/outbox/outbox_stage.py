@@ -13,8 +13,7 @@ from tests.databases import conninfo
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox
-from txmq.outbox.row import unpack
-from txmq.outbox.table import create_outbox
+from txmq.outbox.table import create_outbox, unpack
 
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",

@@ -26,5 +26,5 @@ def test_it_is_asked_once(shop_on, lane):
 def test_a_lane_without_a_row_to_wait_at_is_no_silence(shop_on):
     shop = shop_on("mysql-connection")
     shop.order("DELETE FROM txmq_outbox_lane")
-    with shop.engine.begin() as connection, pytest.raises(TableMissing, match="wait at"):
+    with shop.engine.begin() as connection, pytest.raises(TableMissing, match="row to lock"):
         shop.outbox.add(connection, ONE, "a")

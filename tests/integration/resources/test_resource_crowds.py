@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
 from tests.integration.resources.test_resource_races import AT_ONCE, DELAY_S, Race, agree, count
-from txmq.transaction.resources import steps
+from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
@@ -24,14 +24,14 @@ WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 @pytest.fixture
 def shared(monkeypatch):
     """How many checks shared a database transaction, each time that some did."""
-    sizes, plain = [], steps._check_together
+    sizes, plain = [], SQLResource._check_together
 
-    async def counted(fence, adapter, theirs, wait_ms):
-        found = await plain(fence, adapter, theirs, wait_ms)
+    async def counted(resource, theirs, wait_ms):
+        found = await plain(resource, theirs, wait_ms)
         sizes.append(len(theirs))
         return found
 
-    monkeypatch.setattr(steps, "_check_together", counted)
+    monkeypatch.setattr(SQLResource, "_check_together", counted)
     return sizes
 
 

@@ -237,7 +237,7 @@ def test_other_databases_of_django_have_no_fence(bank):
         connection.vendor = "oracle"
         with pytest.raises(ConfigError, match="through Django"):
             SQLResource(connection)
-    with pytest.raises(ConfigError, match="gives no sessions"):
+    with pytest.raises(ConfigError, match="is not a source of sessions"):
         SQLResource(Oracle())
 
 

@@ -209,7 +209,7 @@ def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
     with pytest.raises(psycopg.errors.DivisionByZero):
         shared.execute("SELECT 1/0")
 
-    with pytest.raises(DatabaseFailed, match="in a transaction already"):
+    with pytest.raises(DatabaseFailed, match="already in a transaction"):
         asyncio.run(SQLResource(lambda: shared).verify())
     shared.close()
 

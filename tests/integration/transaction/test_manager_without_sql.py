@@ -31,13 +31,25 @@ def test_what_needs_the_extra_names_it():
     ]
 
 
+def test_a_guard_in_redis_and_its_tests_need_no_sqlalchemy():
+    program = (
+        "import sys\nsys.modules['sqlalchemy'] = None\n"
+        "from txmq.idempotent import RedisGuard, TokenGuard, idempotent\n"
+        "from txmq.testing import Deliveries"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, env=environment(), timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
         ("txmq.outbox.table", "sqlalchemy", "sql"),
         ("txmq.transaction.resources.schema", "sqlalchemy", "sql"),
         ("txmq.idempotent.unique_key", "sqlalchemy", "sql"),
-        ("txmq.testing.deliveries", "sqlalchemy", "sql"),
         ("txmq.reconcile.log.source", "pyarrow", "spark"),
     ],
 )

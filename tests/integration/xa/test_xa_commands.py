@@ -16,7 +16,7 @@ from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
 from tests.integration.xa.xa_wire import Line, spelled
 from tests.serving import environment
 from txmq.cli.root import app
-from txmq.transaction.resources.prepared import gid_of
+from txmq.transaction.resources.two_phase import gid_of
 
 MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
 STILL = {"icbc": OPENING, "ccb": OPENING}

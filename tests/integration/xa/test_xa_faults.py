@@ -9,7 +9,7 @@ from tests.integration.transaction.crash_stage import soaked
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line
 from txmq.errors import CommittedBefore, DatabaseFailed, RolledBackByCheck
-from txmq.transaction.resources.prepared import gid_of
+from txmq.transaction.resources.two_phase import gid_of
 from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

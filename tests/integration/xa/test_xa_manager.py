@@ -14,7 +14,7 @@ from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.errors import RollBack
 from txmq.settings.units import Duration
 from txmq.transaction import ManagerSettings, TransactionState
-from txmq.transaction.resources.prepared import gid_of
+from txmq.transaction.resources.two_phase import gid_of
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread, embedded
 

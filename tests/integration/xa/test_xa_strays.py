@@ -46,7 +46,7 @@ def test_who_finds_its_id_prepared_by_another_leaves_that_alone(banks, kind):
             decide = first._decide
 
             async def meanwhile():
-                with pytest.raises(OutcomeUnknown, match="prepared already"):
+                with pytest.raises(OutcomeUnknown, match="already prepared"):
                     await run(other, second, work)
                 assert second.state is UNKNOWN
                 await decide()

@@ -110,9 +110,9 @@ def test_a_directory_has_the_files_of_the_leaders_directory(tmp_path):
 
 REFUSED = {
     "a directory here": ({"": FIRST}, "is a directory, and the leader has its accounts in a file"),
-    "another name": ({"../x.yml": FIRST}, "no name for a file"),
-    "a whole path": ({"/etc/x.yml": FIRST}, "no name for a file"),
-    "no accounts": ({"x.txt": FIRST}, "no name for a file"),
+    "another name": ({"../x.yml": FIRST}, "not a valid file name"),
+    "a whole path": ({"/etc/x.yml": FIRST}, "not a valid file name"),
+    "no accounts": ({"x.txt": FIRST}, "not a valid file name"),
     "not YAML": ({"x.yml": "accounts: ["}, "x.yml: line 1 is not YAML"),
 }
 

@@ -76,7 +76,7 @@ def test_an_administrator_with_permissions_of_its_own_has_only_these():
     [
         ({"topicPerms": ["Orders"]}, "topicPerms cannot hold 'Orders'; write name=PUB|SUB"),
         ({"defaultGroupPerm": "ALL"}, "defaultGroupPerm cannot be 'ALL'; it takes DENY, PUB"),
-        ({"whiteRemoteAddress": "10.0"}, "'10.0' is no pattern of addresses"),
+        ({"whiteRemoteAddress": "10.0"}, "'10.0' is not an address pattern"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_account(change, message):

@@ -141,8 +141,8 @@ REFUSED = {
     "needs a secretKey": lambda edit: edit.put_account({"accessKey": "the-bill"}),
     "no account has the accessKey": lambda edit: edit.remove_account("the-bill"),
     "no administrator would be left": lambda edit: edit.remove_account("operator"),
-    "no pattern of addresses": lambda edit: edit.put_addresses(["10.0"]),
-    "is no file of accounts": lambda edit: edit.put_addresses([], "/etc/passwd"),
+    "not an address pattern": lambda edit: edit.put_addresses(["10.0"]),
+    "is not a file of accounts": lambda edit: edit.put_addresses([], "/etc/passwd"),
 }
 
 

@@ -7,9 +7,9 @@ from tests.unit.names.names_peer import SetClock
 from txmq.errors import InvalidParameter
 from txmq.protocol.operations import ListAudit
 from txmq.testing import MemoryDisk
-from txmq_broker.access import audit, audit_pages
-from txmq_broker.access.audit import AuditEntry, AuditLog
-from txmq_broker.access.audit_pages import audit_page
+from txmq_broker.access import audit
+from txmq_broker.access import audit as audit_pages
+from txmq_broker.access.audit import AuditEntry, AuditLog, audit_page
 
 COUNT = 60
 

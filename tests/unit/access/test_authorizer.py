@@ -11,8 +11,8 @@ from txmq.protocol import command
 from txmq.protocol.codes import RequestCode as Code
 from txmq.security.signatures import Credentials
 from txmq_broker.access.accounts import AccessRules, AclFile
-from txmq_broker.access.authorizer import Authorizer
-from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.front_door import Authorizer
+from txmq_broker.access.protection import Refusals
 from txmq_broker.access.requirements import REQUIREMENTS, MessageTopics
 
 RULES = AccessRules.of(

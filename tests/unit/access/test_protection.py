@@ -8,8 +8,7 @@ from txmq.protocol.command import answer
 from txmq.remoting.dispatch import Dispatcher
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.access.addresses import AddressPattern
-from txmq_broker.access.protection import Protection
-from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.protection import Protection, Refusals
 from txmq_broker.access.requirements import CLIENT_REQUESTS, REGISTRATIONS, REQUIREMENTS
 
 CODES = (Code.SEND_MESSAGE_V2, Code.REGISTER_BROKER, Code.UPDATE_AND_CREATE_TOPIC)

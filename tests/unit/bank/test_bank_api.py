@@ -101,7 +101,7 @@ def test_a_state_has_its_status(state):
         (CommittedBefore("X"), 503),
         (DatabaseFailed("no"), 503),
         (TransactionOverdue("60 s"), 503),
-        (UsageError("this producer closes, and begins no more transactions"), 503),
+        (UsageError("this producer is closing, and begins no more transactions"), 503),
         (DEAD, 503),
         (PoolTimeout("QueuePool limit"), 503),
     ],

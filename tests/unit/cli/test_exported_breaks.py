@@ -7,7 +7,7 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.cli.clearing import as_csv
+from txmq.cli.reconcile import as_csv
 
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "<c>&", "0042", "\x00\ud800"]
 

@@ -1,5 +1,6 @@
 """Middleware around handlers and sends: its order, its errors, and every way to send."""
 
+import asyncio
 from contextvars import ContextVar
 from dataclasses import replace
 
@@ -135,6 +136,36 @@ async def test_a_batch_is_sent_whole_or_not_at_all(stage):
         assert result.offset == 0
 
 
+class Waiting(Middleware):
+    def __init__(self):
+        self.released = asyncio.Event()
+
+    async def send(self, message, call_next):
+        await self.released.wait()
+        return await call_next(message)
+
+
+@acting()
+async def test_a_send_whose_middleware_outlasts_the_producer_is_refused(stage):
+    client, waiting = stage.client(), Waiting()
+    client.middleware(waiting)
+    async with client:
+        async with Producer("p", client) as producer:
+            sends = [
+                asyncio.ensure_future(producer.send(message())),
+                producer.send_nowait(message()),
+                asyncio.ensure_future(producer.send_oneway(message())),
+                asyncio.ensure_future(producer.send_batch([message()])),
+            ]
+            await asyncio.sleep(0)
+        waiting.released.set()
+        errors = await asyncio.gather(*sends, return_exceptions=True)
+
+    assert [type(error) for error in errors] == [UsageError] * 4
+    assert all("is not open" in str(error) for error in errors)
+    assert not any(map(len, stage.broker.queues.values()))
+
+
 @acting()
 async def test_only_middleware_is_accepted_and_only_before_the_client_opens(stage):
     client = stage.client()
@@ -143,5 +174,5 @@ async def test_only_middleware_is_accepted_and_only_before_the_client_opens(stag
     with pytest.raises(UsageError, match="an async function"):
         client.middleware(lambda message, call_next: call_next(message))
     async with client:
-        with pytest.raises(UsageError, match="before a client opens"):
+        with pytest.raises(UsageError, match="before the client opens"):
             client.middleware(Refusing())

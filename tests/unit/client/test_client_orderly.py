@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
 from txmq.client.consume import Later
-from txmq.client.consume.queue_locks import LOCK_S, RENEW_S
+from txmq.client.consume.orderly_workers import LOCK_S, RENEW_S
 from txmq.message import Queue
 from txmq.protocol import command
 from txmq.protocol.bodies import LockedQueues, LockRequest

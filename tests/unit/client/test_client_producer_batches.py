@@ -124,7 +124,7 @@ async def test_the_first_part_fails_as_a_message_would(stage):
     ("messages", "said"),
     [
         ([], "a batch without a message cannot be sent"),
-        ([message(), message(topic="U")], "a batch is of one topic, not of T, U"),
+        ([message(), message(topic="U")], "a batch has one topic, not T, U"),
         ([message(topic="%RETRY%g")], "message 0 of the batch is for the retry topic %RETRY%g"),
         ([message(), message(delay_level=1)], "message 1 of the batch is delayed"),
         ([message(), message(), message(deliver_at_ms=1)], "message 2 of the batch is delayed"),
@@ -139,8 +139,8 @@ async def test_the_first_part_fails_as_a_message_would(stage):
         (message(), "a batch is a list of messages, not a Message; write send_batch([message])"),
         (map(str, ()), "a batch is a list of messages, not a map"),
         (None, "a batch is a list of messages, not a NoneType"),
-        ([message(), b"text"], "a batch is a list of messages, and of nothing else"),
-        ("text", "a batch is a list of messages, and of nothing else"),
+        ([message(), b"text"], "a batch is a list of messages only"),
+        ("text", "a batch is a list of messages only"),
     ],
 )
 @pytest.mark.parametrize("whose", ["producer", "admin"])

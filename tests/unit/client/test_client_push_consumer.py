@@ -430,7 +430,7 @@ async def test_a_client_starts_and_stops_the_consumers_of_its_functions(stage):
         ]  # fmt: skip
         assert {client.consumer(each).group for each in ("credit", "audit")} == {"credit", "audit"}
         assert not waiting.done()
-        with pytest.raises(UsageError, match="before a client opens"):
+        with pytest.raises(UsageError, match="before the client opens"):
             client.on("V", group="credit")
     await waiting
     assert client.consumer("credit") is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from txmq.client.consume.window import ConsumeWindow
+from txmq.client.consume.fetcher import ConsumeWindow
 
 
 def message(offset, size=1):
@@ -41,12 +41,12 @@ class Model(RuleBasedStateMachine):
     def end(self, data):
         offset = data.draw(st.sampled_from(sorted(self.open)))
         del self.open[offset]
-        self.window.end(offset)
+        self.window.end([message(offset)])
 
     @rule(offset=st.integers(0, 50))
     def end_again(self, offset):
         if offset not in self.open:
-            self.window.end_all([message(offset)])
+            self.window.end([message(offset)])
 
     @invariant()
     def it_knows_what_is_open(self):
@@ -66,7 +66,7 @@ def test_a_place_that_is_kept_is_safe_whatever_has_ended():
     window = ConsumeWindow(3)
     window.put([message(3), message(4)], 5)
     window.kept = 3
-    window.end(3)
+    window.end([message(3)])
 
     assert (window.safe_offset, window.reached) == (3, 4)
     window.kept = None

@@ -1,11 +1,11 @@
 """Lists cut into pages."""
 
-from txmq.console.pages import lists
-from txmq.console.pages.lists import list_page
+from txmq.console.pages import parts
+from txmq.console.pages.parts import list_page
 
 
 def test_a_list_is_searched_sorted_and_cut(monkeypatch):
-    monkeypatch.setattr(lists, "CONSOLE_ROWS", 2)
+    monkeypatch.setattr(parts, "CONSOLE_ROWS", 2)
     names = ["Orders-3", "orders-1", "Bills", "Orders-2"]
 
     first, last, beyond = (list_page(names, number, "ORDERS") for number in (1, 2, 99))

@@ -12,7 +12,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'\x1b[31m\u202e\u200b{{7*7}}"
 
 def shown(text):
     values = {"problem_text": text, "status": 503}
-    return PageMarkup().live("problem.html", values).live
+    return PageMarkup().live("problem.html", values).html
 
 
 def test_a_text_is_escaped_and_what_it_hides_is_visible():

@@ -6,7 +6,7 @@ from txmq.protocol import record as records
 from txmq.protocol.java import string_hash
 from txmq_broker.core.fetch import FetchOutcome, fetch
 from txmq_broker.core.filter.condition import Condition
-from txmq_broker.core.filter.tags import tag_filter
+from txmq_broker.core.filter.filters import tag_filter
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from txmq.protocol import properties
 from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
-from txmq_broker.core.filter.filters import Filters
+from txmq_broker.core.filter.filters import Filters, TagFilter
 from txmq_broker.core.filter.parser import parse
-from txmq_broker.core.filter.tags import TagFilter
 
 FAILS = "fails"
 PROPS = {

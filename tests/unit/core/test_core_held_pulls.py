@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from txmq_broker.core.held_pulls import HeldPulls
+from txmq_broker.handlers.pull import HeldPulls
 
 
 @pytest.fixture

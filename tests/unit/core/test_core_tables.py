@@ -155,15 +155,15 @@ def test_sends_are_taken_while_nothing_speaks_against_it():
 
 def test_every_reason_against_sends_is_told_until_all_are_gone():
     admission = Admission()
-    assert admission.refuse("disk", "the disk is full")
-    assert not admission.refuse("disk", "the disk is fuller")
-    assert admission.refuse("stopping", "the broker stops")
+    assert admission.set_cause("disk", "the disk is full")
+    assert not admission.set_cause("disk", "the disk is fuller")
+    assert admission.set_cause("stopping", "the broker stops")
 
     assert list(admission.reasons.values()) == ["the disk is fuller", "the broker stops"]
-    assert admission.lift("disk")
-    assert not admission.lift("disk")
+    assert admission.clear_cause("disk")
+    assert not admission.clear_cause("disk")
     assert list(admission.reasons.values()) == ["the broker stops"]
-    assert admission.lift("stopping")
+    assert admission.clear_cause("stopping")
     assert not admission.reasons
 
 

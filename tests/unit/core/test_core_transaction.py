@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from txmq_broker.core.transaction import STEPS, Event, State, diagram
+from txmq_broker.core.transactions import STEPS, Event, State, diagram
 
 PREPARED, PARKED = State.PREPARED, State.PARKED
 COMMITTED, ROLLED_BACK = State.COMMITTED, State.ROLLED_BACK

@@ -75,5 +75,5 @@ def test_each_act_changes_the_state():
     assert (rejoined.in_sync, rejoined.removed) == ((M1, M2), (GONE,))
     chosen = SetAct(HAND_OVER, M2, "Li Na", "r", 6)
     assert changed_by(chosen, seen).hand_over == chosen
-    with pytest.raises(IllegalOperation, match="is not in sync any more"):
+    with pytest.raises(IllegalOperation, match="is no longer in sync"):
         changed_by(chosen, seen._replace(in_sync=(M1, M3)))

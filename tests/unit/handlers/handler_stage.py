@@ -32,7 +32,7 @@ from txmq.protocol.headers import (
     TopicSettings,
 )
 from txmq.protocol.java import string_hash
-from txmq.remoting.exchange import PendingResponse
+from txmq.remoting.connection import PendingResponse
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import Conditions, World
 from txmq_broker.app import Broker

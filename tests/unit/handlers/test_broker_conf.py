@@ -14,7 +14,7 @@ from txmq.settings.loading import load
 from txmq.testing import Loss
 from txmq.testing.machine import EPOCH_MS
 from txmq_broker.config import BrokerSettings
-from txmq_broker.handlers.rocketmq_settings import NAMES
+from txmq_broker.core.rocketmq_settings import NAMES
 
 SEND, SEND_BATCH, PULL = 10, 320, RequestCode.PULL_MESSAGE
 SHOW, CHANGE = 26, 25

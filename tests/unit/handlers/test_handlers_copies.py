@@ -25,11 +25,11 @@ def test_with_too_few_copies_neither_messages_nor_decisions_are_stored():
         # As when a follower leaves between a half message and its decision.
         reason = stage.broker.admission.reasons.pop(COPIES)
         half = await prepare(client)
-        stage.broker.admission.refuse(COPIES, reason)
+        stage.broker.admission.set_cause(COPIES, reason)
         assert await end(client, half, COMMIT) == TOO_FEW
         assert (await client.pull("T")).bodies == []
 
-        stage.broker.admission.lift(COPIES)
+        stage.broker.admission.clear_cause(COPIES)
         assert await end(client, half, COMMIT) == 0
         assert (await client.pull("T")).bodies == [b"half"]
 

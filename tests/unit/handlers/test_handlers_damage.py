@@ -385,7 +385,7 @@ def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(caplog)
 
         await stay(producer, 2.5, GROUP)
         assert set(checks_heard(producer)) == {"U2"}
-        assert life.broker.coordinator.tally.parked == 0
+        assert life.broker.transactions.tally.parked == 0
         await stay(producer, 2.0, GROUP)
         assert "U2" in checks_heard(producer)
         listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))

@@ -185,7 +185,7 @@ def test_a_sender_with_a_long_address_is_named_in_full():
 def test_1_a_broker_that_stops_takes_nothing(serve):
     async def main(stage):
         client = await stage.client()
-        stage.broker.admission.refuse("stopping", "the broker is stopping")
+        stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
         answer = await client.ask(SEND, sending("a b"), body=b"x")
         assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
@@ -409,6 +409,27 @@ def test_9_a_half_message_is_one_whichever_way_it_says_so(serve, code, kind, sys
     serve(main)
 
 
+@pytest.mark.parametrize("code", [SEND, SEND_V2])
+@pytest.mark.parametrize(
+    ("topic", "sys_flag", "said"),
+    [("T", 0, {}), ("T", 0, {"DELAY": "0"}), (HALVES, 4, {}), (HALVES, 4, {"TRAN_MSG": "true"})],
+    ids=["plain", "without a delay", "half by its header", "half by both"],
+)
+def test_the_answer_names_the_id_that_a_message_without_one_is_stored_with(
+    serve, code, topic, sys_flag, said
+):
+    async def main(stage):
+        client = await stage.client()
+        header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **said)
+
+        answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
+
+        (record,) = await stored(client, topic)
+        assert record.property_map()["UNIQ_KEY"] == answer.transaction_id
+
+    serve(main)
+
+
 @pytest.mark.parametrize("value", ["false", "", "yes"])
 def test_9_a_message_that_says_it_is_no_half_message_is_an_ordinary_one(serve, value):
     async def main(stage):
@@ -565,9 +586,9 @@ def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room():
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
-        stage.broker.admission.refuse("disk", "the disk is more than 90% full")
+        stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
         assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
-        stage.broker.admission.lift("disk")
+        stage.broker.admission.clear_cause("disk")
         await client.send("T")
 
     in_world(main)

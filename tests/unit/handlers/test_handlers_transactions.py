@@ -99,7 +99,7 @@ def test_the_first_decision_holds(serve, first, second, code):
         assert [each.code for each in await asyncio.gather(*both)] == [0, code]
         assert await end(client, half, second) == code
         assert len((await client.pull("T")).records) == (first == COMMIT)
-        assert stage.broker.coordinator.tally.conflicts == 2
+        assert stage.broker.transactions.tally.conflicts == 2
 
     serve(main)
 

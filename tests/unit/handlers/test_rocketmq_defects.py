@@ -156,7 +156,7 @@ def test_two_producers_that_answer_one_check_differently_get_one_decision():
 
         bodies = (await one.pull("T")).bodies
         assert (codes, bodies) in [([0, 200], [b"half"]), ([0, 201], [])]
-        assert life.broker.coordinator.tally.conflicts == 1
+        assert life.broker.transactions.tally.conflicts == 1
 
     in_lives(main, quick())
 
@@ -373,7 +373,7 @@ def test_who_is_decided_is_never_checked():
         await stay(client, 300, GROUP)
 
         assert checks_heard(client) == []
-        assert life.broker.coordinator.tally.checks_sent == 0
+        assert life.broker.transactions.tally.checks_sent == 0
 
     in_lives(main, quick())
 
@@ -430,7 +430,7 @@ def test_all_that_are_open_are_checked_soon_however_many_there_are():
         count = 3000
         await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(count)])
         await life.passes(5.0)
-        assert life.broker.coordinator.tally.checks_sent == count
+        assert life.broker.transactions.tally.checks_sent == count
         assert await client.max_offset("T") == count
 
     in_lives(main, quick(check_interval=60.0))
@@ -514,7 +514,7 @@ def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing():
             client = await producer(life)
         await client.heard(CHECK)
         assert (await opened(operator))["U1"].checks == 0
-        assert life.broker.coordinator.tally.checks_lost == 5
+        assert life.broker.transactions.tally.checks_lost == 5
 
     in_lives(main, quick(check_interval=10.0))
 

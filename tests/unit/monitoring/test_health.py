@@ -35,12 +35,12 @@ def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready():
     async def main(stage):
         admission = stage.broker.admission
         for cause in ("disk", "copies"):
-            admission.refuse(cause, f"the cause is {cause}")
+            admission.set_cause(cause, f"the cause is {cause}")
             assert await readiness(stage.broker) == (
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"not ready: the cause is {cause}\n",
             )
-            admission.lift(cause)
+            admission.clear_cause(cause)
         assert (await readiness(stage.broker))[0] == HTTPStatus.OK
 
     in_world(main)
@@ -52,7 +52,7 @@ def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
     async def main(stage):
         kept.append(stage.broker)
         pages = of_broker(stage.broker)
-        stage.broker.admission.refuse("stopping", "the broker is stopping")
+        stage.broker.admission.set_cause("stopping", "the broker is stopping")
         assert (await readiness(stage.broker))[1] == "not ready: the broker is stopping\n"
         assert "txmq_broker_log_bytes" in (await pages.metrics()).text
 

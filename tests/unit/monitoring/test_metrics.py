@@ -278,11 +278,11 @@ def test_refusals_count_by_reason():
         client = await stage.client()
         await client.topic("T")
         await client.beat(consumer("g", "T"))
-        stage.broker.admission.refuse("disk", "the disk is full")
+        stage.broker.admission.set_cause("disk", "the disk is full")
         for _ in range(3):
             await client.ask(RequestCode.SEND_MESSAGE, sending("T"), body=b"x")
-        stage.broker.admission.lift("disk")
-        stage.broker.admission.refuse_halves("disk", "the rest is for decisions")
+        stage.broker.admission.clear_cause("disk")
+        stage.broker.admission.set_cause("disk", "the rest is for decisions", halves_only=True)
         await client.ask(RequestCode.SEND_MESSAGE, preparing(), body=b"x")
         scrape = await scraped(stage.broker)
 

@@ -11,8 +11,7 @@ from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import BINARY
 from txmq.remoting.dispatch import Dispatcher
 from txmq_broker.names.handlers import NameHandlers, NameOptions, OptionTable
-from txmq_broker.names.key_value_writer import KeyValueWriter
-from txmq_broker.names.key_values import KeyValues
+from txmq_broker.names.key_values import KeyValues, KeyValueWriter
 from txmq_broker.names.routes import RouteRegistry
 
 A = "10.0.0.1:10911"
@@ -32,7 +31,8 @@ class Names:
         self.routes = RouteRegistry()
         self.values = KeyValues()
         writer = KeyValueWriter(self.values)
-        self.options = OptionTable(NameOptions(**options), lambda _: None)
+        self.options = OptionTable(lambda _: None)
+        self.options.current = NameOptions(**options)
         handlers = NameHandlers(self.routes, self.values, writer, self.options, self.clock, dict)
         self._service = Dispatcher(handlers.table())
 

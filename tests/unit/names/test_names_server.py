@@ -26,7 +26,7 @@ from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import encode
 from txmq.remoting.pool import ConnectionPool
-from txmq_broker.names import key_value_writer
+from txmq_broker.names import key_values
 from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)
@@ -262,7 +262,7 @@ def test_a_failed_write_undoes_the_changes_that_stand_upon_it():
 
 
 def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
-    monkeypatch.setattr(key_value_writer, "POSTPONED_MAX", 2)
+    monkeypatch.setattr(key_values, "POSTPONED_MAX", 2)
     disk = MemoryDisk()
 
     async def main():

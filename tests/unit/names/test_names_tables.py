@@ -116,7 +116,7 @@ def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
 
 
 def test_options_and_facts_are_shown_under_upstreams_names():
-    table = OptionTable(NameOptions(), failing)
+    table = OptionTable(failing)
     table.facts["listenPort"] = 9876
 
     assert table.text().decode().splitlines() == [
@@ -129,16 +129,16 @@ def test_options_and_facts_are_shown_under_upstreams_names():
 
 def test_an_option_is_changed_and_kept():
     saved = []
-    table = OptionTable(NameOptions(), saved.append)
+    table = OptionTable(saved.append)
     table.update(b"orderMessageEnable=TRUE\n")
 
     assert table.current == NameOptions(order_message_enable=True)
-    assert OptionTable(NameOptions(), failing, saved[-1]).current == table.current
+    assert OptionTable(failing, saved[-1]).current == table.current
 
 
 @pytest.mark.parametrize("name", ["configStorePath", "kvConfigPath", "listenPort"])
 def test_some_names_cannot_be_changed_from_afar(name):
-    table = OptionTable(NameOptions(), failing)
+    table = OptionTable(failing)
     table.facts["listenPort"] = 9876
 
     with pytest.raises(NoPermission, match="black list"):
@@ -150,11 +150,11 @@ def test_some_names_cannot_be_changed_from_afar(name):
 @pytest.mark.parametrize("text", [b"clusterTest=true", b"orderMessageEnable=maybe"])
 def test_what_cannot_be_done_is_not_silently_ignored(text):
     with pytest.raises(InternalError):
-        OptionTable(NameOptions(), failing).update(b"enableAllTopicList=false\n" + text)
+        OptionTable(failing).update(b"enableAllTopicList=false\n" + text)
 
 
 def test_an_option_that_cannot_be_saved_stays():
-    table = OptionTable(NameOptions(), failing)
+    table = OptionTable(failing)
 
     with pytest.raises(WriteFailed):
         table.update(b"orderMessageEnable=true")

@@ -10,7 +10,7 @@ from txmq import Message, Reply
 from txmq.client.send_request import sealed
 from txmq.errors import LimitExceeded, LocalProtocolError, TxmqError, UsageError
 from txmq.limits import PROPERTIES_BYTES_MAX, SLOTS
-from txmq.outbox.row import pack, slot_of, unpack
+from txmq.outbox.table import pack, slot_of, unpack
 from txmq.protocol import properties
 
 WORD = st.text(min_size=1, max_size=8)

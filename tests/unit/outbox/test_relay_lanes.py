@@ -21,10 +21,9 @@ from txmq.errors import (
 )
 from txmq.limits import SLOTS
 from txmq.message import Message
-from txmq.outbox.lanes import Lanes, OutboxRow
+from txmq.outbox.lanes import Lanes, OutboxRow, Slots, fair_share
 from txmq.outbox.publisher import Publisher, SendFailure, classify
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots, fair_share
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
 
@@ -260,7 +259,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, repli
             client=SimpleNamespace(admin=admin, session=session),
         )
         store = SimpleNamespace(put_aside=_answering(True), problems=())
-        remover = SimpleNamespace(add=print, forget=print)
+        published = SimpleNamespace(add=print, gone=set())
         skip, clock = RelaySettings(on_poison="skip", attempts_max=1), SystemClock()
         at_hand, ended = lanes(), asyncio.Event()
         slots = SimpleNamespace(are_safe=lambda _: True)
@@ -270,7 +269,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, repli
             slots,
             producer,
             store,
-            remover,
+            published,
             skip,
             clock,
             SystemEntropy(),
@@ -278,7 +277,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, repli
         )
         publisher.send()
         await ended.wait()
-        return publisher.counts
+        return publisher.tally
 
     counts = asyncio.run(run())
     assert (counts.failed, counts.deferred) == ((1, 0) if 0 in replicas else (0, 1))

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from txmq.databases.guarded_transaction import drive
-from txmq.outbox.completion import PublishedRows
-from txmq.outbox.lanes import Lanes
+from txmq.outbox.lanes import Lanes, Slots
+from txmq.outbox.publisher import PublishedRows
 from txmq.outbox.reader import OutboxReader
 from txmq.outbox.settings import RelaySettings
-from txmq.outbox.slots import Slots
 from txmq.outbox.store import Page
 
 LANES = ["a", "b", "c"]
@@ -91,7 +90,7 @@ class Relaying(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.base, self.clock, self.removable = Base(), Clock(), PublishedRows()
+        self.base, self.clock, self.removable = Base(), Clock(), PublishedRows(None, None, None)
         self.lanes = Lanes(8, 3, 3, 1_000, 1_000)
         self.slots = Slots(10.0)
         self.reader = OutboxReader(
@@ -214,7 +213,7 @@ class Relaying(RuleBasedStateMachine):
 
     @rule()
     def delete(self):
-        ids = self.removable.next_ids()
+        ids = list(self.removable._slots)
         for row in self.base.rows:
             if row.id in ids:
                 row.is_deleted = True

@@ -10,9 +10,9 @@ from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.parent_link import LINE_BYTES_MAX
 from txmq_broker.config import BrokerSettings
-from txmq_broker.processes.own_names import OwnNames
-from txmq_broker.processes.parent_registration import TOPICS_AT_ONCE, registration_notices
+from txmq_broker.processes.child import TOPICS_AT_ONCE, registration_notices
 from txmq_broker.processes.plan import DECODE_NOTICE
+from txmq_broker.processes.service import OwnNames
 
 MESSAGE_QUEUES = 4
 

@@ -6,8 +6,7 @@ import pytest
 
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
-from txmq_broker.store.queue_store import ENTRY, Block, ConsumeQueue
-from txmq_broker.store.sealed_bytes import SealedBytes
+from txmq_broker.store.queue_store import ENTRY, Block, ConsumeQueue, SealedBytes
 
 
 def entry(number):

@@ -1,7 +1,7 @@
 """Met damage is reported once per place, however often somebody reads there."""
 
 from txmq.errors import CorruptRecord, InternalError
-from txmq_broker.store.damage import MetDamage
+from txmq_broker.store.message_store import MetDamage
 
 
 def test_each_place_gets_a_log_line_once_and_each_read_is_reported(caplog):

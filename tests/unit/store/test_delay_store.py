@@ -13,8 +13,8 @@ from txmq.protocol import record as records
 from txmq.protocol.topics import SCHEDULE_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
+from txmq_broker.services.housekeeping import retention_verdict as retain
 from txmq_broker.store.delay_lines import WHEEL_LINES
-from txmq_broker.store.retention import decide as retain
 
 T0 = START_MS + 1_000_000
 LATER = T0 + 10**9

@@ -13,10 +13,10 @@ from txmq.protocol.span import Decision, DecisionKind, DecisionSource
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
+from txmq_broker.services.housekeeping import retention_verdict as retain
 from txmq_broker.store.half_store import RecentDecision
 from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
 from txmq_broker.store.pending_transactions import transaction_key
-from txmq_broker.store.retention import decide as retain
 
 COMMITTED, ROLLED_BACK, PARKED = (
     DecisionKind.COMMITTED,
@@ -281,7 +281,7 @@ def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(mo
                 shelf.flush()
             shelf.add(BIG, topic="Fill")
             (half,) = prepare(shelf, "z")
-            press.admission.refuse("disk", "the disk is full")
+            press.admission.set_cause("disk", "the disk is full")
             for unique in ("z", *early):
                 press.flusher.decision_ms()
                 shelf.decide(unique, COMMITTED)

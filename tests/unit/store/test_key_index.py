@@ -11,11 +11,11 @@ from txmq_broker.store.queue_store import (
     ENTRY_BYTES,
     KeyIndex,
     KeyRun,
+    SealedBytes,
     key_hash,
     keys_in,
     topic_seed,
 )
-from txmq_broker.store.sealed_bytes import SealedBytes
 
 FOREVER = (0, 1 << 60)
 

@@ -8,8 +8,10 @@ from tests.soak import count
 from tests.unit.store.shelf import START_MS, Shelf
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.config import RetentionSettings
+from txmq_broker.services.housekeeping import FORCED_PER_ROUND, RetentionVerdict
+from txmq_broker.services.housekeeping import retention_verdict as decide
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.retention import FORCED_PER_ROUND, Age, RetentionVerdict, decide
+from txmq_broker.store.checkpoints import Age
 
 HOUR_MS = 3_600_000
 NOW = START_MS + 1000 * HOUR_MS

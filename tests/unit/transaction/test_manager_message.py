@@ -102,9 +102,9 @@ def test_a_part_that_needs_the_arguments_is_refused_for_a_result(part):
 def test_a_message_is_no_part_of_a_message():
     inner = Message(topic="T", body=b"")
     for body in (inner, [inner], (inner,), {"messages": [inner]}):
-        with pytest.raises(LocalProtocolError, match="would hold a Message.*outbox, a table"):
+        with pytest.raises(LocalProtocolError, match="holds a Message.*outbox, a table"):
             late(two, body)
-        with pytest.raises(LocalProtocolError, match="would hold a Message.*outbox, a table"):
+        with pytest.raises(LocalProtocolError, match="holds a Message.*outbox, a table"):
             message(one, body)
 
 

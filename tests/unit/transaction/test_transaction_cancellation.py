@@ -125,7 +125,7 @@ async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage
 
     assert outcome.state is TransactionState.COMMITTED
     assert not outcome.is_acknowledged
-    assert "closed meanwhile" in str(outcome.problem)
+    assert "closed before" in str(outcome.problem)
 
 
 @pytest.mark.parametrize("reply", [0, 204])
@@ -133,16 +133,15 @@ def test_who_is_cancelled_is_counted_until_the_broker_has_answered(reply):
     @staged()
     async def scenario(stage):
         stage.told("end", lambda request: answer_after(1.0, stage, request, reply))
-        runs = stage.producer._active
+        context = stage.producer._context
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await stage.producer.send_in_transaction(message())
-        assert runs.count == 1
-        assert runs.undecided
+        assert list(context.undecided.values()) == [1]
 
-        await stage.until(lambda: not runs.count)
+        await stage.until(context.idle.is_set)
 
-        assert runs.undecided == {}
+        assert context.undecided == {}
         assert stage.producer.tally.committed == 1
 
     scenario()
@@ -157,16 +156,16 @@ def answer_after(delay_s, stage, request, code):
 
 @staged()
 async def test_a_caller_is_released_if_the_last_steps_are_cancelled_before_they_start(stage):
-    active = stage.producer._active
-    start = active.tasks.start
+    context = stage.producer._context
+    start = context.tasks.start
 
     def cancelled(steps, name):
         task = start(steps, name)
         task.cancel()
         return task
 
-    active.tasks.start = cancelled
-    with pytest.raises(OutcomeUnknown, match="closed meanwhile"):
+    context.tasks.start = cancelled
+    with pytest.raises(OutcomeUnknown, match="closed before"):
         await stage.producer.send_in_transaction(message())
-    assert active.count == 0
-    assert active.undecided == {}
+    assert context.idle.is_set()
+    assert context.undecided == {}

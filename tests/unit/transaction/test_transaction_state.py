@@ -7,8 +7,7 @@ import pytest
 
 from tests.unit.transaction.producing_stage import message, staged
 from txmq.errors import OutcomeUnknown, RequestTimeout, RollBack, UsageError
-from txmq.transaction.listener import LocalAnswer
-from txmq.transaction.machine import TransactionMachine
+from txmq.transaction.machine import LocalAnswer, Transaction
 from txmq.transaction.state import (
     TRANSITIONS,
     LocalTransactionState,
@@ -48,7 +47,7 @@ def test_any_other_transaction_raises_when_it_is_unwrapped(state, problem, raise
 
 @pytest.mark.parametrize(("phase", "verb"), list(product(Phase, Verb)))
 def test_a_step_that_the_table_does_not_have_is_refused(phase, verb):
-    transaction = TransactionMachine("g", "x-1", None, False, phase=phase)
+    transaction = Transaction("g", "x-1", None, False, phase=phase)
 
     if (phase, verb) in TRANSITIONS:
         assert transaction.after(verb) is TRANSITIONS[phase, verb]
@@ -92,4 +91,4 @@ async def test_a_half_message_that_is_stored_after_the_decision_is_refused(stage
 
     with pytest.raises(UsageError, match="is settled, and cannot begin now"):
         await sending
-    assert stage.producer._active.count == 0
+    assert stage.producer._context.undecided == {}

@@ -21,8 +21,7 @@ from txmq import (
 )
 from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError
-from txmq.worker.parts import OpenParts
-from txmq.worker.targets import load_parts
+from txmq.worker.parts import OpenParts, load_parts
 
 NAMES = "127.0.0.1:9876"
 

@@ -1,20 +1,71 @@
-"""Requests about single brokers: their settings, and whether clients may write to them."""
+"""Requests to brokers: figures, settings, members, accounts, audit and delayed messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.errors import UsageError
+from txmq.client.routes import MASTER
+from txmq.client.values import BrokerCopies, FollowerCopy, FormerMember
+from txmq.errors import ConfigError, UsageError
 from txmq.protocol import java as java_properties
+from txmq.protocol import recall
+from txmq.protocol.bodies import TextTable
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import NamedBroker, WritePermissionAnswer
+from txmq.protocol.copies import CopiesView, SetChange, SetChanged
+from txmq.protocol.headers import NamedBroker, RecallAnswer, WritePermissionAnswer
+from txmq.protocol.operations import (
+    AccountChange,
+    AccountName,
+    Accounts,
+    AuditedRequest,
+    AuditPage,
+    DelayedEntry,
+    DelayedPage,
+    ListAudit,
+    ListDelayed,
+    RecallDelayed,
+    SettingEntry,
+    SettingsView,
+)
 
 __all__ = ["BrokerCalls"]
 
+_STORE_S: Final = 10.0
+"""How long the store of a broker set may take; it may consist of several servers."""
+
+_ALL_LEVELS: Final = -1
+_AUDIT_PAGE: Final = 500
+_DELAYED_PAGE: Final = 100
+
 
 class BrokerCalls(ClusterCalls):
-    """Requests about single brokers."""
+    """Requests to single brokers; Apache RocketMQ refuses some as not supported."""
+
+    async def broker_stats(self, broker: str, *, replica: int = MASTER) -> dict[str, str]:
+        """A broker's own statistics, under RocketMQ's names.
+
+        Args:
+            broker: The broker.
+            replica: The number of a replica that serves reads; by default the master.
+
+        Raises:
+            ConfigError: No such broker or replica is known.
+            TransportError: Name server or broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        if replica == MASTER:
+            address = await self._master(broker)
+        else:
+            replicas = {info.name: info.addresses for info in await self.cluster()}.get(broker, {})
+            if replica not in replicas:
+                raise ConfigError(f"the name server knows no replica {replica} of {broker!r}")
+            address = replicas[replica]
+        answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return TextTable.read(answer.body).table
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """The settings of a broker, under RocketMQ's names.
@@ -25,8 +76,7 @@ class BrokerCalls(ClusterCalls):
             BrokerRefused: The broker refuses.
             RemoteProtocolError: The answer is not a list of settings.
         """
-        (address,) = (await self._masters(broker=broker)).values()
-        answer = await self._session.request(address, RequestCode.GET_BROKER_CONFIG)
+        answer = await self._ask_broker(broker, RequestCode.GET_BROKER_CONFIG)
         return java_properties.loads(answer.body)
 
     async def change_broker_config(
@@ -60,13 +110,20 @@ class BrokerCalls(ClusterCalls):
             raise UsageError("there is no setting to change")
         body = java_properties.dumps(changes)
         masters = await self._masters(broker=broker, cluster=cluster)
-        await self._change_each(
-            masters,
-            lambda _, address: self._session.request(
-                address, RequestCode.UPDATE_BROKER_CONFIG, body=body
-            ),
-        )
+        await self._send_each(masters, RequestCode.UPDATE_BROKER_CONFIG, body=body)
         return sorted(masters)
+
+    async def broker_settings(self, broker: str) -> list[SettingEntry]:
+        """The settings of a broker with their defaults, and where their values come from.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        answer = await self._ask_broker(broker, RequestCode.SHOW_SETTINGS)
+        return SettingsView.read(answer.body).settings
 
     async def forbid_writing(self, broker: str) -> dict[str, int]:
         """Make every name server withdraw the write permission of a broker's topics.
@@ -111,3 +168,303 @@ class BrokerCalls(ClusterCalls):
 
         await self._change_each({name: name for name in self._session.names}, change)
         return changed
+
+    async def copies(self, broker: str) -> BrokerCopies:
+        """The copies of a broker's log, from its leader.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        answer = await self._ask_broker(broker, RequestCode.SHOW_COPIES)
+        view = CopiesView.read(answer.body)
+        followers = tuple(
+            FollowerCopy(
+                member=entry.member,
+                address=entry.address,
+                in_sync=entry.is_in_sync,
+                position=entry.position,
+                bytes_behind=entry.bytes_behind,
+                seconds_behind=entry.seconds_behind,
+                is_longer=entry.is_longer,
+                damaged_parts=entry.damaged_parts,
+                verified_ms=entry.verified_ms,
+            )
+            for entry in view.followers
+        )
+        return BrokerCopies(
+            broker=broker,
+            leader=view.member,
+            epoch=view.epoch,
+            mode=view.mode,
+            min_in_sync=view.min_in_sync,
+            log_end=view.log_end,
+            followers=followers,
+            removed=tuple(
+                FormerMember(member.name, member.operator, member.reason, member.at_ms)
+                for member in view.removed
+            ),
+            damaged_parts=view.damaged_parts,
+            verified_ms=view.verified_ms,
+        )
+
+    async def remove_member(
+        self,
+        broker: str,
+        member: str,
+        *,
+        reason: str,
+        operator: str,
+        allow_refused_sends: bool = False,
+    ) -> str:
+        """Remove a member from a broker set: it may neither follow nor lead.
+
+        Args:
+            broker: The name of the set.
+            member: The member, by its whole name or the one in its settings.
+            reason: Why; the set keeps it.
+            operator: Who decides; the set keeps it.
+            allow_refused_sends: Whether it may leave fewer than ``min_in_sync`` copies in sync.
+
+        Returns:
+            The name in the member's settings.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The member is unknown.
+            IllegalOperation: It leads, or too few copies would be in sync.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        change = SetChange("remove", member, operator, reason, allow_refused_sends)
+        return await self._change_set(broker, change)
+
+    async def rejoin_member(self, broker: str, member: str, *, reason: str, operator: str) -> str:
+        """Let a removed member follow its set again.
+
+        Args, Returns: As for :meth:`remove_member`.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            IllegalOperation: The member was not removed.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        return await self._change_set(broker, SetChange("rejoin", member, operator, reason))
+
+    async def hand_over(self, broker: str, member: str, *, reason: str, operator: str) -> str:
+        """Make the leader of a broker set hand over to an in-sync follower.
+
+        The leader answers what it has accepted before it hands over, so nothing is lost. The call
+        returns when the store of the set has recorded the act, before the follower leads.
+
+        Args: As for :meth:`remove_member`.
+
+        Returns:
+            The whole name of the member.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The member is unknown.
+            IllegalOperation: It leads already, is not in sync, or the set has no coordinator.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        return await self._change_set(broker, SetChange("hand-over", member, operator, reason))
+
+    async def _change_set(self, broker: str, change: SetChange) -> str:
+        answer = await self._ask_broker(broker, RequestCode.CHANGE_SET, change, _STORE_S)
+        return answer.read(SetChanged).member
+
+    async def accounts(self, broker: str) -> Accounts:
+        """The accounts of a broker without their secrets, and the addresses that need no account.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is a RocketMQ that cannot list accounts.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses, or has no accounts.
+        """
+        answer = await self._ask_broker(broker, RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG)
+        return Accounts.read(answer.body)
+
+    async def put_account(
+        self,
+        key: str,
+        secret: str | None = None,
+        *,
+        admin: bool = False,
+        topics: Mapping[str, str] | None = None,
+        groups: Mapping[str, str] | None = None,
+        other_topics: str | None = None,
+        other_groups: str | None = None,
+        unsigned_from: str | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """Create or change an account; what is ``None`` keeps its value.
+
+        The secret is sent in plain text: use loopback or TLS.
+
+        Args:
+            key: The access key.
+            secret: The secret key. A new account needs one, and Apache RocketMQ always.
+            admin: Whether it may do everything.
+            topics: ``PUB``, ``SUB``, ``PUB|SUB`` or ``DENY`` by topic.
+            groups: ``SUB`` or ``DENY`` by consumer group.
+            other_topics: The permission for all other topics.
+            other_groups: The permission for all other groups.
+            unsigned_from: From these addresses the account needs no signature.
+            broker: The broker to change it on; by default, all of the cluster.
+            cluster: The cluster, if there are several.
+
+        Raises:
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            TransportError: A broker did not answer; it may have changed the account.
+            BrokerRefused: A broker refuses. All others were asked as well: if some changed the
+                account, a note of the error names them, and its effect is MAYBE.
+        """
+        change = AccountChange(
+            key,
+            secret,
+            unsigned_from,
+            admin,
+            other_topics,
+            other_groups,
+            _joined(topics),
+            _joined(groups),
+        )
+        await self._send_each(
+            await self._masters(broker=broker, cluster=cluster),
+            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
+            change,
+        )
+
+    async def remove_account(
+        self, key: str, *, broker: str | None = None, cluster: str | None = None
+    ) -> None:
+        """Remove an account; its clients are refused from the next request on.
+
+        Raises:
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            TransportError, BrokerRefused: As for :meth:`put_account`.
+        """
+        await self._send_each(
+            await self._masters(broker=broker, cluster=cluster),
+            RequestCode.DELETE_ACL_CONFIG,
+            AccountName(key),
+        )
+
+    async def audit(
+        self,
+        broker: str,
+        *,
+        since_ms: int = 0,
+        until_ms: int = 0,
+        person: str = "",
+        action: str = "",
+        refused: bool = False,
+        limit: int = 100,
+        before: str = "",
+    ) -> AuditPage:
+        """What operators did to a broker, newest first, and the place to continue from.
+
+        Args:
+            broker: The broker.
+            since_ms: Only entries of this moment or later.
+            until_ms: Only entries before this moment; 0 for all.
+            person: Only entries whose account, operator or address contains this text.
+            action: Only requests whose name contains this text, such as ``TOPIC``.
+            refused: Only refused requests.
+            limit: The maximum number of entries.
+            before: The place to continue from, from the result of another call.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The place is invalid.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        address = await self._master(broker)
+        header = ListAudit(before, since_ms, until_ms, person, action, refused)
+        entries: list[AuditedRequest] = []
+        while True:
+            header.count = min(limit - len(entries), _AUDIT_PAGE)
+            answer = await self._session.request(address, RequestCode.LIST_AUDIT, header)
+            page = AuditPage.read(answer.body)
+            entries += page.entries
+            header.before = page.next
+            if not page.next or len(entries) >= limit:
+                return replace(page, entries=entries)
+
+    async def delayed(
+        self,
+        broker: str,
+        *,
+        level: int | None = None,
+        from_ms: int = 0,
+        limit: int = 100,
+        after: str = "",
+    ) -> DelayedPage:
+        """The messages that wait at a broker, by due time, and the place to continue from.
+
+        Args:
+            broker: The broker.
+            level: Only messages of this delay level, or with a time of their own for 0.
+            from_ms: Only messages that are due then or later.
+            limit: The maximum number of messages.
+            after: The place to continue from, from the result of another call.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The place is invalid.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        address = await self._master(broker)
+        header = ListDelayed(_ALL_LEVELS if level is None else level, from_ms, after)
+        messages: list[DelayedEntry] = []
+        while True:
+            header.count = min(limit - len(messages), _DELAYED_PAGE)
+            answer = await self._session.request(address, RequestCode.LIST_DELAYED, header)
+            page = DelayedPage.read(answer.body)
+            messages += page.messages
+            header.after = page.next
+            if not page.next or len(messages) >= limit:
+                return replace(page, messages=messages)
+
+    async def recall_delayed(self, topic: str, handle: str, *, operator: str, reason: str) -> str:
+        """Recall a delayed message by hand; the broker's audit keeps the operator and the reason.
+
+        Args:
+            topic: Its topic.
+            handle: Its recall handle, from its sender or from :meth:`delayed`.
+            operator: Who decides.
+            reason: Why.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            IllegalOperation: The handle is invalid, or the message is already visible.
+            InvalidParameter: Operator or reason is missing.
+            ConfigError: The broker of the handle is unknown.
+            TopicNotFound: The topic does not exist at the broker.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: The broker does not answer; it may have recalled the message.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        wanted = RecallDelayed(topic, handle, operator, reason)
+        broker = recall.decode(handle).broker
+        answer = await self._ask_broker(broker, RequestCode.RECALL_DELAYED, wanted)
+        return answer.read(RecallAnswer).msg_id
+
+
+def _joined(permissions: Mapping[str, str] | None) -> str | None:
+    if permissions is None:
+        return None
+    return ",".join(f"{name}={permission}" for name, permission in permissions.items())

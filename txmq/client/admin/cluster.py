@@ -1,13 +1,12 @@
-"""Requests for the brokers of a cluster and their statistics."""
+"""Find the brokers of a cluster, and ask one or all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
 
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
-from txmq.client.values import BrokerCopies, BrokerInfo, FollowerCopy, FormerMember
+from txmq.client.values import BrokerInfo
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -16,18 +15,21 @@ from txmq.errors import (
     TransportError,
     TxmqError,
 )
-from txmq.protocol.bodies import ClusterView, TextTable
+from txmq.message import Queue
+from txmq.protocol.bodies import ClusterView, MessageQueue
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.copies import CopiesView, SetChange, SetChanged
+from txmq.protocol.command import Command
+from txmq.protocol.headers import Header
 
-__all__ = ["ClusterCalls"]
-
-_STORE_S: Final = 10.0
-"""How long the store of a set may take; it may be several servers."""
+__all__ = ["ClusterCalls", "queue_of"]
 
 
 class ClusterCalls:
-    """Requests about brokers."""
+    """What the requests of all subjects share: the session, and the brokers to ask.
+
+    Args:
+        session: An open session.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -49,156 +51,10 @@ class ClusterCalls:
         ]
         return sorted(found, key=lambda info: (info.cluster, info.name))
 
-    async def broker_stats(self, broker: str, *, replica: int = MASTER) -> dict[str, str]:
-        """A broker's own statistics, under RocketMQ's names.
-
-        Args:
-            broker: The broker.
-            replica: The number of a replica that serves reads; by default the master.
-
-        Raises:
-            ConfigError: No such broker or replica is known.
-            TransportError: Name server or broker does not answer.
-            BrokerRefused: The broker refuses.
-        """
-        if replica == MASTER:
-            (address,) = (await self._masters(broker=broker)).values()
-        else:
-            replicas = {info.name: info.addresses for info in await self.cluster()}.get(broker, {})
-            if replica not in replicas:
-                raise ConfigError(f"the name server knows no replica {replica} of {broker!r}")
-            address = replicas[replica]
-        answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return TextTable.read(answer.body).table
-
-    async def copies(self, broker: str) -> BrokerCopies:
-        """The copies of a broker's log, from its leader.
-
-        Raises:
-            ConfigError: The broker is unknown.
-            RequestNotSupported: The broker is not a txmq broker.
-            TransportError: A name server or the broker does not answer.
-            BrokerRefused: The broker refuses.
-        """
-        (address,) = (await self._masters(broker=broker)).values()
-        answer = await self._session.request(address, RequestCode.SHOW_COPIES)
-        view = CopiesView.read(answer.body)
-        followers = tuple(
-            FollowerCopy(
-                member=entry.member,
-                address=entry.address,
-                in_sync=entry.is_in_sync,
-                position=entry.position,
-                bytes_behind=entry.bytes_behind,
-                seconds_behind=entry.seconds_behind,
-                is_longer=entry.is_longer,
-                damaged_parts=entry.damaged_parts,
-                verified_ms=entry.verified_ms,
-            )
-            for entry in view.followers
-        )
-        return BrokerCopies(
-            broker=broker,
-            leader=view.member,
-            epoch=view.epoch,
-            mode=view.mode,
-            min_in_sync=view.min_in_sync,
-            log_end=view.log_end,
-            followers=followers,
-            removed=tuple(
-                FormerMember(member.name, member.operator, member.reason, member.at_ms)
-                for member in view.removed
-            ),
-            damaged_parts=view.damaged_parts,
-            verified_ms=view.verified_ms,
-        )
-
-    async def remove_member(
-        self,
-        broker: str,
-        member: str,
-        *,
-        reason: str,
-        operator: str,
-        allow_refused_sends: bool = False,
-    ) -> str:
-        """Remove a member from a broker set: it may neither follow nor lead.
-
-        Args:
-            broker: The name of the set.
-            member: The member, by its whole name or the one in its settings.
-            reason: Why; the set keeps it.
-            operator: Who decides; the set keeps it.
-            allow_refused_sends: Whether it may leave fewer than ``min_in_sync`` copies in sync.
-
-        Returns:
-            The name in the member's settings.
-
-        Raises:
-            ConfigError: The broker is unknown.
-            InvalidParameter: The member is unknown.
-            IllegalOperation: It leads, or too few copies would be in sync.
-            TransportError: A name server or the broker does not answer.
-            BrokerRefused: The broker refuses for another reason.
-        """
-        change = SetChange("remove", member, operator, reason, allow_refused_sends)
-        return await self._change_set(broker, change)
-
-    async def rejoin_member(self, broker: str, member: str, *, reason: str, operator: str) -> str:
-        """Let a member back that was removed.
-
-        Args:
-            broker: The name of the set.
-            member: The member, by its whole name or the one in its settings.
-            reason: Why; the set keeps it.
-            operator: Who decides; the set keeps it.
-
-        Returns:
-            The name in the member's settings.
-
-        Raises:
-            ConfigError: The broker is unknown.
-            IllegalOperation: The member was not removed.
-            TransportError: A name server or the broker does not answer.
-            BrokerRefused: The broker refuses for another reason.
-        """
-        return await self._change_set(broker, SetChange("rejoin", member, operator, reason))
-
-    async def hand_over(self, broker: str, member: str, *, reason: str, operator: str) -> str:
-        """Have the leader of a broker set hand over to a follower that is in sync.
-
-        The leader answers what it has accepted before it hands over, so nothing is lost. The call
-        returns when the store of the set has recorded the act, before the follower leads.
-
-        Args:
-            broker: The name of the set.
-            member: The member, by its whole name or the one in its settings.
-            reason: Why; the set keeps it.
-            operator: Who decides; the set keeps it.
-
-        Returns:
-            The whole name of the member.
-
-        Raises:
-            ConfigError: The broker is unknown.
-            InvalidParameter: The member is unknown.
-            IllegalOperation: It leads already, is not in sync, or the set has no coordinator.
-            TransportError: A name server or the broker does not answer.
-            BrokerRefused: The broker refuses for another reason.
-        """
-        return await self._change_set(broker, SetChange("hand-over", member, operator, reason))
-
-    async def _change_set(self, broker: str, change: SetChange) -> str:
-        (address,) = (await self._masters(broker=broker)).values()
-        answer = await self._session.request(
-            address, RequestCode.CHANGE_SET, change, timeout_s=_STORE_S
-        )
-        return answer.read(SetChanged).member
-
     async def _masters(
         self, *, broker: str | None = None, cluster: str | None = None
     ) -> dict[str, str]:
-        # The addresses of masters by name: of one broker, of one cluster, or of the only cluster.
+        """The addresses of masters by name: of one broker, one cluster, or the only cluster."""
         known = await self.cluster()
         chosen = [
             info
@@ -220,10 +76,44 @@ class ClusterCalls:
             raise ConnectFailed(f"no master is up among {', '.join(e.name for e in chosen)}")
         return masters
 
+    async def _master(self, broker: str) -> str:
+        (address,) = (await self._masters(broker=broker)).values()
+        return address
+
+    async def _ask_broker(
+        self,
+        broker: str,
+        code: RequestCode,
+        header: Header | None = None,
+        timeout_s: float | None = None,
+    ) -> Command:
+        address = await self._master(broker)
+        return await self._session.request(address, code, header, timeout_s=timeout_s)
+
+    async def _ask_masters(
+        self,
+        cluster: str | None,
+        code: RequestCode,
+        header: Header | None = None,
+        *,
+        unless: type[BrokerRefused] | tuple[()] = (),
+    ) -> list[tuple[str, Command]]:
+        """The addresses of a cluster's masters with their answers.
+
+        A master that refuses with ``unless`` has nothing to say, and is left out.
+        """
+        answers: list[tuple[str, Command]] = []
+        for address in (await self._masters(cluster=cluster)).values():
+            try:
+                answers.append((address, await self._session.request(address, code, header)))
+            except unless:
+                continue
+        return answers
+
     async def _change_each(
         self, masters: Mapping[str, str], change: Callable[[str, str], Awaitable[object]]
     ) -> None:
-        """Make a change at each broker, by name and address; a failure keeps no other from it."""
+        """Make a change at each broker, by name and address, even after one of them failed."""
         failures: dict[str, TxmqError] = {}
         for name, address in masters.items():
             try:
@@ -240,3 +130,20 @@ class ClusterCalls:
                 f"{', '.join(failures)}; repeat it when they accept it"
             )
         raise first
+
+    async def _send_each(
+        self,
+        masters: Mapping[str, str],
+        code: RequestCode,
+        header: Header | None = None,
+        body: bytes = b"",
+    ) -> None:
+        """Send each broker the same change."""
+        await self._change_each(
+            masters, lambda _, address: self._session.request(address, code, header, body=body)
+        )
+
+
+def queue_of(wire_queue: MessageQueue) -> Queue:
+    """The queue that a body names."""
+    return Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)

@@ -15,9 +15,7 @@ from functools import partial
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
-from txmq.client.admin.dead_letter_copy import copy_of, mark_of, provenance
-from txmq.client.admin.lookups import TIME_MAX, UNIQUE_KEY_HITS, UNIQUE_KEY_QUERY, LookupCalls
-from txmq.client.admin.messages import PRODUCER_GROUP, MessageCalls
+from txmq.client.admin.messages import PRODUCER_GROUP, TIME_MAX, MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
 from txmq.client.admin.topics import TopicCalls
 from txmq.client.names import check_name
@@ -38,13 +36,11 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.limits import GROUP_CHARS_MAX
-from txmq.message import Queue, ReceivedMessage
+from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol import properties
+from txmq.protocol.bodies import TopicCounts
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import fields_of
 from txmq.protocol.headers import (
-    MessagePosition,
-    MessageQuery,
     QueueHeader,
     SendMessageV2,
     TimestampAnswer,
@@ -52,7 +48,17 @@ from txmq.protocol.headers import (
 from txmq.protocol.record import position_in, split_offset_id, unpack
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["DeadLetterCalls", "DeadLetters"]
+__all__ = [
+    "RESENT_AT",
+    "RESENT_BY",
+    "RESENT_FROM",
+    "RESENT_REASON",
+    "DeadLetterCalls",
+    "DeadLetters",
+    "copy_of",
+    "mark_of",
+    "provenance",
+]
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +66,47 @@ ATTEMPTS_MAX: Final = 16
 """Sent with each copy. Older RocketMQ requires it; without it, a group with zero retries would get
 the copy back as a dead letter."""
 
+RESENT_BY: Final = "TXMQ_RESENT_BY"
+RESENT_REASON: Final = "TXMQ_RESENT_REASON"
+RESENT_AT: Final = "TXMQ_RESENT_AT_MS"
+RESENT_FROM: Final = "TXMQ_RESENT_FROM"
+"""The place of the dead letter that was resent."""
+
+_MARK: Final = "resent-"
+
+_LEFT_BEHIND: Final = frozenset(
+    {
+        properties.WAIT,
+        properties.CLUSTER,
+        # RocketMQ leaves the last delay on a dead letter; the copy would wait again.
+        *properties.DELAYS,
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_OUT_MS",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_LEVEL",
+        properties.REAL_TOPIC,
+        properties.REAL_QUEUE,
+        properties.TRANSACTION,
+        # Attempts before the message became a dead letter.
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "__CRC32#",
+    }
+)
+"""Properties that brokers and clients wrote into the message; the copy drops them."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """A group's dead letters, counted."""
+    """The number and the ages of a group's dead letters."""
 
     group: str
     messages: int
@@ -75,7 +118,7 @@ class DeadLetters:
     """Brokers whose dead letters exist but are not readable."""
 
 
-class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
+class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
     """Requests about dead letters."""
 
     async def dead_letter_groups(self, group: str | None = None) -> list[DeadLetters]:
@@ -96,6 +139,18 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         found = [await self._counted(topic) for topic in topics]
         return [count for count in found if count is not None]
 
+    async def dead_letter_count(self, broker: str) -> int:
+        """The number of dead letters of all groups at one broker.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is not a txmq broker, or an older one.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        answer = await self._ask_broker(broker, RequestCode.COUNT_TOPICS)
+        return TopicCounts.read(answer.body).dead_letters or 0
+
     async def dead_letters(
         self,
         group: str,
@@ -109,7 +164,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         """The dead letters that a group has now, oldest first.
 
         The iterator fetches them page by page, so there may be any number. It leaves out dead
-        letters that arrive meanwhile.
+        letters that arrive later.
 
         Args:
             group: The group.
@@ -248,7 +303,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             queues = await self.topic_status(topic)
             route = await self._session.route(topic)
         except TopicNotFound:
-            return None  # The group has no dead letters, or they were removed meanwhile.
+            return None  # The group has no dead letters, or no longer has any.
         by_broker = dict.fromkeys(route.brokers, 0)
         oldest: list[int] = []
         newest: list[int] = []
@@ -313,9 +368,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             at = pulled.next_offset
 
     async def _by_id(self, dead: str, message_id: str) -> ReceivedMessage | None:
-        header = fields_of(MessageQuery(dead, message_id, UNIQUE_KEY_HITS, 0, TIME_MAX))
-        header[UNIQUE_KEY_QUERY] = "true"
-        found = [message for message in await self._query(dead, header) if message.id == message_id]
+        found = await self._sent_as(dead, message_id)
         return found[-1] if found else None
 
     async def _by_place(self, dead: str, offset_id: str) -> ReceivedMessage | None:
@@ -329,12 +382,10 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             if address not in replicas.values():
                 continue
             try:
-                answer = await self._session.request(
-                    address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
-                )
+                record = unpack(await self._record_at(address, position))[0]
             except InternalError:
                 return None  # No message is stored there.
-            found = opened(unpack(answer.body)[0], broker)
+            found = opened(record, broker)
             return found if found.topic == dead else await self._by_id(dead, found.id)
         return None
 
@@ -385,11 +436,8 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
     async def _check_given(self, group: str, result: SendResult, address: str) -> None:
         # RocketMQ 5 silently ignores retries for a group that holds locks.
         try:
-            position = position_in(result.offset_id)
-            answer = await self._session.request(
-                address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
-            )
-            topic = unpack(answer.body)[0].topic
+            stored = await self._record_at(address, position_in(result.offset_id))
+            topic = unpack(stored)[0].topic
         except (BrokerRefused, RemoteProtocolError, TransportError):
             return  # The copy is stored; if it failed again, the next list shows it.
         if topic == DLQ + group:
@@ -427,3 +475,54 @@ def _topic_of(group: str) -> str:
     check_name("group", group, GROUP_CHARS_MAX)
     check_name("topic", DLQ + group)
     return DLQ + group
+
+
+def mark_of(message: ReceivedMessage) -> str:
+    """The key under which the copy of a dead letter is indexed."""
+    return _MARK + message.offset_id
+
+
+def copy_of(
+    message: ReceivedMessage, topic: str, reason: str, operator: str, now_ms: int
+) -> Message:
+    """The copy of a dead letter: a new message with the mark as a key.
+
+    Raises:
+        UsageError: The dead letter does not name its topic, or its body is unreadable.
+    """
+    if message.unreadable:
+        raise UsageError(
+            f"{message.offset_id} would only die again: {message.unreadable}; send a whole one"
+        )
+    if not message.properties.get(properties.RETRY_TOPIC):
+        raise UsageError(
+            f"{message.offset_id} does not say which topic it was for ({properties.RETRY_TOPIC}), "
+            "so no broker put it there; send its body to that topic yourself"
+        )
+    kept = {name: value for name, value in message.properties.items() if name not in _LEFT_BEHIND}
+    kept.setdefault(properties.ORIGIN_ID, message.offset_id)
+    kept[properties.UNIQUE_KEY] = message.id
+    kept |= {
+        RESENT_BY: operator,
+        RESENT_REASON: reason,
+        RESENT_AT: str(now_ms),
+        RESENT_FROM: message.offset_id,
+    }
+    # Consumers may rely on the first key, or on the id if there is no key; both are unchanged. The
+    # mark is the second key, because brokers index a limited number of keys.
+    others = [key for key in message.keys[1:] if not key.startswith(_MARK)]
+    return Message(
+        topic=topic,
+        body=message.body,
+        tags=message.tags,
+        keys=(message.key, mark_of(message), *others),
+        properties=kept,
+        flag=message.flag,
+    )
+
+
+def provenance(copy: ReceivedMessage) -> str:
+    """The operator who resent a message, and the reason."""
+    named = copy.properties
+    operator = named.get(RESENT_BY, "an unknown operator")
+    return f"by {operator}: {named.get(RESENT_REASON, 'no reason given')}"

@@ -1,26 +1,40 @@
-"""Create, list, watch and delete consumer groups."""
+"""Create, list, watch and delete consumer groups, and reach their connected members."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from txmq.client import values
-from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.admin.cluster import queue_of
+from txmq.client.admin.topics import TopicCalls
 from txmq.client.names import check_name
-from txmq.client.values import GroupConnections, QueueProgress
+from txmq.client.values import (
+    ConsumerReport,
+    GroupConnections,
+    HandledMessage,
+    HeldQueueReport,
+    QueueProgress,
+    TopicTraffic,
+)
 from txmq.errors import ConsumerOffline, InternalError, RemoteProtocolError
 from txmq.limits import GROUP_CHARS_MAX
-from txmq.message import Queue, QueueOffset
+from txmq.message import QueueOffset, ReceivedMessage
 from txmq.protocol import bodies, fastjson
 from txmq.protocol.bodies import (
+    ConsumedDirectly,
     ConsumerConnections,
+    ConsumerState,
     ConsumeTimeSpan,
     ConsumeTimeSpans,
+    CounterView,
+    CounterWindow,
     GroupConfig,
     GroupConfigs,
+    HeldQueue,
     MessageQueue,
     OffsetPair,
     ProducerConnections,
@@ -28,13 +42,29 @@ from txmq.protocol.bodies import (
     read_with_queue_map,
 )
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup, TopicAndGroup
+from txmq.protocol.headers import (
+    ConsumeDirectly,
+    DeleteGroup,
+    GroupHeader,
+    NamedGroup,
+    StatsQuery,
+    TopicAndGroup,
+)
+from txmq.protocol.record import split_offset_id
 
-__all__ = ["GroupCalls", "total_retries"]
+__all__ = ["GroupCalls"]
+
+CALL_S: Final = 15.0
+"""A broker waits 10 s for the consumer."""
+
+_LIST_GROUPS: Final = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+_CONSUMED: Final = frozenset(("CR_SUCCESS", "CR_COMMIT"))
+_PARTS: Final = ("properties", "subscriptionSet")
+_NOTHING: Final = CounterView(CounterWindow(), CounterWindow(), CounterWindow())
 
 
-class GroupCalls(ClusterCalls):
-    """Requests about groups."""
+class GroupCalls(TopicCalls):
+    """Requests about consumer groups, and about connected clients."""
 
     async def create_group(
         self,
@@ -75,14 +105,13 @@ class GroupCalls(ClusterCalls):
         await self._change_each(await self._masters(broker=broker, cluster=cluster), put)
 
     async def _groups_at(self, address: str) -> dict[str, GroupConfig]:
-        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-        answer = await self._session.request(address, code)
+        answer = await self._session.request(address, _LIST_GROUPS)
         return GroupConfigs.read(answer.body).subscription_group_table
 
     async def delete_group(
         self, name: str, *, offsets: bool = True, cluster: str | None = None
     ) -> None:
-        """Remove a consumer group, and by default its offsets.
+        """Delete a consumer group, and by default its offsets.
 
         Raises:
             ConfigError: The cluster is unknown, or must be named because there are several.
@@ -90,12 +119,8 @@ class GroupCalls(ClusterCalls):
         """
         # The flag has two names: the older for RocketMQ 4, the newer for RocketMQ 5.
         header = DeleteGroup(name, remove_offset=offsets, clean_offset=offsets)
-        await self._change_each(
-            await self._masters(cluster=cluster),
-            lambda _, address: self._session.request(
-                address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header
-            ),
-        )
+        masters = await self._masters(cluster=cluster)
+        await self._send_each(masters, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups(self, *, cluster: str | None = None) -> dict[str, GroupConfig]:
         """All consumer groups by name, with their settings at the first broker that has them.
@@ -106,9 +131,8 @@ class GroupCalls(ClusterCalls):
             BrokerRefused: A broker refuses.
         """
         found: dict[str, GroupConfig] = {}
-        for address in (await self._masters(cluster=cluster)).values():
-            for name, config in (await self._groups_at(address)).items():
-                found.setdefault(name, config)
+        for _, answer in await self._ask_masters(cluster, _LIST_GROUPS):
+            found = GroupConfigs.read(answer.body).subscription_group_table | found
         return dict(sorted(found.items()))
 
     async def group_progress(
@@ -122,14 +146,12 @@ class GroupCalls(ClusterCalls):
             BrokerRefused: A broker refuses.
         """
         found: list[QueueProgress] = []
-        for address in (await self._masters(cluster=cluster)).values():
-            answer = await self._session.request(
-                address, RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
-            )
+        header = GroupHeader(name, topic)
+        for _, answer in await self._ask_masters(cluster, RequestCode.GET_CONSUME_STATS, header):
             table = read_queue_map(answer.body, "offsetTable", OffsetPair)
             found += [
                 QueueProgress(
-                    Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id),
+                    queue_of(wire_queue),
                     QueueOffset(pair.broker_offset),
                     QueueOffset(pair.consumer_offset),
                     pair.last_timestamp,
@@ -152,10 +174,8 @@ class GroupCalls(ClusterCalls):
         topics: set[str] = set()
         ages: list[int] = []
         retries: list[values.WaitingRetries | None] = []
-        for address in (await self._masters(cluster=cluster)).values():
-            answer = await self._session.request(
-                address, RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
-            )
+        code, header = RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
+        for address, answer in await self._ask_masters(cluster, code, header):
             table, stats = read_with_queue_map(answer.body, "offsetTable", OffsetPair)
             speed = stats.get("consumeTps")
             rate += float(speed) if isinstance(speed, int | float) else 0.0
@@ -175,7 +195,7 @@ class GroupCalls(ClusterCalls):
             lag,
             rate,
             max(ages, default=None),
-            total_retries(retries),
+            _total_retries(retries),
         )
 
     async def _unread_ages(
@@ -197,27 +217,21 @@ class GroupCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses for another reason.
         """
-        answers: list[ConsumerConnections] = []
-        for address in (await self._masters(cluster=cluster)).values():
-            try:
-                answer = await self._session.request(
-                    address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(name)
-                )
-            except ConsumerOffline:
-                continue
-            answers.append(ConsumerConnections.read(answer.body))
-        if not answers:
+        code, header = RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(name)
+        answers = await self._ask_masters(cluster, code, header, unless=ConsumerOffline)
+        found = [ConsumerConnections.read(answer.body) for _, answer in answers]
+        if not found:
             raise ConsumerOffline(f"no consumer of group {name} is connected")
         subscriptions = {
             topic: subscription.sub_string
-            for answer in answers
-            for topic, subscription in answer.subscription_table.items()
+            for known in found
+            for topic, subscription in known.subscription_table.items()
         }
         return GroupConnections(
-            _clients(connection for answer in answers for connection in answer.connection_set),
+            _clients(connection for known in found for connection in known.connection_set),
             dict(sorted(subscriptions.items())),
-            answers[0].message_model,
-            answers[0].consume_type,
+            found[0].message_model,
+            found[0].consume_type,
         )
 
     async def producer_connections(
@@ -230,17 +244,14 @@ class GroupCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        found: list[bodies.ClientConnection] = []
-        for address in (await self._masters(cluster=cluster)).values():
-            try:
-                answer = await self._session.request(
-                    address, RequestCode.GET_PRODUCER_CONNECTION_LIST, NamedGroup(name)
-                )
-            except InternalError:
-                # RocketMQ has no better code for "no producer is connected".
-                continue
-            found += ProducerConnections.read(answer.body).connection_set
-        return _clients(found)
+        code, header = RequestCode.GET_PRODUCER_CONNECTION_LIST, NamedGroup(name)
+        # RocketMQ has no better code for "no producer is connected".
+        answers = await self._ask_masters(cluster, code, header, unless=InternalError)
+        return _clients(
+            connection
+            for _, answer in answers
+            for connection in ProducerConnections.read(answer.body).connection_set
+        )
 
     async def producers(
         self, *, cluster: str | None = None
@@ -254,8 +265,7 @@ class GroupCalls(ClusterCalls):
             BrokerRefused: A broker refuses.
         """
         found: dict[str, dict[str, values.ConnectedClient]] = {}
-        for address in (await self._masters(cluster=cluster)).values():
-            answer = await self._session.request(address, RequestCode.GET_ALL_PRODUCER_INFO)
+        for _, answer in await self._ask_masters(cluster, RequestCode.GET_ALL_PRODUCER_INFO):
             for group, producers in bodies.AllProducers.read(answer.body).data.items():
                 for producer in producers:
                     seen = values.ConnectedClient(
@@ -272,9 +282,154 @@ class GroupCalls(ClusterCalls):
             for group in sorted(found)
         }
 
+    async def consumer_report(
+        self, group: str, client: str, *, cluster: str | None = None
+    ) -> ConsumerReport:
+        """The subscriptions and queues that a connected consumer reports.
+
+        Args:
+            group: The group.
+            client: The id of the client.
+            cluster: The cluster, if there are several.
+
+        Raises:
+            ConsumerOffline: No broker has a connection of this client.
+            ConsumeTimeout: The client does not answer the broker.
+            ConfigError: The cluster is unknown, or must be named because there are several.
+            TransportError: A broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+            RemoteProtocolError: The report cannot be read.
+        """
+        for address in (await self._masters(cluster=cluster)).values():
+            if client in await self._consumers_at(address, group):
+                break
+        else:
+            raise ConsumerOffline(f"no consumer {client} of group {group} is connected")
+        header = ConsumeDirectly(group, client, jstack_enable=False)
+        answer = await self._session.request(
+            address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=CALL_S
+        )
+        held, whole = read_with_queue_map(answer.body, "mqTable", HeldQueue)
+        try:
+            known = {name: whole[name] for name in _PARTS if whole.get(name)}
+            state = msgspec.convert(known, ConsumerState, strict=False)
+        except msgspec.ValidationError as error:
+            raise RemoteProtocolError(f"the report of consumer {client}: {error}") from error
+        started = state.properties.get("PROP_CONSUMER_START_TIMESTAMP", "")
+        return ConsumerReport(
+            client=client,
+            is_orderly=state.properties.get("PROP_CONSUMEORDERLY", "").lower() == "true",
+            started_ms=int(started) if started.isdecimal() else None,
+            subscriptions={found.topic: found.sub_string for found in state.subscription_set},
+            queues=tuple(
+                HeldQueueReport(
+                    queue_of(queue),
+                    QueueOffset(entry.commit_offset),
+                    entry.cached_msg_count,
+                )
+                for queue, entry in sorted(held.items())
+            ),
+        )
+
+    async def consume_directly(
+        self, group: str, message: ReceivedMessage, client: str | None = None
+    ) -> HandledMessage:
+        """Make one connected consumer handle a stored message now, whatever its offsets.
+
+        The group's offsets do not change, and a failure does not make the message come again.
+
+        Args:
+            group: The group.
+            message: The message.
+            client: The id of the client; by default one of those that are connected.
+
+        Raises:
+            ConsumerOffline: No such consumer is connected to the broker that has the message.
+            ConsumeTimeout: The consumer did not answer in time; it may still handle the message.
+            TransportError: The broker does not answer; the consumer may have handled the message.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        address, _ = split_offset_id(message.offset_id)
+        online = await self._consumers_at(address, group)
+        if not online or (client is not None and client not in online):
+            wanted = f"no consumer {client}" if client is not None else "no consumer"
+            raise ConsumerOffline(f"{wanted} of group {group} is connected to the broker {address}")
+        chosen = client if client is not None else online[0]
+        header = ConsumeDirectly(group, chosen, message.offset_id)
+        answer = await self._session.request(
+            address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=CALL_S
+        )
+        done = ConsumedDirectly.read(answer.body)
+        return HandledMessage(
+            client=chosen,
+            is_consumed=done.consume_result in _CONSUMED,
+            result=done.consume_result,
+            remark=done.remark,
+            spent_ms=done.spent_time_mills,
+        )
+
+    async def _consumers_at(self, address: str, group: str) -> list[str]:
+        """The ids of a group's consumers that are connected to one broker."""
+        try:
+            answer = await self._session.request(
+                address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(group)
+            )
+        except ConsumerOffline:
+            return []
+        found = ConsumerConnections.read(answer.body).connection_set
+        return sorted({connection.client_id for connection in found})
+
+    async def traffic(self, topic: str) -> list[TopicTraffic]:
+        """The rates at which a topic receives messages and its groups fetch them.
+
+        Returns:
+            One row for each group; a row without a group if no group consumes the topic.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(topic)
+        addresses = [route.master(broker) for broker in route.brokers]
+        stored = [await self._counter(at, "TOPIC_PUT_NUMS", topic) for at in addresses]
+        clusters = await self.clusters_of(topic)
+        rows: list[TopicTraffic] = []
+        for group in await self.topic_groups(topic) or [""]:
+            fetched = [
+                await self._counter(at, "GROUP_GET_NUMS", f"{topic}@{group}")
+                for at in addresses
+                if group
+            ]
+            lags = [
+                await self.group_lag(group, topic, cluster=cluster) for cluster in clusters if group
+            ]
+            rows.append(
+                TopicTraffic(
+                    topic=topic,
+                    group=group,
+                    lag=sum(found.lag for found in lags),
+                    retries=_total_retries([found.retries for found in lags]),
+                    in_per_second=sum(found.stats_minute.tps for found in stored),
+                    out_per_second=sum(found.stats_minute.tps for found in fetched),
+                    in_of_day=sum(map(_of_day, stored)),
+                    out_of_day=sum(map(_of_day, fetched)),
+                )
+            )
+        return rows
+
+    async def _counter(self, address: str, name: str, key: str) -> CounterView:
+        try:
+            answer = await self._session.request(
+                address, RequestCode.VIEW_BROKER_STATS_DATA, StatsQuery(name, key)
+            )
+        except InternalError:
+            return _NOTHING  # Brokers know a counter from its first event on.
+        return CounterView.read(answer.body)
+
 
 def _retries_in(stats: Mapping[fastjson.Key, fastjson.Value]) -> values.WaitingRetries | None:
-    """What a broker says of messages that wait for a retry."""
+    """The messages that wait for a retry at one broker; ``None`` if it does not count them."""
     if "retriesWaiting" not in stats:
         return None
     try:
@@ -286,10 +441,10 @@ def _retries_in(stats: Mapping[fastjson.Key, fastjson.Value]) -> values.WaitingR
         raise RemoteProtocolError(f"retriesWaiting: {error}") from error
 
 
-def total_retries(
+def _total_retries(
     counted: Sequence[values.WaitingRetries | None],
 ) -> values.WaitingRetries | None:
-    """The waiting messages of several brokers; ``None`` if one does not say it."""
+    """The waiting messages of several brokers; ``None`` if one of them does not count them."""
     total: Counter[int] = Counter()
     lasts: list[int] = []
     for retries in counted:
@@ -317,3 +472,8 @@ def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.Connected
         )
         by_id.setdefault(connection.client_id, seen)
     return tuple(by_id[name] for name in sorted(by_id))
+
+
+def _of_day(found: CounterView) -> int:
+    # The windows of a broker that started today are filled one after the other.
+    return max(found.stats_day.sum, found.stats_hour.sum, found.stats_minute.sum)

@@ -1,4 +1,4 @@
-"""Send, recall and pull messages, one request at a time.
+"""Send, recall, pull and look up messages, one request at a time.
 
 These calls never retry: the error's ``effect`` says whether the message may be stored. Producers
 that retry and consumers that share queues build on them.
@@ -7,22 +7,29 @@ that retry and consumers that share queues build on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
+from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
 from txmq.client.received_message import opened
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX, Route
 from txmq.client.send_request import Envelope, bundled, common_topic, result_of, results_of, sealed
-from txmq.client.session import Session
-from txmq.client.values import PulledBatch, PullOutcome, SendResult, StoredBatch
+from txmq.client.session import Fields
+from txmq.client.values import BrokerInfo, PulledBatch, PullOutcome, SendResult, StoredBatch
 from txmq.errors import (
+    BrokerRefused,
     ConnectFailed,
     IllegalOperation,
     InternalError,
     InvalidParameter,
     LimitExceeded,
+    LocalProtocolError,
     NoPermission,
+    NotFound,
     PullRetryImmediately,
+    RemoteProtocolError,
     TopicNotFound,
     TxmqError,
     UsageError,
@@ -31,27 +38,43 @@ from txmq.errors import (
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import recall
+from txmq.protocol.bodies import QueueEntries
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq.protocol.command import Command
-from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
+from txmq.protocol.command import Command, fields_of
+from txmq.protocol.headers import (
+    MessagePosition,
+    MessageQuery,
+    OffsetAnswer,
+    PullAnswer,
+    PullMessage,
+    QueueEntriesQuery,
+    QueueHeader,
+    RecallAnswer,
+    RecallMessage,
+)
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import split, unpack_all
+from txmq.protocol.record import split, split_offset_id, unpack, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
-from txmq.protocol.topics import DLQ
-from txmq.remoting.exchange import PendingResponse
+from txmq.protocol.topics import DLQ, TRACES
+from txmq.remoting.connection import PendingResponse
 from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
 ANY_TAG: Final = "*"
 """The expression that matches every message."""
-
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
-
+TIME_MAX: Final = 2**63 - 1
 HOLD_GRACE_S: Final = 10.0
 """How much longer than a hold an answer may take: brokers end holds up to 5 s late."""
 
+_UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+"""The field that says that the key is the id of a message."""
+_UNIQUE_KEY_HITS: Final = 32
+"""The most messages to fetch with one id; a producer may have sent its message again."""
+_VIEWS_AT_ONCE: Final = 8
+"""Records of an index that are requested at the same time."""
 _OUTCOMES: Final = {
     0: PullOutcome.FOUND,
     19: PullOutcome.EMPTY,
@@ -61,11 +84,8 @@ _OUTCOMES: Final = {
 _ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 
 
-class MessageCalls:
-    """Sends and pulls over a session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
+class MessageCalls(ClusterCalls):
+    """Requests about messages."""
 
     async def send(
         self, message: Message, queue: Queue | None = None, *, group: str = PRODUCER_GROUP
@@ -164,11 +184,10 @@ class MessageCalls:
         wanted = recall.decode(handle)
         if wanted.topic != topic:
             raise IllegalOperation(f"the handle is of a message for {wanted.topic}, not {topic}")
-        session = self._session
         header = RecallMessage(topic, handle, group, wanted.broker)
         try:
             address = await self._where_it_waits(wanted)
-            answer = await session.request(address, RequestCode.RECALL_MESSAGE, header)
+            answer = await self._session.request(address, RequestCode.RECALL_MESSAGE, header)
         except TxmqError as error:
             self._doubt_route(topic, wanted.broker, error)
             raise
@@ -202,13 +221,13 @@ class MessageCalls:
             hold: How long the broker waits for messages if the queue has none.
             tags: The accepted tags, separated by ``||``.
             on_damage: Called with the broker's text if the message at ``offset`` is damaged; the
-                result is then empty and goes on behind the message.
+                result is then empty and continues after the message.
 
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no messages. The
-                message at ``offset`` is damaged, say, and ``on_damage`` is not given.
+            BrokerRefused: The broker refused for a reason other than having no messages; for
+                instance, the message at ``offset`` is damaged and ``on_damage`` is missing.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         try:
@@ -235,7 +254,7 @@ class MessageCalls:
         Raises:
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no records.
+            BrokerRefused: The broker refused for a reason other than having no records.
             RemoteProtocolError: The answer is not a valid batch of records.
         """
         try:
@@ -248,14 +267,14 @@ class MessageCalls:
             raise
 
     async def readable_queues(self, route: Route) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
-        """The queues of a topic that may be read, and the brokers that let nobody read theirs.
+        """The readable queues of a topic, and the brokers whose queues are not readable.
 
-        The topics of dead letters permit writing only. txmq's brokers let them be read by name;
-        RocketMQ's do not.
+        Topics of dead letters permit only writing. txmq brokers still let clients read them by
+        name; RocketMQ's do not.
 
         Raises:
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than the permission.
+            BrokerRefused: The broker refused for a reason other than the permission.
         """
         readable = {queue.broker for queue in route.readable}
         for broker in sorted({queue.broker for queue in route.dead}):
@@ -299,10 +318,214 @@ class MessageCalls:
         return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 
     def _doubt_route(self, topic: str, broker: str, error: TxmqError) -> None:
+        """Forget a topic's route after an error that an outdated route would explain."""
         if isinstance(error, TopicNotFound):
             self._session.remove(topic, broker)
         elif isinstance(error, _ROUTE_IS_WRONG):
             self._session.forget(topic)
+
+    async def view(self, offset_id: str) -> ReceivedMessage:
+        """The message at the place that an offset id names.
+
+        Raises:
+            LocalProtocolError: The offset id is invalid.
+            TransportError: The broker it names does not answer.
+            BrokerRefused: No message is stored at that place.
+        """
+        try:
+            address, position = split_offset_id(offset_id)
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(str(error)) from error
+        record = unpack(await self._record_at(address, position))[0]
+        holders = [info.name for info in await self.cluster() if address in info.addresses.values()]
+        return opened(record, holders[0] if holders else "")
+
+    async def query(
+        self, topic: str, key: str, *, count: int = 64, begin_ms: int = 0, end_ms: int = TIME_MAX
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that carry a key, oldest first.
+
+        Args:
+            topic: The topic.
+            key: The key.
+            count: The maximum number of messages from each broker.
+            begin_ms: Stored at this time or later.
+            end_ms: Stored at this time or earlier.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found = await self._query(topic, MessageQuery(topic, key, count, begin_ms, end_ms))
+        # Brokers look up by hash; drop messages whose key only has the same hash.
+        return [message for message in found if key in message.keys]
+
+    async def find(self, topic: str, message_id: str) -> ReceivedMessage:
+        """The message with a producer's id; the first one if it was sent twice.
+
+        Raises:
+            NotFound: No broker has it.
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found = await self._sent_as(topic, message_id)
+        if not found:
+            raise NotFound(f"topic {topic} has no message {message_id}")
+        return found[0]
+
+    async def traces(
+        self, topic: str, message_id: str, *, trace_topic: str = TRACES
+    ) -> list[TraceRecord]:
+        """The trace records of a message, the oldest first.
+
+        Raises:
+            TopicNotFound: No broker has the topic of the traces.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found = await self.query(trace_topic, message_id)
+        records = [record for message in found for record in decode(message.body)]
+        wanted = [record for record in records if _is_about(record, topic, message_id)]
+        # A trace message exists twice if its producer had no answer to the first send.
+        return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
+
+    async def search(
+        self, topic: str, text: str, brokers: Iterable[BrokerInfo], *, count: int = 32
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that have a text as a key or as their id, oldest first.
+
+        It asks the brokers directly: a search of thousands of topics neither asks name servers nor
+        keeps their routes.
+
+        Args:
+            topic: The topic; brokers without it have no such message.
+            text: A whole key, or a producer's id.
+            brokers: The brokers to ask, from :meth:`cluster`.
+            count: The maximum number of messages from each broker.
+
+        Raises:
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        header = MessageQuery(topic, text, count, 0, TIME_MAX)
+        addresses = {broker.name: broker.addresses[min(broker.addresses)] for broker in brokers}
+        found = await self._query_at(addresses, header, (NotFound, TopicNotFound))
+        # Brokers look up by hash; drop messages whose key only has the same hash.
+        return [message for message in found if text in message.keys or text == message.id]
+
+    async def index_bounds(self, queue: Queue) -> tuple[QueueOffset, QueueOffset]:
+        """The offsets of a queue's oldest record, and of its next one.
+
+        The name servers need not know the topic, as for :meth:`read_index`.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        address = await self._master(queue.broker)
+        return await self._bounds_at(address, queue)
+
+    async def read_index(
+        self, queue: Queue, offset: int, count: int = PULL_MESSAGES_MAX
+    ) -> StoredBatch:
+        """Fetch the records of a queue that cannot be pulled, as they are stored.
+
+        Apache RocketMQ before version 5 has no settings for the topic of its op messages: name
+        servers do not know it, and pulls are refused. Its brokers do show the entries of the
+        queue's index, and then each record by its position, with one request for each.
+
+        Args:
+            queue: The queue.
+            offset: The offset of the first record.
+            count: The maximum number of records; fewer may be returned.
+
+        Returns:
+            The records. The outcome is ``MOVED`` without records if the first one was deleted.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+            RemoteProtocolError: An answer is invalid, or the index names another record.
+        """
+        address = await self._master(queue.broker)
+        header = QueueEntriesQuery(queue.topic, queue.number, offset, min(count, PULL_MESSAGES_MAX))
+        answer = await self._session.request(address, RequestCode.QUERY_CONSUME_QUEUE, header)
+        # For an offset without an entry, RocketMQ sends no body.
+        entries = QueueEntries.read(answer.body).queue_data[: header.count] if answer.body else []
+        if not entries:
+            low, high = await self._bounds_at(address, queue)
+            nearest = QueueOffset(min(max(offset, low), high))
+            outcome = PullOutcome.EMPTY if nearest == offset else PullOutcome.MOVED
+            return StoredBatch(outcome, (), nearest)
+        records: list[bytes] = []
+        for start in range(0, len(entries), _VIEWS_AT_ONCE):
+            some = enumerate(entries[start : start + _VIEWS_AT_ONCE], offset + start)
+            found = await asyncio.gather(
+                *[self._indexed(address, queue, at, entry.physic_offset) for at, entry in some]
+            )
+            kept = list(takewhile(bool, found))
+            records += kept
+            if len(kept) < len(found):
+                break
+        outcome = PullOutcome.FOUND if records else PullOutcome.MOVED
+        return StoredBatch(outcome, tuple(records), QueueOffset(offset + max(1, len(records))))
+
+    async def _indexed(self, address: str, queue: Queue, offset: int, position: int) -> bytes:
+        """The record at a position that the index names; empty if it was deleted since."""
+        try:
+            stored = await self._record_at(address, position)
+        except InternalError:
+            return b""
+        record = unpack(stored, errors="replace")[0]
+        found = Queue(record.topic, queue.broker, record.queue_id)
+        if (found, record.queue_offset) != (queue, offset):
+            raise RemoteProtocolError(
+                f"the index of {queue} names position {position} for its message {offset}; "
+                f"message {record.queue_offset} of {found} is there"
+            )
+        return stored
+
+    async def _record_at(self, address: str, position: int) -> bytes:
+        code, header = RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
+        return (await self._session.request(address, code, header)).body
+
+    async def _bounds_at(self, address: str, queue: Queue) -> tuple[QueueOffset, QueueOffset]:
+        header = QueueHeader(queue.topic, queue.number)
+        high = await self._session.request(address, RequestCode.GET_MAX_OFFSET, header)
+        low = await self._session.request(address, RequestCode.GET_MIN_OFFSET, header)
+        oldest, following = low.read(OffsetAnswer).offset, high.read(OffsetAnswer).offset
+        return QueueOffset(oldest), QueueOffset(following)
+
+    async def _sent_as(self, topic: str, message_id: str) -> list[ReceivedMessage]:
+        """The messages with a producer's id, oldest first."""
+        header = fields_of(MessageQuery(topic, message_id, _UNIQUE_KEY_HITS, 0, TIME_MAX))
+        found = await self._query(topic, header | {_UNIQUE_KEY_QUERY: "true"})
+        return [message for message in found if message.id == message_id]
+
+    async def _query(self, topic: str, header: Fields) -> list[ReceivedMessage]:
+        route = await self._session.route(topic)
+        addresses = {broker: route.reader(broker) for broker in route.brokers}
+        return await self._query_at(addresses, header, NotFound)
+
+    async def _query_at(
+        self,
+        addresses: Mapping[str, str],
+        header: Fields,
+        unless: type[BrokerRefused] | tuple[type[BrokerRefused], ...],
+    ) -> list[ReceivedMessage]:
+        """The messages that brokers find, by name and address, oldest first."""
+        found: list[ReceivedMessage] = []
+        for broker, address in addresses.items():
+            try:
+                answer = await self._session.request(address, RequestCode.QUERY_MESSAGE, header)
+            except unless:
+                continue
+            found += [opened(record, broker) for record in unpack_all(answer.body)]
+        return sorted(found, key=lambda message: (message.stored_ms, message.queue, message.offset))
 
 
 def _is_about_damage(answer: Command) -> bool:
@@ -333,3 +556,9 @@ def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
         QueueOffset(bounds.min_offset),
         QueueOffset(bounds.max_offset),
     )
+
+
+def _is_about(record: TraceRecord, topic: str, message_id: str) -> bool:
+    if isinstance(record, SendRecord | DecisionRecord) and record.topic != topic:
+        return False
+    return record.id == message_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.admin.cluster import ClusterCalls, queue_of
 from txmq.client.values import OffsetMove
 from txmq.errors import ConsumerOffline, NotFound
 from txmq.message import Queue, QueueOffset
@@ -135,7 +135,7 @@ class OffsetCalls(ClusterCalls):
                 return
             table = read_queue_map(answer.body, "offsetTable", int)
             for wire_queue, offset in table.items():
-                queue = Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)
+                queue = queue_of(wire_queue)
                 moved[queue] = QueueOffset(offset)
 
         await self._change_each(dict.fromkeys(route.brokers, ""), reset)
@@ -215,11 +215,11 @@ class OffsetCalls(ClusterCalls):
         operator: str,
         reason: str,
     ) -> None:
-        """Have a group skip a damaged message of a queue, or the damaged ones in a range.
+        """Make a group skip a damaged message of a queue, or the damaged ones in a range.
 
-        The group still receives the whole messages of the range, and its offset stays where it is:
-        the next pull that meets the damage goes on behind it. The broker's audit keeps the operator
-        and the reason.
+        The group still receives the intact messages of the range, and its offset stays where it is:
+        the next pull that reaches the damage continues after it. The broker's audit keeps the
+        operator and the reason.
 
         Args:
             group: The group.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from txmq.client.admin.cluster import ClusterCalls
+from txmq.client.admin.cluster import ClusterCalls, queue_of
 from txmq.client.names import check_name
 from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
@@ -18,10 +18,12 @@ from txmq.protocol.bodies import (
     QueueStats,
     TopicConfig,
     TopicConfigs,
+    TopicCounts,
     TopicNames,
     read_queue_map,
 )
 from txmq.protocol.codes import Perm, RequestCode
+from txmq.protocol.command import Command
 from txmq.protocol.headers import TopicHeader, TopicSettings
 
 __all__ = ["TopicCalls"]
@@ -118,7 +120,7 @@ class TopicCalls(ClusterCalls):
             TransportError: It does not answer.
             BrokerRefused: It refuses.
         """
-        (address,) = (await self._masters(broker=broker)).values()
+        address = await self._master(broker)
         return await self._topics_at(address)
 
     async def _topic_at(self, address: str, name: str) -> TopicConfig | None:
@@ -184,6 +186,17 @@ class TopicCalls(ClusterCalls):
         answer = await self._session.ask_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(TopicNames.read(answer.body).topic_list)
 
+    async def topic_count(self) -> int:
+        """The number of topics of applications, from a name server.
+
+        Raises:
+            RequestNotSupported: The name server is not one of txmq, or an older one.
+            TransportError: No name server answers.
+            BrokerRefused: The name server refuses.
+        """
+        answer = await self._session.ask_names(RequestCode.COUNT_TOPICS)
+        return TopicCounts.read(answer.body).topics
+
     async def route(self, name: str) -> Route:
         """The queues of a topic and the addresses of its brokers.
 
@@ -201,16 +214,12 @@ class TopicCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        route = await self._session.fresh_route(name)
         found: list[QueueStatus] = []
-        for broker in route.brokers:
-            answer = await self._session.request(
-                route.reader(broker), RequestCode.GET_TOPIC_STATS_INFO, TopicHeader(name)
-            )
+        for answer in await self._ask_readers(name, RequestCode.GET_TOPIC_STATS_INFO):
             table = read_queue_map(answer.body, "offsetTable", QueueStats)
             found += [
                 QueueStatus(
-                    Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id),
+                    queue_of(wire_queue),
                     QueueOffset(stats.min_offset),
                     QueueOffset(stats.max_offset),
                     stats.last_update_timestamp,
@@ -227,12 +236,8 @@ class TopicCalls(ClusterCalls):
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
-        route = await self._session.fresh_route(name)
         found: set[str] = set()
-        for broker in route.brokers:
-            answer = await self._session.request(
-                route.reader(broker), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicHeader(name)
-            )
+        for answer in await self._ask_readers(name, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO):
             found.update(GroupList.read(answer.body).group_list)
         return sorted(found)
 
@@ -245,6 +250,15 @@ class TopicCalls(ClusterCalls):
         """
         route = await self._session.fresh_route(name)
         return sorted({at.cluster for at in await self.cluster() if at.name in route.addresses})
+
+    async def _ask_readers(self, name: str, code: RequestCode) -> list[Command]:
+        """The answers of all brokers that have a topic."""
+        route = await self._session.fresh_route(name)
+        header = TopicHeader(name)
+        return [
+            await self._session.request(route.reader(broker), code, header)
+            for broker in route.brokers
+        ]
 
     async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
         # Brokers update their name servers one-way, so updates may be applied out of order.

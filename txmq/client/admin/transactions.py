@@ -123,8 +123,8 @@ class TransactionCalls(ClusterCalls):
             The broker that decided it.
 
         Raises:
-            ShouldCommit: The transaction was committed meanwhile; that is final.
-            ShouldRollBack: The transaction was rolled back meanwhile; that is final.
+            ShouldCommit: The transaction has been committed; that is final.
+            ShouldRollBack: The transaction has been rolled back; that is final.
             InvalidParameter: Operator or reason is missing.
             TransportError: The broker does not answer; it may have decided.
             TxmqError: As for :meth:`transaction`.
@@ -255,7 +255,7 @@ class TransactionCalls(ClusterCalls):
                     cluster=cluster,
                 )
             except NotFound:
-                continue  # It was decided meanwhile.
+                continue  # It has been decided.
             yield 1
 
     async def transaction_report(

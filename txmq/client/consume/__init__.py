@@ -1,10 +1,9 @@
 """Consumers: members of groups that share the queues of their topics.
 
-Reading order: ``subscription`` and ``window`` (pure), ``fetcher`` (one queue), ``offset_store``,
-``members`` and ``assignment`` (which queues). Then how handlers run: ``handler``,
-``concurrent_workers``, ``queue_locks``, ``orderly_workers``; or how a caller polls:
-``pull_buffer``, ``pull_assignment``. ``push_consumer``, ``pull_consumer`` and ``scheduled_pull``
-are public.
+Reading order: ``subscription`` (pure), ``fetcher`` (one queue), ``offset_store`` and ``assignment``
+(which queues). Then how handlers run: ``handler``, ``concurrent_workers``, ``orderly_workers``; or
+how a caller polls: ``pull_assignment``. ``push_consumer``, ``pull_consumer`` and ``scheduled_pull``
+are public; the first two are a ``group_consumer``.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.fetcher import QueueFetcher, limits_of
@@ -24,7 +25,6 @@ from txmq.client.consume.offset_store import (
     begin_at,
     settle_beginning,
 )
-from txmq.client.consume.returns import Returns
 from txmq.client.consume.subscription import TopicSubscription
 from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings, StartFrom
@@ -49,11 +49,32 @@ BEGUN_AT_ONCE: Final = 64
 """The number of queues of one topic that start concurrently."""
 
 
+class MessageSink(ABC):
+    """Receives the messages of the assigned queues."""
+
+    async def may_hold(self, queue: Queue) -> bool:
+        """Whether work on this queue may begin now; if not, the next round retries."""
+        del queue
+        return True
+
+    @abstractmethod
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+        """Receive fetched messages."""
+
+    @abstractmethod
+    async def let_go(self, fetcher: QueueFetcher) -> None:
+        """Finish work on a queue that this consumer loses."""
+
+    async def gone(self, queue: Queue) -> None:
+        """Called when the queue's offset is saved; from now on another consumer may start it."""
+        del queue
+
+
 class QueueAssignment:
     """The queues of one consumer."""
 
     def __init__(
-        self, client: ClusterClient, group: str, settings: ConsumerSettings, holder: MessageSink
+        self, client: ClusterClient, group: str, settings: ConsumerSettings, sink: MessageSink
     ) -> None:
         self.client = client
         self.group = group
@@ -61,7 +82,7 @@ class QueueAssignment:
         self.fetchers: dict[Queue, QueueFetcher] = {}
         self.subscriptions: dict[str, TopicSubscription] = {}
         self.offsets: OffsetStore = self._offset_store()
-        self._sink = holder
+        self._sink = sink
         self._starts: dict[Queue, int] = {}
         self._beginning: set[Queue] = set()
         self._is_paused = False
@@ -101,7 +122,12 @@ class QueueAssignment:
             except TopicNotFound:
                 log.debug("%s: %s does not exist yet", self.group, topic)
             except TxmqError as error:
-                log.debug("%s: each queue of %s begins by itself: %s", self.group, topic, error)
+                log.debug(
+                    "%s: cannot save the start offsets of %s; each queue chooses its own: %s",
+                    self.group,
+                    topic,
+                    error,
+                )
                 continue
             self._settled.add(topic)
 
@@ -150,7 +176,7 @@ class QueueAssignment:
             return await self.balance()
         except Exception:
             # The strategy may be the application's.
-            log.exception("%s: queues are shared as before", self.group)
+            log.exception("%s: the strategy failed; queues stay as they are", self.group)
             return False
 
     async def balance(self) -> bool:
@@ -213,7 +239,7 @@ class QueueAssignment:
         except BrokerRefused:
             members = []  # A broker that knows no member refuses to list them.
         if self.client.id not in members:
-            log.info("%s: no broker knows of us yet", self.group)
+            log.info("%s: no broker has registered this client yet", self.group)
             await self.client.beat()
             members = await members_of(self.group, topic, session)
         return self.settings.allocation(self.group, self.client.id, queues, members)
@@ -243,7 +269,7 @@ class QueueAssignment:
                 return False
             start = await self._start_of(queue)
         except TxmqError as error:
-            log.warning("%s: cannot begin with %s yet: %s", self.group, queue, error)
+            log.warning("%s: cannot start %s yet: %s", self.group, queue, error)
             # In the next round it may belong to another consumer.
             await self._sink.gone(queue)
             return False
@@ -254,14 +280,11 @@ class QueueAssignment:
         return True
 
     def _open(self, queue: Queue, subscription: TopicSubscription, start: int) -> QueueFetcher:
-        settings = self.settings
         session, deliver = self.client.session, self._sink.deliver
-        # With broadcasting, each member gives up a message by itself.
-        give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
-        fetcher = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
-        fetcher.batch, fetcher.hold_s = settings.pull_batch, settings.hold_max
+        fetcher = QueueFetcher(
+            session, self.group, self.settings, queue, subscription, start, deliver
+        )
         fetcher.is_paused = self._paused.get(queue, self._is_paused)
-        fetcher.interval_s, fetcher.commits = settings.pull_interval, not settings.is_broadcast
         self.fetchers[queue] = fetcher
         self._share_limits()
         name = f"{self.group} fetches {queue.topic}/{queue.broker}/{queue.number}"
@@ -273,7 +296,7 @@ class QueueAssignment:
         try:
             start = await fetcher.run()
         except Exception:
-            log.exception("%s: %s is begun with anew", self.group, fetcher.queue)
+            log.exception("%s: fetching from %s failed; it starts again", self.group, fetcher.queue)
             await asyncio.sleep(LONGEST_PAUSE_S)
         else:
             # Stored before the pause, in case the queue is dropped during it. The pause limits the
@@ -342,12 +365,12 @@ class QueueAssignment:
             del self.fetchers[queue]
             del self._drops[queue]
             self.rebalance_soon()
-        log.info("%s: %s is done with %s", self.group, self.client.id, queue)
+        log.info("%s: %s has released %s", self.group, self.client.id, queue)
 
     async def _save_last(self, fetcher: QueueFetcher) -> None:
         queue, saved = fetcher.queue, -1
         error: TxmqError | None = None
-        # Repeat if the queue is moved meanwhile.
+        # Repeat if the queue was moved during the save.
         while saved != (offset := self._starts.get(queue, fetcher.window.safe_offset)):
             self.offsets.note(queue, QueueOffset(offset))
             error = await self.offsets.save(queue)
@@ -438,23 +461,3 @@ async def members_of(group: str, topic: str, session: Session) -> list[str]:
         error = ConsumerOffline(f"{address} knows no consumer of {group}")
     session.forget(topic)
     raise error
-
-
-class MessageSink(Protocol):
-    """Receives the messages of the assigned queues."""
-
-    async def may_hold(self, queue: Queue) -> bool:
-        """Whether work on this queue may begin now; if not, the next round retries."""
-        ...
-
-    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
-        """Receive fetched messages."""
-        ...
-
-    async def let_go(self, fetcher: QueueFetcher) -> None:
-        """Finish work on a queue that this consumer loses."""
-        ...
-
-    async def gone(self, queue: Queue) -> None:
-        """Called when the queue's offset is saved; from now on another consumer may start it."""
-        ...

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from txmq.client.consume.assignment import MessageSink
 from txmq.client.consume.fetcher import QueueFetcher
 from txmq.client.consume.handler import BoundHandler, Verdict, named, no_handler, stop_notice
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
-from txmq.message import Later, Queue, ReceivedMessage
+from txmq.message import Later, ReceivedMessage
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import Tasks
 from txmq.text import quantity
@@ -53,19 +54,19 @@ class _Work(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
-class ConcurrentWorkers:
+class ConcurrentWorkers(MessageSink):
     """Handles messages with several workers."""
 
     def __init__(
         self,
         settings: ConsumerSettings,
         clock: Clock,
-        find: Callable[[ReceivedMessage], BoundHandler | None],
+        handlers: Mapping[str, BoundHandler],
         send_back: SendBack,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._find = find
+        self._handlers = handlers
         self._send_back = send_back
         self._lots: deque[Lot] = deque()
         self._idle: list[asyncio.Future[None]] = []
@@ -85,11 +86,6 @@ class ConcurrentWorkers:
 
     # Called by QueueAssignment
 
-    async def may_hold(self, queue: Queue) -> bool:
-        """Always true: any queue may start at any time."""
-        del queue
-        return True
-
     def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
         """Queue messages for the workers."""
         lots, most = self._lots, self._settings.batch_max
@@ -97,7 +93,7 @@ class ConcurrentWorkers:
         topic = None
         for message in messages:
             if message.topic != topic:
-                topic, handler = message.topic, self._find(message)
+                topic, handler = message.topic, self._handlers.get(message.topic)
             if handler is None:
                 self._tasks.start(self._unwanted(fetcher, message), "send back")
                 continue
@@ -113,13 +109,11 @@ class ConcurrentWorkers:
         again.
         """
         self._lots = deque(lot for lot in self._lots if lot[0] is not fetcher)
-        self._see_whether_settled()
+        if not self._lots and not self._busy:
+            self._settled.set()
         for timer in [timer for timer, its in self._later.items() if its is fetcher]:
             timer.cancel()
             del self._later[timer]
-
-    async def gone(self, queue: Queue) -> None:
-        """Do nothing."""
 
     async def finish(self) -> None:
         """Wait until all delivered messages are handled, for ``stop_s`` at most."""
@@ -144,10 +138,6 @@ class ConcurrentWorkers:
         self._lots.clear()
         await self._tasks.stop()
         self._idle.clear()
-
-    def _see_whether_settled(self) -> None:
-        if not self._lots and not self._busy:
-            self._settled.set()
 
     # Workers
 
@@ -182,7 +172,8 @@ class ConcurrentWorkers:
                 await self._work_on(number, lot)
             finally:
                 self._busy -= 1
-                self._see_whether_settled()
+                if not self._lots and not self._busy:
+                    self._settled.set()
             done += 1
             if done % _BREATH == 0:
                 await asyncio.sleep(0)
@@ -220,7 +211,7 @@ class ConcurrentWorkers:
         if fetcher.is_dropped:
             return  # The queue's new consumer receives it anyway.
         if self._settings.is_broadcast:
-            log.warning("given up, as broadcasts are: %s", named([message]))
+            log.warning("dropped, because broadcast messages are not retried: %s", named([message]))
             fetcher.end([message])
             return
         try:

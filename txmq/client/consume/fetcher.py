@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.client.consume.subscription import TopicSubscription
-from txmq.client.consume.window import ConsumeWindow
 from txmq.client.received_message import opened
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
@@ -29,17 +28,18 @@ from txmq.errors import (
     TxmqError,
     refusal,
 )
-from txmq.message import DEAD_LETTER, Queue, ReceivedMessage
+from txmq.limits import REASON_CHARS_MAX
+from txmq.message import DEAD_LETTER, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.bodies import HeldQueue
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import PullAnswer, PullMessage
+from txmq.protocol.headers import PullAnswer, PullMessage, SendBack
 from txmq.protocol.record import unpack_all
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.runtime.backoff import Backoff
 
-__all__ = ["FetchLimits", "QueueFetcher", "as_sent", "limits_of"]
+__all__ = ["ConsumeWindow", "FetchLimits", "QueueFetcher", "Returns", "as_sent", "limits_of"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,69 @@ POISON_AGAIN_S: Final = 5.0
 
 _FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
 _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
+
+
+class ConsumeWindow:
+    """The fetched messages of one queue that are not consumed yet, and the offset to commit. Pure.
+
+    Handlers end the messages in any order. The offset to commit lies before the first one that has
+    not ended.
+    """
+
+    __slots__ = ("_in_order", "_sizes", "bytes_held", "kept", "next_offset")
+
+    def __init__(self, next_offset: int) -> None:
+        self.next_offset: int = next_offset
+        """The message to be fetched next."""
+        self.bytes_held: int = 0
+        self.kept: int | None = None
+        """The group's fixed offset; ``None`` if it follows the consumed messages."""
+        self._sizes: dict[int, int] = {}
+        self._in_order: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, offset: object) -> bool:
+        return offset in self._sizes
+
+    def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
+        """Add fetched messages, in queue order and without repetition.
+
+        All lie before ``next_offset``, which never decreases.
+        """
+        sizes, held = self._sizes, 0
+        for message in messages:
+            size = len(message.body)
+            sizes[message.offset] = size
+            held += size
+        self._in_order.extend([message.offset for message in messages])
+        self.bytes_held += held
+        self.next_offset = next_offset
+
+    def end(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Remove messages that are consumed or will be delivered another way; may be repeated."""
+        sizes = self._sizes
+        for message in messages:
+            self.bytes_held -= sizes.pop(message.offset, 0)
+
+    @property
+    def safe_offset(self) -> QueueOffset:
+        """The offset before which all messages are consumed."""
+        return self.reached if self.kept is None else QueueOffset(self.kept)
+
+    @property
+    def reached(self) -> QueueOffset:
+        """The offset before which all messages have ended."""
+        in_order, sizes = self._in_order, self._sizes
+        while in_order and in_order[0] not in sizes:
+            in_order.popleft()
+        return QueueOffset(in_order[0] if in_order else self.next_offset)
+
+    @property
+    def span(self) -> int:
+        """The distance between the first unconsumed message and the last added one."""
+        return self._in_order[-1] - self.reached if self._sizes else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +142,71 @@ def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> FetchLi
     return FetchLimits(count, size, None if settings.is_orderly else settings.span_max)
 
 
+class Returns:
+    """Sends messages back for a later delivery.
+
+    Args:
+        session: The session with the brokers.
+        group: The group that will receive them again.
+        settings: The maximum number of deliveries.
+    """
+
+    def __init__(self, session: Session, group: str, settings: ConsumerSettings) -> None:
+        self._session = session
+        self._group = group
+        self._attempts_max = settings.attempts_max
+
+    async def __call__(self, message: ReceivedMessage, level: int, reason: str = "") -> None:
+        """Send a message back.
+
+        Args:
+            message: The message.
+            level: The delay level; 0 lets the broker choose.
+            reason: The reason; brokers that support it store it with a dead letter.
+
+        Raises:
+            TransportError: No answer came; the message may still come again.
+            BrokerRefused: The broker refuses; it does not come again.
+        """
+        address = await self._session.address_of(message.queue)
+        topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
+        origin = message.properties.get(properties.ORIGIN_ID, message.id)
+        header = SendBack(
+            offset=message.position,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=origin,
+            origin_topic=topic,
+            unit_mode=False,
+            # ``None`` leaves it to the group's setting.
+            max_reconsume_times=self._attempts_max,
+            reason=properties.one_line(reason, REASON_CHARS_MAX) or None,
+        )
+        await self._session.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
 class QueueFetcher:
     """Fetches the messages of one queue.
 
     Args:
         session: The session with the brokers.
-        queue: The queue.
         group: The consumer group.
+        settings: How it fetches.
+        queue: The queue.
         subscription: The filter.
         start: The offset of the first message.
         deliver: Receives fetched messages.
-        give_up: Stores an unreadable message as a dead letter, with the reason; ``None`` drops it.
     """
 
     def __init__(
         self,
         session: Session,
-        queue: Queue,
         group: str,
+        settings: ConsumerSettings,
+        queue: Queue,
         subscription: TopicSubscription,
         start: int,
         deliver: Callable[[QueueFetcher, Sequence[ReceivedMessage]], None],
-        give_up: Callable[[ReceivedMessage, int, str], Awaitable[None]] | None,
     ) -> None:
         self.queue = queue
         self.subscription = subscription
@@ -108,17 +214,14 @@ class QueueFetcher:
         self.is_dropped = False
         self.is_paused = False
         self.limits: FetchLimits = FetchLimits(1, 1, None)
-        self.batch = 32
-        self.hold_s: float = 15.0
-        self.interval_s: float = 0.0
-        self.commits = False
-        """Whether pulls commit the group's offset at the broker."""
         self.pulled_at: float = session.clock.monotonic()
         self._session = session
         self._group = group
+        self._settings = settings
         self._dead_letters = queue.topic.startswith(DLQ) or None
         self._deliver = deliver
-        self._give_up = give_up
+        # With broadcasting, each member drops an unreadable message by itself.
+        self._give_up = None if settings.is_broadcast else Returns(session, group, settings)
         self._poison: deque[ReceivedMessage] = deque()
         self._poison_at = 0.0
         self._room = asyncio.Event()
@@ -155,7 +258,9 @@ class QueueFetcher:
                 if start is not None:
                     return start
                 least_s = 0.0 if has_found else NOT_HELD_S
-                pause_s = max(self.interval_s, least_s - (clock.monotonic() - asked_at))
+                pause_s = max(
+                    self._settings.pull_interval, least_s - (clock.monotonic() - asked_at)
+                )
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
 
@@ -182,7 +287,7 @@ class QueueFetcher:
 
     def end(self, messages: Sequence[ReceivedMessage]) -> None:
         """Remove messages that are consumed, or that will be delivered another way."""
-        self.window.end_all(messages)
+        self.window.end(messages)
         self.look_again()
 
     def look_again(self) -> None:
@@ -215,7 +320,7 @@ class QueueFetcher:
         if start is not None:
             return False, start
         if answer.code == _FOUND and next_offset == offset:
-            raise RemoteProtocolError(f"what is found at {offset} ends where it begins")
+            raise RemoteProtocolError(f"the messages found at {offset} end where they begin")
         messages = self._wanted(answer.body) if answer.code == _FOUND else []
         self.window.put(messages, next_offset)
         poison = [message for message in messages if message.unreadable]
@@ -258,30 +363,31 @@ class QueueFetcher:
                     await self._give_up(message, DEAD_LETTER, message.unreadable)
             except TxmqError as error:
                 log.warning(
-                    "%s: %s, which is unreadable, stays here for now: %s",
+                    "%s: %s is unreadable and cannot be made a dead letter yet: %s",
                     self._group, about, error,
                 )  # fmt: skip
                 self._poison_at = clock.monotonic() + POISON_AGAIN_S
                 return
-            log.error("%s: %s is put aside: %s", self._group, about, message.unreadable)
+            log.error("%s: %s is now a dead letter: %s", self._group, about, message.unreadable)
             self._poison.popleft()
             self.end([message])
 
     async def _ask(self, offset: int) -> Command:
-        queue, subscription = self.queue, self.subscription
+        queue, subscription, settings = self.queue, self.subscription, self._settings
         flags = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
         address = await self._address()
-        safe = int(self.window.safe_offset) if self.commits and self._replica == MASTER else 0
+        commits = not settings.is_broadcast and self._replica == MASTER
+        safe = int(self.window.safe_offset) if commits else 0
         if safe > 0:
             flags |= PullFlag.COMMIT_OFFSET
         header = PullMessage(
-            self._group, queue.topic, queue.number, offset, self.batch, int(flags), safe,
-            int(self.hold_s * 1000), 0, subscription.expression, subscription.kind, None,
+            self._group, queue.topic, queue.number, offset, settings.pull_batch, flags, safe,
+            int(settings.hold_max * 1000), 0, subscription.expression, subscription.kind, None,
             self._dead_letters,
         )  # fmt: skip
         session = self._session
         connection = session.pool.ready(address) or await session.connection(address)
-        timeout_s = self.hold_s + HOLD_GRACE_S
+        timeout_s = settings.hold_max + HOLD_GRACE_S
         return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 
     async def _address(self) -> str:

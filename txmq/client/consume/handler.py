@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from traceback import format_exception_only
 from typing import Any, Final, TypeAlias, cast
 
@@ -63,9 +64,9 @@ class BoundHandler:
         self.is_async: bool = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             call
         )
+        self.call: Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict]] = self._call
+        """Handle messages; exactly one, unless the handler takes batches."""
         self._threads: Threads | None = None
-        self._hooks: HandlerHooks | None = None
-        self._chain: ReceiveChain | None = None
         self._observe: Callable[[Sequence[ReceivedMessage]], AfterVerdict] | None = None
         self._failures: dict[str, str] = {}
 
@@ -84,28 +85,19 @@ class BoundHandler:
             chain: The middleware around it; batches have none.
             observe: Called before the messages are handled; the result receives the verdict.
         """
-        self._threads = threads
-        self._hooks = hooks
-        self._chain = None if self.takes_batch else chain
-        self._observe = observe
-
-    def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
-        """Handle these messages; exactly one, unless the handler takes batches."""
-        if self._hooks is not None:
-            return self._hooks.handle(self._call, messages)
-        return self._call(messages)
+        self._threads, self._observe, self.call = threads, observe, self._call
+        if chain is not None and not self.takes_batch:
+            self.call = partial(chain.receive, self.call)
+        if hooks is not None:
+            self.call = partial(hooks.handle, self.call)
 
     def _call(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
-        if self._chain is not None:
-            return self._chain.receive(messages[0], self._call_one)
-        if self.takes_batch:
-            return self._handler(messages) if self.is_async else self._in_thread((messages,))
-        return self._call_one(messages[0])
-
-    def _call_one(self, message: ReceivedMessage) -> Awaitable[Verdict]:
-        given = (message,) if self._arguments is None else self._arguments(message)
+        if self._arguments is not None:
+            given = self._arguments(messages[0])
+        else:
+            given = (messages if self.takes_batch else messages[0],)
         if self._guarded is not None:
-            return self._call_guarded(message.body, given)
+            return self._call_guarded(messages[0].body, given)
         return self._handler(*given) if self.is_async else self._in_thread(given)
 
     async def _call_guarded(self, body: bytes, given: tuple[object, ...]) -> Verdict:
@@ -121,8 +113,13 @@ class BoundHandler:
         context, is_wanted = copy_context(), True
 
         def work() -> object:
-            # The caller may be cancelled before a thread is free.
-            return context.run(_call, self._handler, given) if is_wanted else None
+            if not is_wanted:
+                return None  # The caller was cancelled before a thread was free.
+            try:
+                return context.run(self._handler, *given)
+            except StopIteration as error:
+                # A future cannot hold StopIteration: its caller would wait for ever.
+                raise RuntimeError("a handler raised StopIteration") from error
 
         try:
             verdict = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
@@ -149,7 +146,7 @@ class BoundHandler:
         verdict: object = Later()
         has_failed = False
         try:
-            verdict = cast("object", await self(messages))
+            verdict = cast("object", await self.call(messages))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -166,7 +163,7 @@ class BoundHandler:
             verdict = Later(reason=str(error))
         except (KeyConflict, PayloadInvalid) as error:
             has_failed = True
-            log.warning("%s is put with the dead letters: %s", named(messages), error)
+            log.warning("moving %s to the dead letters: %s", named(messages), error)
             verdict = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
             # Includes BaseException, which would end the worker.
@@ -213,16 +210,6 @@ def _check(handler: Callable[..., object], *, takes_batch: bool) -> None:
         signature.bind(object())
     except TypeError as error:
         raise UsageError(f"{name} is called with a batch, and nothing else: {error}") from error
-
-
-def _call(
-    handler: Callable[..., Awaitable[Verdict]], given: tuple[object, ...]
-) -> Awaitable[Verdict]:
-    try:
-        return handler(*given)
-    except StopIteration as error:
-        # A future cannot hold StopIteration: a caller that awaits the thread would wait for ever.
-        raise RuntimeError("a handler raised StopIteration") from error
 
 
 @contextmanager

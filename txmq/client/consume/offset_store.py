@@ -193,8 +193,8 @@ async def settle_beginning(queues: list[Queue], offsets: OffsetStore, calls: Off
     """Save the start of a new group that begins with messages stored from now on.
 
     It saves all queues of a topic, for all members: a member that starts a queue later, or replaces
-    a dead one, must not skip messages stored meanwhile. In a queue newer than the group, all
-    messages were stored meanwhile.
+    a dead one, must not skip messages stored since then. In a queue newer than the group, all
+    messages were stored since then.
 
     Raises:
         TxmqError: A broker does not say, or does not save it.

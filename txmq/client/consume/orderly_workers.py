@@ -1,6 +1,6 @@
 """Orderly consumption: each queue's messages one after the other, in stored order.
 
-A queue is consumed only while the broker keeps it locked for this client (``queue_locks``). After a
+A queue is consumed only while the broker keeps it locked for this client. After a
 lost lock another consumer may have advanced, so the queue is released and taken again.
 """
 
@@ -9,27 +9,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from txmq.client.consume.assignment import MessageSink
 from txmq.client.consume.concurrent_workers import SendBack
 from txmq.client.consume.fetcher import QueueFetcher
 from txmq.client.consume.handler import BoundHandler, Verdict, named, no_handler, stop_notice
-from txmq.client.consume.queue_locks import HeldLocks
+from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import DEAD_LETTER, Later, Queue, ReceivedMessage
+from txmq.protocol.bodies import LockedQueues, LockRequest, MessageQueue
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
 from txmq.runtime.tasks import Tasks
 from txmq.text import quantity
 
-__all__ = ["OrderlyWorkers"]
+__all__ = ["HeldLocks", "OrderlyWorkers"]
 
 log = logging.getLogger(__name__)
 
 SUSPEND_MOST_S: Final = 30.0
 """The longest rest of a queue, as in stock clients."""
+
+
+RENEW_S: Final = 20.0
+"""How often locks are renewed, as in stock clients; a broker keeps them for 60 s."""
+
+LOCK_S: Final = 30.0
+"""How long a lock is trusted after it was last confirmed."""
 
 
 class _QueueLine:
@@ -69,12 +80,12 @@ class _QueueLine:
         self.idle.set()
 
 
-class OrderlyWorkers:
+class OrderlyWorkers(MessageSink):
     """Handles each queue in order, several queues concurrently.
 
     Args:
         settings: The concurrency, the pause after a failure, and the maximum number of attempts.
-        find: Finds the handler of a message.
+        handlers: The handlers by topic.
         send_back: Sends back messages that failed too often.
         locks: The locks of the queues; ``None`` if no other consumer receives the same messages.
         lose: Releases a queue whose lock is lost.
@@ -83,13 +94,13 @@ class OrderlyWorkers:
     def __init__(
         self,
         settings: ConsumerSettings,
-        find: Callable[[ReceivedMessage], BoundHandler | None],
+        handlers: Mapping[str, BoundHandler],
         send_back: SendBack,
         locks: HeldLocks | None,
         lose: Callable[[Queue], object],
     ) -> None:
         self._settings = settings
-        self._find = find
+        self._handlers = handlers
         self._send_back = send_back
         self._locks = locks
         self._lose = lose
@@ -184,7 +195,7 @@ class OrderlyWorkers:
     async def _consume(self, line: _QueueLine) -> None:
         """Run all attempts of one message or batch."""
         fetcher, waiting = line.fetcher, line.waiting
-        handler = self._find(waiting[0])
+        handler = self._handlers.get(waiting[0].topic)
         count = self._settings.batch_max if handler is not None and handler.takes_batch else 1
         taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         while taken:
@@ -225,7 +236,7 @@ class OrderlyWorkers:
         """The messages to retry."""
         if self._settings.is_broadcast:
             given_up = quantity(len(messages), "message")
-            log.warning("given up, as broadcasts are: %s", given_up)
+            log.warning("dropped, because broadcast messages are not retried: %s", given_up)
             fetcher.end(messages)
             return []
         most = self._settings.attempts_max
@@ -248,3 +259,89 @@ class OrderlyWorkers:
             log.warning("cannot give up %s: %s", named([message]), error)
             return False
         return True
+
+
+class HeldLocks:
+    """The locks that one consumer has now; they are renewed long before they expire.
+
+    A lock counts from the moment of the request, by this client's clock, and for half as long as
+    brokers keep it. So if two clients disagree, both consider it lost.
+    """
+
+    def __init__(self, session: Session, group: str, client_id: str) -> None:
+        self._session = session
+        self._clock = session.clock
+        self._group = group
+        self._client_id = client_id
+        self._until: dict[Queue, float] = {}
+
+    def has(self, queue: Queue) -> bool:
+        """Whether a queue is certainly locked for us."""
+        return self._until.get(queue, 0.0) > self._clock.monotonic()
+
+    async def take(self, queue: Queue) -> bool:
+        """Lock a queue; returns whether that succeeded.
+
+        Raises:
+            TxmqError: The broker does not answer.
+        """
+        now = self._clock.monotonic()
+        if queue not in await self._lock([queue]):
+            return False
+        self._until[queue] = now + LOCK_S
+        return True
+
+    async def give_back(self, queue: Queue) -> None:
+        """Unlock a queue that we hold or recently held."""
+        if self._until.pop(queue, None) is not None:
+            with suppress(TxmqError):
+                await self._ask(RequestCode.UNLOCK_BATCH_MQ, [queue])
+
+    async def give_back_all(self) -> None:
+        """Unlock all remaining queues."""
+        await asyncio.gather(*[self.give_back(queue) for queue in list(self._until)])
+
+    async def renew_always(self, lose: Callable[[Queue], object]) -> None:
+        """Renew all locks, and call ``lose`` for those that were lost."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            by_broker: dict[str, list[Queue]] = {}
+            for queue in self._until:
+                by_broker.setdefault(queue.broker, []).append(queue)
+            await asyncio.gather(
+                *[self._renew(broker_queues, lose) for broker_queues in by_broker.values()]
+            )
+
+    async def _renew(self, queues: list[Queue], lose: Callable[[Queue], object]) -> None:
+        now = self._clock.monotonic()
+        try:
+            ours = await self._lock(queues)
+        except TxmqError as error:
+            log.warning("locks of %s are not renewed: %s", queues[0].broker, error)
+            return
+        for queue in queues:
+            if queue not in self._until:
+                continue
+            if queue not in ours:
+                log.warning("%s is locked by another consumer", queue)
+                del self._until[queue]
+                lose(queue)
+                continue
+            was_held = self._until[queue] > now
+            self._until[queue] = now + LOCK_S
+            if not was_held:
+                # Another consumer may have locked it, consumed, and released it.
+                log.warning("the lock of %s had expired; the queue starts again", queue)
+                lose(queue)
+
+    async def _lock(self, queues: Sequence[Queue]) -> set[Queue]:
+        """Lock queues of one broker, or renew their locks; return those that are ours now."""
+        answer = await self._ask(RequestCode.LOCK_BATCH_MQ, queues)
+        locked = LockedQueues.read(answer.body).queues
+        return {Queue(lock.topic, lock.broker_name, lock.queue_id) for lock in locked}
+
+    async def _ask(self, code: int, queues: Sequence[Queue]) -> Command:
+        address = await self._session.address_of(queues[0])
+        named = [MessageQueue(queue.broker, queue.number, queue.topic) for queue in queues]
+        body = LockRequest(self._client_id, self._group, named).write()
+        return await self._session.request(address, code, body=body)

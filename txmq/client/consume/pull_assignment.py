@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from txmq.client.cluster_client import ClusterClient
-from txmq.client.consume.assignment import QueueAssignment
+from txmq.client.consume.assignment import MessageSink, QueueAssignment
 from txmq.client.consume.fetcher import QueueFetcher
 from txmq.client.consume.subscription import TopicSubscription
 from txmq.client.settings import ConsumerSettings
@@ -114,7 +114,7 @@ class PullAssignment(QueueAssignment):
         }
 
 
-class PullBuffer:
+class PullBuffer(MessageSink):
     """Buffers messages by queue, and delivers from one queue at a time, in turn.
 
     A delivered message frees its room in the queue's window. The group's offset stays before it
@@ -135,11 +135,6 @@ class PullBuffer:
 
     # Called by QueueAssignment
 
-    async def may_hold(self, queue: Queue) -> bool:
-        """Always true: any queue may start at any time."""
-        del queue
-        return True
-
     def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
         """Append messages to their queue's line."""
         self._lines.setdefault(fetcher, deque()).extend(messages)
@@ -148,9 +143,6 @@ class PullBuffer:
     async def let_go(self, fetcher: QueueFetcher) -> None:
         """Drop the queue's messages; its next consumer receives them again."""
         self.forget(fetcher)
-
-    async def gone(self, queue: Queue) -> None:
-        """Do nothing."""
 
     # Called by the consumer
 

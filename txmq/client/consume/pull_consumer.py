@@ -19,16 +19,12 @@ from txmq.client.values import PulledBatch
 from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import FETCHED_MESSAGES_MAX, PULL_MESSAGES_MAX
 from txmq.message import Queue, QueueOffset, ReceivedMessage
-from txmq.protocol import bodies
-from txmq.protocol.bodies import ConsumerRegistration
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["PullConsumer"]
-
-ACTIVELY: Final = "CONSUME_ACTIVELY"
 
 POLL_S: Final = 5.0
 """How long a poll waits by default, as in stock clients."""
@@ -69,6 +65,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         ConfigError: ``names`` names no server.
     """
 
+    _consume_type = "CONSUME_ACTIVELY"
+
     def __init__(
         self,
         group: str,
@@ -107,7 +105,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         check_dead_letters(topic, self.settings)
         wanted = TopicSubscription(topic, tags, sql)
         if self._assignment is not None:
-            raise UsageError("topics are subscribed to before a consumer starts")
+            raise UsageError("subscribe to topics before the consumer starts")
         if self._assigned is not None:
             raise UsageError("a consumer shares queues or has them assigned, not both")
         self._subscriptions[topic] = wanted
@@ -220,14 +218,6 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """Whether it may be polled."""
         return self._assignment is not None and not self._assignment.buffer.is_closed
 
-    def _running(self) -> PullAssignment:
-        if self._assignment is None:
-            raise UsageError(
-                "this consumer is not running; use it with 'async with', or await its start()"
-            )
-        self.client.session.owner.check()
-        return self._assignment
-
     # Polling
 
     async def poll(self, timeout: DurationLike = POLL_S) -> list[ReceivedMessage]:
@@ -276,7 +266,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
     async def commit(self) -> None:
         """Mark all delivered messages as consumed, and save the offsets now.
 
-        Messages of queues lost meanwhile are delivered again, to the next consumer.
+        Messages of queues that this member has lost are delivered again, to the next consumer.
 
         Raises:
             UsageError: The consumer is not running.
@@ -335,16 +325,6 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """
         self._running()
         await self.seek(queue, await self.client.admin.offset_by_time(queue, time_ms))
-
-    def pause(self, queues: Sequence[Queue] | None = None) -> None:
-        """Pause delivery and fetching, for some queues, or for all current and future ones."""
-        if self._assignment is not None:
-            self._assignment.hold_back(queues, is_paused=True)
-
-    def resume(self, queues: Sequence[Queue] | None = None) -> None:
-        """Resume delivery and fetching."""
-        if self._assignment is not None:
-            self._assignment.hold_back(queues, is_paused=False)
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
         """The offset of the next message to deliver from each held queue."""
@@ -406,29 +386,16 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """
         assignment = self._running()
         if queue in assignment.queues or queue in assignment.fetchers:
-            raise UsageError(f"how far {queue} is consumed is noted by itself; use seek()")
+            raise UsageError(f"the consumer notes the offset of {queue} by itself; use seek()")
         self._noted[queue] = QueueOffset(offset)
         assignment.offsets.note(queue, QueueOffset(offset))
 
     # Called by the client and brokers
 
-    def registration(self) -> ConsumerRegistration:
-        """What it registers with brokers."""
-        return self._registration_of(ACTIVELY, self._subscriptions)
-
     @property
     def is_orderly(self) -> bool:
         """Always false: it never locks queues."""
         return False
-
-    def subscribed(self) -> list[bodies.SubscriptionData]:
-        """Its subscriptions, as brokers register them."""
-        return self.registration().subscription_data_set
-
-    async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Move held queues to other offsets; brokers request it after a reset."""
-        if self._assignment is not None:
-            await self._assignment.move(offsets)
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Refuse: a pull consumer has no handler.

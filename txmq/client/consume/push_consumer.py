@@ -6,47 +6,38 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 from msgspec.structs import replace
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.assignment import QueueAssignment
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
-from txmq.client.consume.fetcher import as_sent
+from txmq.client.consume.fetcher import Returns, as_sent
 from txmq.client.consume.group_consumer import GroupConsumer
 from txmq.client.consume.handler import BatchHandler, BoundHandler, MessageHandler
-from txmq.client.consume.orderly_workers import OrderlyWorkers
-from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
-from txmq.client.consume.returns import Returns
+from txmq.client.consume.orderly_workers import HeldLocks, OrderlyWorkers
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription, check_dead_letters
+from txmq.client.lifecycle import until_closed
 from txmq.client.middleware import ReceiveChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import HandlerHook, HandlerHooks
-from txmq.client.observe.message_trace import HandlerTrace
-from txmq.client.observe.trace_sender import Tracer, trace_group
+from txmq.client.observe.message_trace import HandlerTrace, Tracer, trace_group
 from txmq.client.observe.worker_process import CURRENT
 from txmq.client.send.producer import Producer
 from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings
 from txmq.errors import UsageError
 from txmq.message import Later, Queue, QueueOffset, ReceivedMessage
-from txmq.protocol import bodies
-from txmq.protocol.bodies import ConsumerRegistration
 from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Threads
 
 __all__ = ["PushConsumer"]
 
 M = TypeVar("M", bound=MessageHandler)
 B = TypeVar("B", bound=BatchHandler)
-
-PASSIVELY: Final = "CONSUME_PASSIVELY"
-
-_NOT_RUNNING: Final = "this consumer is not running; use it with 'async with', or await its start()"
 
 
 class PushConsumer(GroupConsumer[QueueAssignment]):
@@ -85,6 +76,8 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         LimitExceeded: The name is too long.
         ConfigError: ``names`` names no server.
     """
+
+    _consume_type = "CONSUME_PASSIVELY"
 
     def __init__(
         self,
@@ -151,14 +144,11 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         check_name("topic", wanted.topic)
         check_dead_letters(wanted.topic, self.settings)
         if self._assignment is not None:
-            raise UsageError("handlers are given before a consumer starts")
+            raise UsageError("register handlers before the consumer starts")
         if wanted.topic in self._handlers:
             raise UsageError(f"topic {wanted.topic} has a handler already")
         self._handlers[wanted.topic] = handler
         self._subscriptions[wanted.topic] = wanted
-
-    def _find(self, message: ReceivedMessage) -> BoundHandler | None:
-        return self._handlers.get(message.topic)
 
     # Start and stop
 
@@ -228,11 +218,11 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         settings, session = self.settings, self.client.session
         returns = Returns(session, self.group, settings)
         if not settings.is_orderly:
-            return ConcurrentWorkers(settings, session.clock, self._find, returns)
+            return ConcurrentWorkers(settings, session.clock, self._handlers, returns)
         locks: HeldLocks | None = None
         if not settings.is_broadcast:
-            locks = HeldLocks(BrokerLocks(session, self.group, self.client.id), session.clock)
-        return OrderlyWorkers(settings, self._find, returns, locks, self._lose)
+            locks = HeldLocks(session, self.group, self.client.id)
+        return OrderlyWorkers(settings, self._handlers, returns, locks, self._lose)
 
     def _lose(self, queue: Queue) -> None:
         if self._assignment is not None:
@@ -280,16 +270,8 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         Raises:
             UsageError: It was never started.
         """
-        if self._stopped is None:
-            raise UsageError(_NOT_RUNNING)
-        self.client.session.owner.check()
-        await until_stopped(self._stopped)
-
-    # Called by the client
-
-    def registration(self) -> ConsumerRegistration:
-        """What it registers with brokers."""
-        return self._registration_of(PASSIVELY, self._wanted())
+        owner = self.client.session.owner
+        await until_closed(self._stopped, owner, "this consumer is not running")
 
     # Queues and offsets
 
@@ -307,39 +289,13 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         """Whether it consumes each queue in order."""
         return self.settings.is_orderly
 
-    def subscribed(self) -> list[bodies.SubscriptionData]:
-        """Its subscriptions, as brokers register them."""
-        return self.registration().subscription_data_set
-
-    def pause(self, queues: Sequence[Queue] | None = None) -> None:
-        """Pause fetching, for some queues or all; fetched messages are still handled."""
-        if self._assignment is not None:
-            self._assignment.hold_back(queues, is_paused=True)
-
-    def resume(self, queues: Sequence[Queue] | None = None) -> None:
-        """Resume fetching."""
-        if self._assignment is not None:
-            self._assignment.hold_back(queues, is_paused=False)
-
-    async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Seek in queues that it holds; brokers request it when an operator resets offsets.
-
-        An orderly queue moves after its running handler has ended, so that handler must not wait
-        for this.
-        """
-        if self._assignment is not None:
-            await self._assignment.move(offsets)
-
     async def commit(self) -> None:
         """Save the offsets now; failures are logged, and saved next time.
 
         Raises:
             UsageError: The consumer is not running.
         """
-        if self._assignment is None:
-            raise UsageError(_NOT_RUNNING)
-        self.client.session.owner.check()
-        await self._assignment.save()
+        await self._running().save()
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Call the handler with one message outside its queue, for an operator.
@@ -353,8 +309,8 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         """
         if message.topic == RETRY + self.group:
             message = as_sent(message)
-        handler = self._find(message)
+        handler = self._handlers.get(message.topic)
         if handler is None:
             raise UsageError(f"topic {message.topic} has no handler here")
-        verdict = await handler([message])
+        verdict = await handler.call([message])
         return verdict if isinstance(verdict, Later) else None

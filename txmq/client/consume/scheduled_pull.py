@@ -15,7 +15,7 @@ from txmq.client.consume.handler import stop_notice
 from txmq.client.consume.pull_assignment import PullAssignment
 from txmq.client.consume.pull_consumer import PullConsumer
 from txmq.client.consume.subscription import TopicSubscription
-from txmq.client.lifecycle import Lifecycle
+from txmq.client.lifecycle import Lifecycle, until_closed
 from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import UsageError
@@ -23,7 +23,6 @@ from txmq.message import Queue
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks
 from txmq.settings.units import DurationLike, seconds
 
@@ -256,12 +255,8 @@ class ScheduledPull(Lifecycle):
         Raises:
             UsageError: It was never started.
         """
-        if self._stopped is None:
-            raise UsageError(
-                "this schedule is not running; use it with 'async with', or await its start()"
-            )
-        self._puller.client.session.owner.check()
-        await until_stopped(self._stopped)
+        owner = self._puller.client.session.owner
+        await until_closed(self._stopped, owner, "this schedule is not running")
 
     # Queues and their rounds
 

@@ -65,7 +65,7 @@ class TopicSubscription:
     @property
     def expression(self) -> str:
         """The expression as sent."""
-        # Brokers recognize the star only alone; with a blank beside it, it counts as a tag.
+        # Brokers recognize the star only on its own; next to a blank, it counts as a tag.
         return self.sql or (self.tags if self.by_tags else ANY_TAG)
 
     @property

@@ -1,14 +1,14 @@
-"""The hooks that observe sends, handlers and transactions: the trace and OpenTelemetry are two.
+"""Hooks that observe sends, handlers and transactions, such as the trace and OpenTelemetry.
 
-A hook runs before something happens, and returns a function for afterwards. Hooks neither wait nor
-fail. Without hooks, a producer or consumer only tests for ``None``.
+A hook runs before an event, and returns a function to call after it. Hooks neither wait nor fail.
+Without hooks, a producer or consumer only tests for ``None``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from txmq.client.values import SendResult
 from txmq.errors import BatchCutShort
@@ -27,11 +27,13 @@ __all__ = [
     "TransactionHook",
 ]
 
+R = TypeVar("R")
+
 AfterSend: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
 """Receives the results and the error; after an error, the results of the first messages."""
 
 AfterHandler: TypeAlias = Callable[[int, BaseException | None], None]
-"""Receives how many messages, from the first on, are consumed, and what the handler raised."""
+"""Receives the number of consumed messages, from the first one on, and the handler's error."""
 
 AfterEnd: TypeAlias = Callable[[str], None]
 """Receives the broker's answer to an END, as one word."""
@@ -114,7 +116,7 @@ class HandlerHook(Protocol):
 
 
 class SendHooks:
-    """All hooks of one producer, and its sends with the hooks around them."""
+    """All hooks of one producer; runs its sends with the hooks around them."""
 
     def __init__(self, hooks: Sequence[SendHook]) -> None:
         self._hooks = hooks
@@ -152,13 +154,7 @@ class SendHooks:
     ) -> SendResult:
         """Send a message, and wait for its answer."""
         (message,), after = self._before_send([message])
-        try:
-            result = await send(message, queue)
-        except BaseException as error:
-            after((), error)
-            raise
-        after([result], None)
-        return result
+        return await _observed(send(message, queue), after, lambda result: [result])
 
     def send_nowait(
         self,
@@ -193,12 +189,7 @@ class SendHooks:
     ) -> None:
         """Send a message that has no answer."""
         (message,), after = self._before_send([message])
-        try:
-            await send(message, queue)
-        except BaseException as error:
-            after((), error)
-            raise
-        after((), None)
+        await _observed(send(message, queue), after, lambda _: ())
 
     async def send_batch(
         self,
@@ -208,18 +199,11 @@ class SendHooks:
     ) -> list[SendResult]:
         """Send several messages."""
         messages, after = self._before_send(messages)
-        try:
-            results = await send(messages, queue)
-        except BaseException as error:
-            stored = error.results if isinstance(error, BatchCutShort) else ()
-            after([result for result in stored if isinstance(result, SendResult)], error)
-            raise
-        after(results, None)
-        return results
+        return await _observed(send(messages, queue), after, lambda results: results)
 
 
 class HandlerHooks:
-    """All hooks of one consumer, and its handlers with the hooks around them."""
+    """All hooks of one consumer; runs its handlers with the hooks around them."""
 
     def __init__(self, hooks: Sequence[HandlerHook]) -> None:
         self._hooks = hooks
@@ -241,6 +225,19 @@ class HandlerHooks:
         for after in reversed(afters):
             after(consumed, None)
         return verdict
+
+
+async def _observed(
+    sending: Awaitable[R], after: AfterSend, results_in: Callable[[R], Sequence[SendResult]]
+) -> R:
+    try:
+        answer = await sending
+    except BaseException as error:
+        stored = error.results if isinstance(error, BatchCutShort) else ()
+        after([result for result in stored if isinstance(result, SendResult)], error)
+        raise
+    after(results_in(answer), None)
+    return answer
 
 
 def _all(afters: Sequence[Callable[[str], None]]) -> Callable[[str], None]:

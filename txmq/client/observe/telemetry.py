@@ -1,4 +1,8 @@
-"""OpenTelemetry: spans of sends and handlers, joined by the context in message properties; metrics.
+"""OpenTelemetry: spans and metrics of sends, handlers and transactions.
+
+Message properties carry the context that joins the spans of senders and handlers. Names and units
+are those of OpenTelemetry's conventions for messaging; those of transactions, which the conventions
+lack, begin with ``txmq``. Attributes of metrics have few values: topics and groups, no ids.
 
 A :class:`Telemetry` in a client's settings turns it on for all its producers and consumers::
 
@@ -15,7 +19,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from txmq.client.observe.client_metrics import ClientMetrics
 from txmq.client.observe.hooks import (
     AfterCheck,
     AfterEnd,
@@ -29,18 +32,26 @@ from txmq.client.observe.hooks import (
 from txmq.client.values import SendResult
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol.properties import SHARDING_KEY, TRANSACTION
+from txmq.runtime.clock import Clock
 from txmq.settings.extras import named_extra
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Span, TracerProvider
 
-__all__ = ["Telemetry"]
+__all__ = ["ClientMetrics", "Telemetry"]
 
 _SYSTEM: Final = {"messaging.system": "rocketmq"}
 _VERDICT: Final = "txmq.verdict"
 _STATE: Final = "txmq.transaction.state"
+_TOPIC: Final = "messaging.destination.name"
+_GROUP: Final = "messaging.rocketmq.client_group"
+_ERROR: Final = "error.type"
+_BUCKETS_S: Final = (
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+"""The boundaries that the conventions recommend."""
 
 
 class Telemetry:
@@ -85,24 +96,21 @@ class Telemetry:
 
     def of_producer(self, group: str, client: str) -> SendHook:
         """The hook of one producer."""
-        return _SendSpans(
-            self, {"messaging.rocketmq.client_group": group, "messaging.client.id": client}
-        )
+        return _SendSpans(self, {_GROUP: group, "messaging.client.id": client})
 
     def of_consumer(self, group: str, client: str, *, is_broadcast: bool) -> HandlerHook:
         """The hook of one consumer."""
         model = "broadcasting" if is_broadcast else "clustering"
         return _HandlerSpans(self, {
-            "messaging.consumer.group.name": group,
-            "messaging.rocketmq.client_group": group,
+            **_group(group),
             "messaging.rocketmq.consumption_model": model,
             "messaging.client.id": client,
         })  # fmt: skip
 
-    # Parts of both
+    # Spans
 
     def begin_send(self, topic: str, attributes: Mapping[str, Any]) -> Span:
-        """A span of sending, below the caller's."""
+        """A span of sending, a child of the caller's span."""
         kind = self._trace.SpanKind.PRODUCER
         return self._tracer.start_span(f"send {topic}", kind=kind, attributes=dict(attributes))
 
@@ -170,12 +178,12 @@ class Telemetry:
         """Stop the span from being current."""
         self._context.detach(token)
 
-    def end(self, span: Span, error: BaseException | None, *, is_told: bool = False) -> None:
-        """End a span; ``is_told`` says that another span records the error already."""
+    def end(self, span: Span, error: BaseException | None, *, is_recorded: bool = False) -> None:
+        """End a span; ``is_recorded`` says that another span has recorded the error."""
         if error is not None:
-            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_attribute(_ERROR, type(error).__qualname__)
             if isinstance(error, Exception):  # A cancellation is not a failure.
-                if not is_told:
+                if not is_recorded:
                     span.record_exception(error)
                 status = self._trace.Status(self._trace.StatusCode.ERROR, str(error))
                 span.set_status(status)
@@ -222,7 +230,7 @@ class _SendSpans:
     def begin_transaction(self, topic: str, xid: str) -> TransactionHook:
         about = {**self._who, "messaging.message.id": xid}
         if topic:
-            about["messaging.destination.name"] = topic
+            about[_TOPIC] = topic
         return _TransactionSpans(self._telemetry, topic, about)
 
     def before_check(self, message: ReceivedMessage) -> AfterCheck:
@@ -241,7 +249,7 @@ class _SendSpans:
 
 
 class _TransactionSpans:
-    """A span of a transaction, and below it one of each step."""
+    """The span of a transaction, and a child span for each step."""
 
     def __init__(self, telemetry: Telemetry, topic: str, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
@@ -271,7 +279,7 @@ class _TransactionSpans:
 
     def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
         while self._steps:
-            self._telemetry.end(self._steps.pop()[1], error, is_told=True)
+            self._telemetry.end(self._steps.pop()[1], error, is_recorded=True)
         if state:
             self._span.set_attribute(_STATE, state)
             self._span.set_attribute("txmq.transaction.is_acknowledged", is_acknowledged)
@@ -300,6 +308,164 @@ class _HandlerSpans:
         return ended
 
 
+class ClientMetrics:
+    """The instruments of one meter, which all producers and consumers of a client share.
+
+    Args:
+        meter: Creates them.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.sent: Counter = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that producers sent or tried."
+        )
+        self.consumed: Counter = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages delivered to the program."
+        )
+        self.operations: Histogram = _durations(
+            meter, "messaging.client.operation.duration", "Time until a broker answered."
+        )
+        self.handlers: Histogram = _durations(
+            meter, "messaging.process.duration", "Time that handlers took for their messages."
+        )
+        self.transactions: Histogram = _durations(
+            meter, "txmq.client.transaction.duration", "Time of transactions, by their state."
+        )
+        self.checks: Counter = meter.create_counter(
+            "txmq.client.transaction.checks", "{check}", "Answers to checks, by state."
+        )
+
+    def of_producer(self, group: str, clock: Clock) -> SendMeter:
+        """The hook of one producer."""
+        return SendMeter(self, group, clock)
+
+    def of_consumer(self, group: str, clock: Clock) -> HandlerMeter:
+        """The hook of one consumer."""
+        return HandlerMeter(self, group, clock)
+
+    def count_polled(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
+        """Count messages of one topic that a consumer without handlers has delivered."""
+        operation, topic = _operation("poll", "receive"), messages[0].topic
+        self.consumed.add(len(messages), {**_SYSTEM, **operation, **_group(group), _TOPIC: topic})
+
+
+class SendMeter:
+    """Measures one producer: a :class:`~txmq.client.observe.hooks.SendHook`."""
+
+    def __init__(self, metrics: ClientMetrics, group: str, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._about = {**_SYSTEM, _GROUP: group}
+        self._sending = {**self._about, **_operation("send", "send")}
+        self._ending = {**self._about, **_operation("end", "settle")}
+
+    def before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
+        """Measure a send."""
+        if not messages:
+            return [], _nothing
+        metrics, monotonic = self._metrics, self._clock.monotonic
+        about = {**self._sending, _TOPIC: messages[0].topic}
+        count, began = len(messages), monotonic()
+
+        def ended(_results: Sequence[SendResult], error: BaseException | None) -> None:
+            if error is not None:
+                about[_ERROR] = type(error).__qualname__
+            metrics.sent.add(count, about)
+            metrics.operations.record(monotonic() - began, about)
+
+        return list(messages), ended
+
+    def before_end(self, end: TransactionEnd) -> AfterEnd:
+        """Measure the END of a transaction."""
+        metrics, monotonic = self._metrics, self._clock.monotonic
+        about = {**self._ending, _TOPIC: end.message.topic, _STATE: end.state}
+        began = monotonic()
+        return lambda word: metrics.operations.record(
+            monotonic() - began, {**about, "txmq.transaction.reply": word}
+        )
+
+    def begin_transaction(self, topic: str, xid: str) -> TransactionHook:
+        """Measure a transaction."""
+        del xid
+        about = {**self._about, **({_TOPIC: topic} if topic else {})}
+        return _TransactionTimer(self._metrics.transactions, about, self._clock)
+
+    def before_check(self, message: ReceivedMessage) -> AfterCheck:
+        """Count the answer to a check."""
+        about = {**self._about, _TOPIC: message.topic}
+        return lambda word: self._metrics.checks.add(1, {**about, _STATE: word})
+
+
+class HandlerMeter:
+    """Measures one consumer: a :class:`~txmq.client.observe.hooks.HandlerHook`."""
+
+    def __init__(self, metrics: ClientMetrics, group: str, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._about = {**_SYSTEM, **_operation("process", "process"), **_group(group)}
+
+    def before_handler(self, messages: Sequence[ReceivedMessage]) -> AfterHandler:
+        """Measure a call of a handler."""
+        metrics, monotonic = self._metrics, self._clock.monotonic
+        about = {**self._about, _TOPIC: messages[0].topic}
+        count = len(messages)
+        metrics.consumed.add(count, about)
+        began = monotonic()
+
+        def ended(consumed: int, error: BaseException | None) -> None:
+            found = about
+            if error is not None:
+                found = {**about, _ERROR: type(error).__qualname__}
+            elif consumed < count:
+                found = {**about, _VERDICT: "later"}
+            metrics.handlers.record(monotonic() - began, found)
+
+        return ended
+
+
+class _TransactionTimer:
+    """Measures one transaction; its steps are left to spans."""
+
+    def __init__(self, durations: Histogram, about: Mapping[str, Any], clock: Clock) -> None:
+        self._durations = durations
+        self._about = about
+        self._clock = clock
+        self._began = clock.monotonic()
+
+    def begin_step(self, number: int, word: str, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def enter(self) -> Callable[[], None]:
+        return _leave
+
+    def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
+        about = {**self._about, "txmq.transaction.is_acknowledged": is_acknowledged}
+        about[_STATE] = state or "NOT_BEGUN"
+        if error is not None:
+            about[_ERROR] = type(error).__qualname__
+        self._durations.record(self._clock.monotonic() - self._began, about)
+
+
+def _leave() -> None:
+    pass
+
+
+def _group(name: str) -> dict[str, str]:
+    return {_GROUP: name, "messaging.consumer.group.name": name}
+
+
+def _durations(meter: Meter, name: str, text: str) -> Histogram:
+    try:
+        return meter.create_histogram(
+            name, "s", text, explicit_bucket_boundaries_advisory=_BUCKETS_S
+        )
+    except TypeError:  # OpenTelemetry's API before 1.30 takes no boundaries.
+        return meter.create_histogram(name, "s", text)
+
+
 def _nothing(results: Sequence[SendResult], error: BaseException | None) -> None:
     del results, error
 
@@ -311,7 +477,7 @@ def _operation(name: str, kind: str) -> dict[str, str]:
 def _described(messages: Sequence[Message]) -> dict[str, Any]:
     """Attributes known before the send, by OpenTelemetry's conventions."""
     first = messages[0]
-    found: dict[str, Any] = {"messaging.destination.name": first.topic}
+    found: dict[str, Any] = {_TOPIC: first.topic}
     if len(messages) > 1:
         found["messaging.batch.message_count"] = len(messages)
         return found

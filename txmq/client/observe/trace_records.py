@@ -1,6 +1,6 @@
 """Trace records of a message's life, as stock clients write them and tools read them. Pure.
 
-A record is a line of fields, ``0x01`` between them and ``0x02`` behind the last; its class declares
+A record is a line of fields, ``0x01`` between them and ``0x02`` after the last; its class declares
 them in this order. Records travel in the bodies of ordinary messages of a trace topic, whose keys
 are the ids and keys of the traced messages, so that a message's id finds all its records.
 """
@@ -187,7 +187,7 @@ def _read(name: str, texts: list[str]) -> TraceRecord:
     if len(texts) < count:
         raise ValueError(f"it has {len(texts)} fields, not {count}")
     if kind is SendRecord and len(texts) == count:
-        # Old clients name no place, and newer ones say in the end where the client itself runs.
+        # Old clients write no place; newer ones append the address of the client itself.
         texts.insert(_OFFSET_ID_AT, "")
     if kind is HandlerEnd and len(texts) == _WITHOUT_GROUP:
         texts.pop()

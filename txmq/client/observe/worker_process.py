@@ -1,4 +1,4 @@
-"""What a worker process tells the clients that its application opens.
+"""The settings of a worker process for the clients that its application opens.
 
 ``txmq worker`` sets it before it loads the application, in the context of the process's main task.
 Programs that run without a worker have none.

@@ -1,8 +1,8 @@
-"""Messages that a producer has sent and no broker has answered yet, through all their attempts.
+"""The requests of a producer that no broker has answered yet, through all their attempts.
 
-If the route is known and a connection is open, one call takes a request to the wire. Requests that
-need a route or a connection first wait in line for one task, and leave in the order they came: so
-requests for one queue arrive there in order. Callbacks drive a pending send; it needs no task.
+If the route is known and a connection is open, a request is written at once. Requests that first
+need a route or a connection wait in line for one task and leave in the order they came, so requests
+for one queue arrive there in order. Callbacks drive a pending send; it needs no task.
 
 A failed attempt is repeated at once if another broker can take it. If not, it pauses; requests that
 fail at the same broker share a pause and leave it in order.
@@ -25,6 +25,7 @@ from txmq.client.values import SendResult, SendStatus
 from txmq.errors import (
     BrokerRefused,
     ConnectFailed,
+    ConnectionLost,
     Effect,
     InvalidParameter,
     NoPermission,
@@ -47,7 +48,8 @@ from txmq.runtime.tasks import Tasks
 
 __all__ = ["PendingSend", "PendingSends", "SendAttempt", "copy_error"]
 
-_CLOSED: Final = "this producer was closed before the message was answered"
+_UNSENT: Final = "this producer was closed before the message was sent"
+_UNANSWERED: Final = "this producer was closed before the message was answered"
 
 RETRIED_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205})
 """Refusals after which stock producers try another broker."""
@@ -57,7 +59,7 @@ ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 1.0
 SHORTEST_PAUSE_S: Final = 0.02
-"""A pause takes at most half of the time left; a shorter one than this is not worth an attempt."""
+"""A pause takes at most half of the time left. If that is less than this, the send fails."""
 
 
 class PendingSends:
@@ -82,6 +84,7 @@ class PendingSends:
         self._bytes_max = settings.in_flight_max
         self._group = group
         self._routes = session.routes
+        self._connections = session.pool.connections
         self._rotation = QueueRotation()
         self._first = session.entropy.below(1 << 16)
         self._forms: dict[tuple[str, str], SendHeaderTemplate] = {}
@@ -92,6 +95,7 @@ class PendingSends:
         """By broker."""
         self._tasks = Tasks()
         self._room_line: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_closing = False
         self._idle: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
@@ -111,7 +115,11 @@ class PendingSends:
         return True
 
     async def take_later(self, size: int) -> None:
-        """Wait for room, and count these bytes as in flight; first come, first served."""
+        """Wait for room, and count these bytes as in flight; first come, first served.
+
+        Raises:
+            UsageError: The producer closes.
+        """
         turn: asyncio.Future[None] = self.loop.create_future()
         self._room_line.append((size, turn))
         try:
@@ -123,6 +131,9 @@ class PendingSends:
                 self._room_line = deque(place for place in self._room_line if place[1] is not turn)
                 self._admit()
             raise
+        if self._is_closing:
+            self.release(size)
+            raise UsageError(_UNSENT)
 
     def release(self, size: int) -> None:
         """Release bytes in flight; the next in line may have room now."""
@@ -143,37 +154,35 @@ class PendingSends:
 
     # From a request to the wire
 
-    def start(
-        self,
-        envelope: Envelope,
-        chosen: Queue | None,
-        retries: int,
-        size: int,
-        *,
-        is_nowait: bool = False,
-        is_once: bool = False,
-        is_single: bool = True,
-    ) -> PendingSend:
-        """Send a request whose bytes are counted; its end releases them.
+    async def run(
+        self, envelope: Envelope, queue: Queue | None, size: int, *, is_once: bool = False
+    ) -> Any:
+        """Send a request as soon as there is room, and return its result.
 
         Args:
             envelope: The message or batch.
-            chosen: Its queue; ``None`` lets each attempt take the next queue in rotation.
-            retries: The number of further attempts.
-            size: The bytes it counts for.
-            is_nowait: True for `send_nowait`: a retry goes to the same queue, and only if no answer
-                came.
+            queue: Its queue; ``None`` lets each attempt take the next queue in rotation.
+            size: The bytes that it counts for.
             is_once: Whether to retry only while it is certain that nothing is stored.
-            is_single: Whether the future holds one result, not a list.
+
+        Returns:
+            The :class:`SendResult` of a message, or a list of those of a batch.
+
+        Raises:
+            TxmqError: No attempt succeeded.
+            UsageError: The producer closes.
         """
-        now = self.clock.monotonic()
-        send = PendingSend(
-            self, envelope, chosen, retries, size, is_nowait, is_once, is_single,
-            self.loop.create_future(), now, now + self.timeout_s, chosen,
-        )  # fmt: skip
-        self._live[send] = None
-        self._advance(send, now)
-        return send
+        if not self.take(size):
+            await self.take_later(size)
+        retries = self.settings.retries if queue is None else 0
+        future = self.loop.create_future()
+        send = PendingSend(self, envelope, queue, retries, size, future, is_once=is_once)
+        self.advance(send)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            send.drop()
+            raise
 
     def retry_soon(self, send: PendingSend) -> None:
         """Send it again, but not at once: an error may come from deep within a connection."""
@@ -200,13 +209,18 @@ class PendingSends:
 
     def _retry(self, send: PendingSend) -> None:
         if send in self._live:
-            self._advance(send, self.clock.monotonic())
+            self.advance(send)
 
-    def _advance(self, send: PendingSend, now: float, route: Route | None = None) -> None:
+    def advance(self, send: PendingSend, route: Route | None = None) -> None:
         """Find a route, a queue and a connection, and write the request.
 
-        It waits in line where the route or the connection is missing.
+        Where the route or the connection is missing, the request waits in line for it. The bytes of
+        a new request are counted already; its end releases them.
         """
+        now = self.clock.monotonic()
+        if not send.deadline:
+            self._live[send] = None
+            send.deadline, send.queue = now + self.timeout_s, send.chosen
         topic = send.envelope.topic
         if route is None and topic not in self._at_routes:
             route = self._routes.get(topic, now)
@@ -218,7 +232,7 @@ class PendingSends:
         try:
             if queue is None:
                 send.is_spread = route.is_spread
-                if self.faults is None:  # next_queue inlined, because every send runs this.
+                if self.faults is None:  # As in next_queue, which costs a call for every send.
                     queue = self._rotation.next_queue(route, self._first, send.avoid)
                 else:
                     queue = self.next_queue(route, send.avoid)
@@ -233,15 +247,14 @@ class PendingSends:
         except TxmqError as error:
             self._has_no_way(send, error)
             return
-        has_line = address in self._at_connections
-        connection = None if has_line else self.session.pool.ready(address)
-        if connection is None:
+        connection = self._connections.get(address)
+        if connection is None or address in self._at_connections:
             self._wait(self._at_connections, address, send, self._open_connection)
         else:
-            self._write(send, queue, connection, now)
+            self._write(send, queue, address, connection, now)
 
     def _has_no_way(self, send: PendingSend, error: TxmqError) -> None:
-        """Handle that the route leads to no broker."""
+        """Handle a route that leads to no broker."""
         if isinstance(error, ConnectFailed):
             send.lost(error)
         elif isinstance(error, NoPermission) and not send.has_looked_again:
@@ -250,7 +263,9 @@ class PendingSends:
         else:
             send.end(error)
 
-    def _write(self, send: PendingSend, queue: Queue, connection: Connection, now: float) -> None:
+    def _write(
+        self, send: PendingSend, queue: Queue, address: str, connection: Connection, now: float
+    ) -> None:
         if send.attempts and now >= send.deadline:
             send.late()
             return
@@ -264,9 +279,9 @@ class PendingSends:
             )  # fmt: skip
             ends = send.attempt_ends(now) if send.is_spread else send.deadline
             connection.post(opaque, send, ends, head, envelope.body)
-        except TransportError as error:
-            error.effect = Effect.NONE  # The connection was closed before the write.
-            send.lost(error)
+        except ConnectionLost:
+            # It closed before the write, so nothing was sent.
+            self._wait(self._at_connections, address, send, self._open_connection)
         except TxmqError as error:
             send.end(error)
         else:
@@ -334,7 +349,7 @@ class PendingSends:
                 send.end(found)
             else:
                 send.has_looked_again = True
-                self._advance(send, self.clock.monotonic(), found)
+                self.advance(send, found)
 
     def _open_connection(self, address: str) -> None:
         self._tasks.start(self._connect(address), f"connection to {address}")
@@ -348,7 +363,7 @@ class PendingSends:
         for send in self._leave_line(self._at_connections, address):
             assert send.queue is not None, "a send that waits for a connection has a queue"
             if isinstance(found, Connection):
-                self._write(send, send.queue, found, self.clock.monotonic())
+                self._write(send, send.queue, address, found, self.clock.monotonic())
             elif isinstance(found, TransportError):
                 send.lost(found)
             else:
@@ -376,7 +391,7 @@ class PendingSends:
         if isinstance(outcome, TxmqError):
             send.future.set_exception(outcome)
         else:
-            send.future.set_result(outcome[0] if send.is_single else outcome)
+            send.future.set_result(outcome if send.envelope.ids else outcome[0])
 
     async def drain(self) -> None:
         """Wait until nothing is pending; each send has its deadline, so this ends."""
@@ -385,16 +400,17 @@ class PendingSends:
             await self._idle
 
     def refuse_waiting(self) -> None:
-        """Fail the calls that wait for room: the producer closes."""
+        """Fail the calls that wait for room, because the producer closes."""
+        self._is_closing = True
         line, self._room_line = self._room_line, deque()
         for _, turn in line:
             if not turn.done():
-                turn.set_exception(UsageError("this producer was closed meanwhile"))
+                turn.set_exception(UsageError(_UNSENT))
 
     async def close(self) -> None:
         """Give up the sends that are still pending."""
         for send in list(self._live):
-            send.abandon(_CLOSED)
+            send.abandon()
         await self._tasks.stop()
 
 
@@ -414,7 +430,7 @@ class SendAttempt(NamedTuple):
 
 
 class PendingSend(msgspec.Struct, eq=False):
-    """One request, through all its attempts; :meth:`PendingSends.start` describes the first fields.
+    """One request, through all its attempts.
 
     The connection calls it when an answer comes or fails to come.
     """
@@ -424,18 +440,25 @@ class PendingSend(msgspec.Struct, eq=False):
     pending: PendingSends
     envelope: Envelope
     chosen: Queue | None
+    """Its queue; ``None`` lets each attempt take the next queue in rotation."""
     retries: int
+    """The number of further attempts."""
     size: int
-    is_nowait: bool
-    is_once: bool
-    is_single: bool
+    """The bytes that it counts for."""
     future: asyncio.Future[Any]
-    began: float
+    """Gets the result of a message, or a list of those of a batch."""
+    is_nowait: bool = False
+    """True for `send_nowait`: a retry goes to the same queue, and only if no answer came."""
+    is_once: bool = False
+    """Whether to retry only while it is certain that nothing is stored."""
+    deadline: float = 0.0
+    """The end of its last attempt; 0 before its first one."""
+    began: float = 0.0
     """The begin of this attempt."""
-    deadline: float
-    queue: Queue | None
+    queue: Queue | None = None
     """The queue of this attempt."""
     avoid: str | None = None
+    """The broker of the attempt before, which rotation avoids."""
     has_looked_again: bool = False
     """Whether this attempt has asked for a new route."""
     is_spread: bool = False
@@ -481,19 +504,19 @@ class PendingSend(msgspec.Struct, eq=False):
         return now + max(0.0, self.deadline - now) / (self.retries + 1)
 
     def late(self) -> None:
-        """Handle that there was no way to a broker in time."""
+        """Handle that no broker could be reached in time."""
         self.timer = None
         if self.line is not None:
             del self.line[self]
             self.line = None
-        error = RequestTimeout("there was no way to a broker within the time for sending")
+        error = RequestTimeout("no broker could be reached within the time for sending")
         error.effect = Effect.NONE  # This attempt sent nothing.
         self.lost(error)
 
     # Answers and failures
 
     def answered(self, answer: Command) -> None:
-        """See :meth:`txmq.remoting.exchange.Waiter.answered`."""
+        """See :meth:`txmq.remoting.connection.Waiter.answered`."""
         self.connection = None
         queue, pending = self.queue, self.pending
         assert queue is not None, "an answered request was sent to a queue"
@@ -524,12 +547,12 @@ class PendingSend(msgspec.Struct, eq=False):
         ):
             self.stored = results
             self._leave_broker()
-            self.pending.retry_soon(self)
+            pending.retry_soon(self)
             return
         pending.finish(self, results)
 
     def failed(self, problem: TransportError) -> None:
-        """See :meth:`txmq.remoting.exchange.Waiter.failed`."""
+        """See :meth:`txmq.remoting.connection.Waiter.failed`."""
         self.connection = None
         self.lost(problem)
 
@@ -614,9 +637,9 @@ class PendingSend(msgspec.Struct, eq=False):
         own.__cause__ = found.__cause__
         self.pending.finish(self, own)
 
-    def abandon(self, reason: str) -> None:
+    def abandon(self) -> None:
         """Fail because the producer closes."""
-        error: TxmqError = UsageError(reason)
+        error: TxmqError = UsageError(_UNANSWERED)
         if self.connection is not None:
             self.connection.break_off(self.opaque)
             self.connection = None

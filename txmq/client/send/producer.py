@@ -6,39 +6,285 @@ It behaves like stock producers; comments name the differences. It runs in one e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
-from txmq.client.lifecycle import Lifecycle
+from txmq.client.lifecycle import Lifecycle, not_open
 from txmq.client.middleware import SendChain
 from txmq.client.names import check_name
 from txmq.client.observe.hooks import SendHook, SendHooks
-from txmq.client.observe.message_trace import SendTrace
-from txmq.client.observe.trace_sender import Tracer, trace_group
-from txmq.client.routes import queue_of_key
-from txmq.client.send.pending_sends import PendingSends
-from txmq.client.send.request_reply import Requester
-from txmq.client.send.sender import Sender
+from txmq.client.observe.message_trace import SendTrace, Tracer, trace_group
+from txmq.client.routes import Route, queue_of_key
+from txmq.client.send.accumulator import Accumulator
+from txmq.client.send.pending_sends import PendingSend, PendingSends
+from txmq.client.send.request_reply import Reply, Requester
+from txmq.client.send_request import (
+    Packing,
+    bundled,
+    common_topic,
+    packed_size,
+    sealed,
+    split,
+    travels_alone,
+)
 from txmq.client.settings import TRACE_SETTINGS, ProducerSettings
 from txmq.client.values import SendResult
-from txmq.errors import UsageError
+from txmq.errors import (
+    BatchCutShort,
+    Effect,
+    LimitExceeded,
+    LocalProtocolError,
+    RequestTimeout,
+    TxmqError,
+    UsageError,
+)
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.bodies import ProducerRegistration
+from txmq.protocol.codes import SysFlag
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.settings.units import DurationLike, seconds
 from txmq.settings.values import settings_or
+from txmq.text import quantity
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "Sender", "check_kind"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PREPARED: Final = int(SysFlag.PREPARED)
+_NOT_OPEN: Final = "this producer is not open"
+_CLOSED: Final = "this producer was closed before the message was sent"
+
+
+class Sender:
+    """The sends of one open producer.
+
+    Args:
+        pending: Takes requests to brokers.
+        group: The producer group.
+        requester: Sends replies.
+    """
+
+    def __init__(self, pending: PendingSends, group: str, requester: Requester) -> None:
+        self.pending = pending
+        self.settings: ProducerSettings
+        self.settings = chosen = pending.settings
+        self.send: Callable[[Message, Queue | None], Awaitable[SendResult]] = self._send
+        self.send_nowait: Callable[[Message, Queue | None], asyncio.Future[SendResult]]
+        self.send_nowait = self._send_nowait
+        self.send_oneway: Callable[[Message, Queue | None], Awaitable[None]] = self._send_oneway
+        self.send_batch: Callable[[Sequence[Message], Queue | None], Awaitable[list[SendResult]]]
+        self.send_batch = self._send_batch
+        self._session = pending.session
+        self._ids = pending.session.ids
+        self._group = group
+        self._requester = requester
+        self._packing = Packing(chosen.body_size_max, chosen.compress_from, chosen.compression)
+        self.accumulator: Accumulator | None = (
+            Accumulator(pending, self._packing) if chosen.linger > 0 else None
+        )
+        self._is_closed = False
+
+    def wrap(self, outer: SendHooks | SendChain) -> None:
+        """Run hooks or middleware around every send."""
+        self.send = partial(outer.send, self.send)
+        self.send_nowait = partial(outer.send_nowait, self.send_nowait)
+        self.send_oneway = partial(outer.send_oneway, self.send_oneway)
+        self.send_batch = partial(outer.send_batch, self.send_batch)
+
+    async def close(self) -> None:
+        """Send the batches, wait for answers as long as a send may take, and end."""
+        self._is_closed = True
+        pending, accumulator = self.pending, self.accumulator
+        try:
+            pending.refuse_waiting()
+            async with asyncio.timeout(self.settings.timeout):
+                while len(pending) or accumulator:
+                    if accumulator is not None:
+                        accumulator.flush()
+                    await pending.drain()
+                    await asyncio.sleep(0)  # Let the callers of the last answers run.
+        except TimeoutError:
+            sends = quantity(len(pending), "send")
+            log.warning("group %s closes without the answers of %s", self._group, sends)
+        finally:
+            if accumulator is not None:
+                accumulator.close(_CLOSED)
+            await pending.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:  # While its middleware ran.
+            raise not_open(_NOT_OPEN)
+
+    async def _send(self, message: Message, queue: Queue | None) -> SendResult:
+        if self._is_closed:  # As in _check_open, which costs a call for every send.
+            raise not_open(_NOT_OPEN)
+        if type(message) is not Message or queue is not None:
+            if type(message) is Reply:
+                envelope = sealed(message, self._ids.next(), self._packing)
+                return await self._requester.reply(message, envelope)
+            _check_queue(message, queue)
+        pending, accumulator = self.pending, self.accumulator
+        if accumulator is not None and travels_alone(message):
+            accumulator = None
+        envelope = sealed(message, self._ids.next(), self._packing, compress=accumulator is None)
+        size = len(message.body)
+        if accumulator is not None:
+            if not pending.take(size):
+                await pending.take_later(size)
+            return await accumulator.add(envelope, queue)
+        result: SendResult = await pending.run(envelope, queue, size)
+        return result
+
+    def _send_nowait(self, message: Message, queue: Queue | None) -> asyncio.Future[SendResult]:
+        self._check_open()
+        if type(message) is not Message or queue is not None:
+            _check_queue(message, queue)
+        pending, accumulator, settings = self.pending, self.accumulator, self.settings
+        if accumulator is not None and travels_alone(message):
+            accumulator = None
+        envelope = sealed(message, self._ids.next(), self._packing, compress=accumulator is None)
+        size = len(message.body)
+        if not pending.take(size):
+            wanted = pending.bytes_in_flight + size
+            raise LimitExceeded("bytes in flight", settings.in_flight_max, wanted)
+        if accumulator is not None:
+            return accumulator.add(envelope, queue)
+        future, retries = pending.loop.create_future(), settings.retries_nowait
+        pending.advance(
+            PendingSend(pending, envelope, queue, retries, size, future, is_nowait=True)
+        )
+        return future
+
+    async def _send_oneway(self, message: Message, queue: Queue | None) -> None:
+        self._check_open()
+        pending, session = self.pending, self._session
+        _check_queue(message, queue)
+        envelope = sealed(message, self._ids.next(), self._packing)
+        async with _limited(self.settings.timeout):
+            route = await self._route(message.topic)
+            queue = queue or pending.next_queue(route)
+            address = route.master(queue.broker)
+            connection = session.pool.ready(address) or await session.connection(address)
+            if connection.is_backed_up:
+                await connection.writable()
+        head = pending.form(queue).head(
+            connection.number(), queue.number, envelope.sys_flag, session.clock.wall_ms(),
+            envelope.flag, envelope.properties, envelope.body, is_oneway=True,
+        )  # fmt: skip
+        connection.post(0, None, 0.0, head, envelope.body)
+
+    async def _send_batch(
+        self, messages: Sequence[Message], queue: Queue | None
+    ) -> list[SendResult]:
+        self._check_open()
+        common_topic(messages)
+        _check_queue(messages[0], queue)
+        most = self.settings.body_size_max
+        packing, fresh_ids = self._packing, self._ids.several(len(messages))
+        parts = split(
+            [
+                sealed(message, fresh_id, packing, compress=False)
+                for message, fresh_id in zip(messages, fresh_ids, strict=True)
+            ],
+            most,
+        )
+        for part in parts:
+            if len(part) == 1 and (packed := packed_size(part[0])) > most:
+                raise LimitExceeded("the size of a message in a batch", most, packed)
+        results: list[SendResult] = []
+        for part in parts:
+            try:
+                envelope = bundled(part)
+                results += await self.pending.run(envelope, queue, len(envelope.body))
+            except TxmqError as error:
+                if not results:
+                    raise
+                raise BatchCutShort(results, len(messages), error) from error
+        return results
+
+    async def send_half(
+        self, message: Message, queue: Queue | None, xid: str = "", marks: str = ""
+    ) -> SendResult:
+        """Send a half message, retried only while it is certain that no broker stored it.
+
+        A stock broker would store a second half message with the same id as a second message.
+
+        Args:
+            message: The message, with its id and marks unless the next arguments give them.
+            queue: Its queue; ``None`` lets each attempt take the next queue in rotation.
+            xid: Its id.
+            marks: The properties that make it a half message, as text; see :func:`sealed`.
+
+        Raises:
+            TxmqError: As for :meth:`send`.
+        """
+        if queue is not None:
+            _check_queue(message, queue)
+        envelope = sealed(message, xid, self._packing, sys_flag=_PREPARED, marks=marks)
+        result: SendResult = await self.pending.run(
+            envelope, queue, len(message.body), is_once=True
+        )
+        return result
+
+    async def writable(self, topic: str) -> Sequence[Queue]:
+        """The writable queues of a topic; queries an unknown route.
+
+        Raises:
+            RequestTimeout: No answer came within the time for sending.
+            BrokerRefused: The topic does not exist.
+        """
+        check_name("topic", topic)
+        async with _limited(self.settings.timeout):
+            return (await self._route(topic)).queues_to_write()
+
+    async def _route(self, topic: str) -> Route:
+        session, new_queues = self._session, self.settings.queues_of_new_topics
+        route = session.known_route_to_write(topic)
+        return route or await session.route_to_write(topic, new_queues)
+
+
+@asynccontextmanager
+async def _limited(timeout_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        late = RequestTimeout("no broker could be reached within the time for sending")
+        late.effect = Effect.NONE  # The message was not sent.
+        raise late from error
+
+
+def _check_queue(message: Message, queue: Queue | None) -> None:
+    if type(message) is not Message:
+        check_kind(message)
+    if queue is not None and queue.topic != message.topic:
+        raise UsageError(f"a message for {message.topic} cannot go to a queue of {queue.topic}")
+
+
+def check_kind(message: object) -> None:
+    """Reject objects that are not messages.
+
+    Raises:
+        UsageError: It is a reply, which goes to one client.
+        LocalProtocolError: It is not a message.
+    """
+    if isinstance(message, Reply):
+        raise UsageError("a reply goes to the one who asked; send it by Producer.send")
+    if not isinstance(message, Message):
+        hint = "; write send_batch(messages)" if isinstance(message, list | tuple) else ""
+        raise LocalProtocolError(f"a Message is sent, not a {type(message).__name__}{hint}")
 
 
 class Producer(Lifecycle):
@@ -96,7 +342,11 @@ class Producer(Lifecycle):
             pending = PendingSends(self.client.session, self.group, self.settings)
             await self._open_hooks(pending)
             undo.pop_all()
-        self._sender = Sender(pending, self.group, self._requester)
+        sender = Sender(pending, self.group, self._requester)
+        for outer in (self._hooks, self._chain):
+            if outer is not None:
+                sender.wrap(outer)
+        self._sender = sender
         return self
 
     async def _open_hooks(self, pending: PendingSends) -> None:
@@ -179,16 +429,7 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused; likewise.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        if self._chain is not None:
-            self._open()
-            return await self._chain.send(self._send, message, queue)
-        return await self._send(message, queue)
-
-    async def _send(self, message: Message, queue: Queue | None) -> SendResult:
-        sender = self._open()
-        if self._hooks is not None:
-            return await self._hooks.send(sender.send, message, queue)
-        return await sender.send(message, queue)
+        return await self._open().send(message, queue)
 
     def send_nowait(
         self, message: Message, queue: Queue | None = None
@@ -204,17 +445,7 @@ class Producer(Lifecycle):
             LimitExceeded: It is too large, or ``in_flight_max`` is already in flight.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        if self._chain is not None:
-            self._open()
-            work = self._chain.send(self._send_nowait, message, queue)
-            return self._chain.send_nowait(work)
-        return self._send_nowait(message, queue)
-
-    def _send_nowait(self, message: Message, queue: Queue | None) -> asyncio.Future[SendResult]:
-        sender = self._open()
-        if self._hooks is not None:
-            return self._hooks.send_nowait(sender.send_nowait, message, queue)
-        return sender.send_nowait(message, queue)
+        return self._open().send_nowait(message, queue)
 
     async def send_oneway(self, message: Message, queue: Queue | None = None) -> None:
         """Send a message once without an answer; it may be lost silently.
@@ -226,18 +457,7 @@ class Producer(Lifecycle):
             BrokerRefused: There is no such topic, or it cannot be written to.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        if self._chain is not None:
-            self._open()
-            await self._chain.send_oneway(self._send_oneway, message, queue)
-        else:
-            await self._send_oneway(message, queue)
-
-    async def _send_oneway(self, message: Message, queue: Queue | None) -> None:
-        sender = self._open()
-        if self._hooks is not None:
-            await self._hooks.send_oneway(sender.send_oneway, message, queue)
-        else:
-            await sender.send_oneway(message, queue)
+        await self._open().send_oneway(message, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], queue: Queue | None = None
@@ -258,18 +478,7 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused the first.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        if self._chain is not None:
-            self._open()
-            return await self._chain.send_batch(self._send_batch, messages, queue)
-        return await self._send_batch(messages, queue)
-
-    async def _send_batch(
-        self, messages: Sequence[Message], queue: Queue | None
-    ) -> list[SendResult]:
-        sender = self._open()
-        if self._hooks is not None:
-            return await self._hooks.send_batch(sender.send_batch, messages, queue)
-        return await sender.send_batch(messages, queue)
+        return await self._open().send_batch(messages, queue)
 
     async def recall(self, topic: str, handle: str | None) -> str:
         """Recall a delayed message, so that it is never delivered.
@@ -312,9 +521,8 @@ class Producer(Lifecycle):
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
         self._open()
-        return await self._requester.ask(
-            message, seconds("timeout", timeout, least=0.001), self.send
-        )
+        timeout_s = seconds("timeout", timeout, least=0.001)
+        return await self._requester.ask(message, timeout_s, self.send)
 
     # Ordered sends
 
@@ -357,9 +565,7 @@ class Producer(Lifecycle):
     def _open(self) -> Sender:
         sender, owner = self._sender, self.client.session.owner
         if sender is None:
-            raise UsageError(
-                "this producer is not open; use it with 'async with', or await its start()"
-            )
+            raise not_open(_NOT_OPEN)
         if not owner.is_current:
             owner.check()
         return sender

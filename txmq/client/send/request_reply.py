@@ -126,7 +126,7 @@ class Requester:
         Raises:
             RequestTimeout: No reply came in time.
             LimitExceeded: Too many replies are awaited already.
-            UsageError: The producer was closed meanwhile.
+            UsageError: The producer was closed before the reply came.
             TxmqError: The request could not be sent.
         """
         if len(self._awaited) >= REPLIES_AWAITED_MAX:
@@ -261,6 +261,6 @@ class Requester:
 def _late(topic: str, timeout_s: float, *, is_sent: bool) -> RequestTimeout:
     if is_sent:
         return RequestTimeout(f"no reply to a request to {topic} came within {timeout_s:g} s")
-    error = RequestTimeout(f"there was no way to a broker of {topic} within {timeout_s:g} s")
+    error = RequestTimeout(f"no broker of {topic} could be reached within {timeout_s:g} s")
     error.effect = Effect.NONE
     return error

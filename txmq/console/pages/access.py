@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
-from txmq.console.forms import ChangePreview, check_repeated, required
 from txmq.console.markup import link, url_of
-from txmq.console.pages.lists import list_page
-from txmq.console.visits import (
-    ChangeDone,
-    ChangeForm,
-    ChangeRoute,
-    PageContent,
-    PageRoute,
-    Visit,
-    choose_broker,
-)
+from txmq.console.pages.parts import ChangePreview, choose_broker, list_page
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import BrokerRefused, NoPermission, NotFound, UsageError
 from txmq.ops.rows import PERMISSIONS, account_row
 from txmq.protocol.operations import Accounts
 from txmq.security.signatures import Credentials
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
 
-_GROUP_PERMISSIONS: Final = ("SUB", "DENY")
+routes = Routes()
+
+_PERMISSIONS: Final = {"topic_permissions": PERMISSIONS, "group_permissions": ("SUB", "DENY")}
 
 
+@routes.page("/access")
 async def show_list(visit: Visit) -> PageContent:
     """Show the accounts of a broker."""
     choice = await choose_broker(visit)
@@ -40,25 +33,26 @@ async def show_list(visit: Visit) -> PageContent:
         problem = str(error).strip()
     accounts = {account.access_key: account for account in found.plain_access_configs}
     page = list_page(accounts, visit.page_number(), visit.text("search"))
-    values = {
-        "title": "Access",
-        "choice": choice,
-        "page": page,
-        "rows": [account_row(choice.name, accounts[key]) for key in page.rows],
-        "trusted": found.global_white_addrs,
-        "problem_text": problem,
-        **_choices(),
-    }
-    return PageContent("access.html", values)
+    return render(
+        "access.html",
+        title="Access",
+        choice=choice,
+        page=page,
+        rows=[account_row(choice.name, accounts[key]) for key in page.rows],
+        trusted=found.global_white_addrs,
+        problem_text=problem,
+        **_PERMISSIONS,
+    )
 
 
+@routes.page("/access/account")
 async def show_account(visit: Visit) -> PageContent:
     """Show one account, and a form that changes it."""
     row = await _row(visit)
-    values = {"title": "Account", "row": row, "broker": row["broker"], **_choices()}
-    return PageContent("account.html", values)
+    return render("account.html", title="Account", row=row, broker=row["broker"], **_PERMISSIONS)
 
 
+@routes.page("/access/removal")
 async def show_removal(visit: Visit) -> PageContent:
     """Show what the removal of an account will do."""
     row = await _row(visit)
@@ -77,7 +71,7 @@ async def show_removal(visit: Visit) -> PageContent:
     return ChangePreview(
         title=f"Remove {key}",
         eyebrow="Account",
-        sentences=tuple(sentences),
+        sentences=sentences,
         facts=facts,
         action=link("/access/removal", broker=row["broker"], key=key),
         button="Remove",
@@ -88,55 +82,54 @@ async def show_removal(visit: Visit) -> PageContent:
     ).content()
 
 
-async def create(form: ChangeForm) -> ChangeDone:
+@routes.change("/access", show_list)
+async def create(visit: Visit) -> ChangeDone:
     """Create an account at all brokers of the cluster."""
-    visit = form.visit
     choice = await choose_broker(visit)
-    key = required(form.fields, "key", "the access key")
+    key = visit.filled("key", "the access key")
     known = await visit.admin.accounts(choice.name)
     if key in {account.access_key for account in known.plain_access_configs}:
         raise UsageError(f"account {key} exists already; open it to change it")
-    secret = _secret(form.fields)
+    secret = _secret(visit)
     if not secret:
         raise UsageError("the secret key is missing; type it twice")
-    await _put(form, key, secret)
+    await _put(visit, key, secret)
     return ChangeDone(url_of("/access", broker=visit.text("broker")), f"account {key} is in force")
 
 
-async def change(form: ChangeForm) -> ChangeDone:
+@routes.change("/access/account", show_account)
+async def change(visit: Visit) -> ChangeDone:
     """Change the permissions or the secret of an account."""
-    row = await _row(form.visit)
-    secret = _secret(form.fields)
-    await _put(form, row["account"], secret or None)
-    session = form.visit.session
-    if secret and _is_own(form.visit, row["account"]):
+    row = await _row(visit)
+    secret = _secret(visit)
+    await _put(visit, row["account"], secret or None)
+    if secret and _is_own(visit, row["account"]):
         # This visitor goes on with the new secret; other sessions of the account must log in again.
-        session.credentials = Credentials(access_key=row["account"], secret_key=secret)
+        visit.session.credentials = Credentials(access_key=row["account"], secret_key=secret)
     words = "has new permissions and a new secret" if secret else "has new permissions"
     return ChangeDone(url_of("/access", broker=row["broker"]), f"account {row['account']} {words}")
 
 
-async def remove(form: ChangeForm) -> ChangeDone:
+@routes.change("/access/removal", show_removal)
+async def remove(visit: Visit) -> ChangeDone:
     """Remove an account at all brokers of the cluster."""
-    visit = form.visit
     key = visit.required("key")
-    check_repeated(form.fields, "access key", key)
-    await visit.admin.remove_account(key, cluster=visit.settings.cluster)
+    visit.check_repeated("access key", key)
+    await visit.admin.remove_account(key, cluster=visit.cluster)
     return ChangeDone(url_of("/access", broker=visit.text("broker")), f"account {key} is removed")
 
 
-async def _put(form: ChangeForm, key: str, secret: str | None) -> None:
-    fields = form.fields
-    await form.visit.admin.put_account(
+async def _put(visit: Visit, key: str, secret: str | None) -> None:
+    await visit.admin.put_account(
         key,
         secret,
-        admin=bool(fields.get("admin")),
-        topics=_permissions(fields, "topics"),
-        groups=_permissions(fields, "groups"),
-        other_topics=fields.get("other_topics") or None,
-        other_groups=fields.get("other_groups") or None,
-        unsigned_from=fields.get("unsigned_from", "").strip(),
-        cluster=form.visit.settings.cluster,
+        admin=bool(visit.typed("admin")),
+        topics=_permissions(visit, "topics"),
+        groups=_permissions(visit, "groups"),
+        other_topics=visit.typed("other_topics") or None,
+        other_groups=visit.typed("other_groups") or None,
+        unsigned_from=visit.typed("unsigned_from").strip(),
+        cluster=visit.cluster,
     )
 
 
@@ -146,18 +139,18 @@ def _is_own(visit: Visit, key: str) -> bool:
     return own is not None and own.access_key == key
 
 
-def _secret(fields: Mapping[str, str]) -> str:
+def _secret(visit: Visit) -> str:
     """The new secret; empty if the account keeps its own. Errors never contain it."""
-    secret, again = fields.get("secret", "").strip(), fields.get("secret_again", "").strip()
+    secret, again = visit.typed("secret").strip(), visit.typed("secret_again").strip()
     if secret != again:
         raise UsageError("the two secret keys differ; type the same one twice")
     return secret
 
 
-def _permissions(fields: Mapping[str, str], name: str) -> dict[str, str]:
+def _permissions(visit: Visit, name: str) -> dict[str, str]:
     """The permissions in a field, one a line, as ``Orders=PUB``; brokers check the words."""
     found: dict[str, str] = {}
-    for line in fields.get(name, "").splitlines():
+    for line in visit.typed(name).splitlines():
         of, equals, permission = (part.strip() for part in line.partition("="))
         if not line.strip():
             continue
@@ -174,19 +167,3 @@ async def _row(visit: Visit) -> dict[str, Any]:
         if account.access_key == key:
             return account_row(choice.name, account)
     raise NotFound(f"broker {choice.name} has no account {key!r}; go back to the list")
-
-
-def _choices() -> dict[str, Any]:
-    return {"topic_permissions": PERMISSIONS, "group_permissions": _GROUP_PERMISSIONS}
-
-
-PAGES: Final = (
-    PageRoute("/access", show_list),
-    PageRoute("/access/account", show_account),
-    PageRoute("/access/removal", show_removal),
-)
-CHANGES: Final = (
-    ChangeRoute("/access", create, show_list),
-    ChangeRoute("/access/account", change, show_account),
-    ChangeRoute("/access/removal", remove, show_removal),
-)

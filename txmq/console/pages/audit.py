@@ -9,14 +9,16 @@ from typing import Any, Final
 import msgspec
 
 from txmq.console.markup import link
-from txmq.console.visits import PageContent, PageRoute, Visit, choose_broker
-from txmq.errors import RequestNotSupported, TxmqError, UsageError
+from txmq.console.pages.parts import choose_broker
+from txmq.console.visits import PageContent, Routes, Visit, render
+from txmq.errors import RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.moments import LATEST, moment_ms
 from txmq.ops.rows import person_of
 from txmq.protocol.operations import AuditedRequest
 
-__all__ = ["PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 _ACTS: Final = {
     "UPDATE_AND_CREATE_TOPIC": "create or change a topic",
@@ -48,18 +50,18 @@ _ACTS: Final = {
 }
 
 
+@routes.page("/audit")
 async def show_list(visit: Visit) -> PageContent:
     """Show what operators did, newest first."""
     choice = await choose_broker(visit)
     only = visit.text("broker")
-    brokers = [only] if only or len(choice.names) == 1 else choice.names
-    brokers = [name or choice.name for name in brokers]
+    brokers = [only] if only else choice.names
     filters: dict[str, Any] = {
         "person": visit.text("person"),
         "action": visit.text("action"),
         "refused": bool(visit.text("refused")),
-        "since_ms": _moment(visit, "since"),
-        "until_ms": _moment(visit, "until"),
+        "since_ms": visit.moment_in("since"),
+        "until_ms": visit.moment_in("until"),
     }
     before = visit.text("before") if len(brokers) == 1 else ""
     rows: list[dict[str, Any]] = []
@@ -82,21 +84,21 @@ async def show_list(visit: Visit) -> PageContent:
         name: visit.text(name)
         for name in ("broker", "person", "action", "since", "until", "refused")
     }
-    values = {
-        "title": "Audit",
-        "choice": choice if only else choice._replace(name=""),
-        "typed": address,
-        "actions": sorted(_ACTS, key=lambda action: _ACTS[action]),
-        "words": _ACTS,
-        "rows": rows[:CONSOLE_ROWS],
-        "has_more": len(brokers) > 1 and len(rows) > CONSOLE_ROWS,
-        "older": link("/audit", **address, before=older) if older and len(brokers) == 1 else "",
-        "newest": link("/audit", **address) if before else "",
-        "is_filtered": any(address.values()),
-        "is_supported": is_supported,
-        "silent": silent,
-    }
-    return PageContent("audit.html", values)
+    return render(
+        "audit.html",
+        title="Audit",
+        choice=choice if only else choice._replace(name=""),
+        typed=address,
+        actions=sorted(_ACTS, key=lambda action: _ACTS[action]),
+        words=_ACTS,
+        rows=rows[:CONSOLE_ROWS],
+        has_more=len(brokers) > 1 and len(rows) > CONSOLE_ROWS,
+        older=link("/audit", **address, before=older) if older and len(brokers) == 1 else "",
+        newest=link("/audit", **address) if before else "",
+        is_filtered=any(address.values()),
+        is_supported=is_supported,
+        silent=silent,
+    )
 
 
 def _row(broker: str, entry: AuditedRequest) -> dict[str, Any]:
@@ -125,17 +127,3 @@ def _subject(entry: AuditedRequest) -> str:
         fields = {**fields, **msgspec.json.decode(entry.body, type=dict[str, Any])}
     found = next((fields[name] for name in (*names, "brokerName") if fields.get(name)), "")
     return str(found) or entry.body.strip()
-
-
-def _moment(visit: Visit, name: str) -> int:
-    text = visit.text(name)
-    if not text:
-        return 0
-    try:
-        moment = moment_ms(text, visit.clock.wall_ms())
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a moment; write {error}") from error
-    return 0 if moment == LATEST else max(0, moment)
-
-
-PAGES: Final = (PageRoute("/audit", show_list),)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from markupsafe import Markup
-
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
-from txmq.console.forms import ChangePreview, check_repeated, reason_in
 from txmq.console.markup import link, url_of
-from txmq.console.visits import (
-    ChangeDone,
-    ChangeForm,
-    ChangeRoute,
-    PageContent,
-    PageRoute,
-    Visit,
-    known_brokers,
-)
+from txmq.console.pages.parts import ChangePreview, first_of, known_brokers
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import NotFound, TransportError, TxmqError, UsageError
 from txmq.ops.brokers import copies_of, is_drained, readable_figures
 from txmq.ops.moments import age_of
 from txmq.ops.queries import for_each
 from txmq.text import quantity
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 CHANGE_S: Final = 20.0
 """A change of a set waits for the store of the set."""
@@ -34,6 +26,7 @@ _MS_DIGITS_MAX: Final = 16
 _OF_MEMBERS: Final = frozenset(("promote", "remove", "rejoin"))
 
 
+@routes.page("/cluster")
 async def show_list(visit: Visit) -> PageContent:
     """Show every broker, its members and their copies."""
     wanted = visit.text("broker")
@@ -42,15 +35,15 @@ async def show_list(visit: Visit) -> PageContent:
         raise NotFound(f"the name server knows no broker {wanted!r}")
     copies = {row["broker"]: row for row in await copies_of(visit.admin)}
     shown = [broker for broker in known if wanted in {"", broker.name}]
-    values = {
-        "title": "Cluster",
-        "wanted": wanted,
-        "names": visit.settings.names.split(";"),
-        "brokers": await for_each(
+    return render(
+        "cluster.html",
+        title="Cluster",
+        wanted=wanted,
+        names=visit.settings.names.split(";"),
+        brokers=await for_each(
             shown, lambda broker: _broker(visit, broker, copies.get(broker.name, {}))
         ),
-    }
-    return PageContent("cluster.html", values)
+    )
 
 
 async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +69,7 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
 
 
 async def _replicas(visit: Visit, info: BrokerInfo) -> list[dict[str, Any]]:
-    """The replicas beside the master that serve reads, with what they report about themselves."""
+    """The replicas that serve reads in addition to the master, with their figures."""
 
     async def row_of(number: int) -> dict[str, Any]:
         row: dict[str, Any] = {"number": number, "address": info.addresses[number], "figures": {}}
@@ -90,14 +83,15 @@ async def _replicas(visit: Visit, info: BrokerInfo) -> list[dict[str, Any]]:
 
 
 def _figures(visit: Visit, stats: dict[str, str]) -> dict[str, str]:
-    """A broker's figures in words; how long it is up is rounded, so that pages rarely change."""
+    """A broker's figures in words; its uptime is rounded, so that pages rarely change."""
     figures = readable_figures(stats)
     started = stats.get("bootTimestamp", "")
     if started.isdecimal() and len(started) < _MS_DIGITS_MAX:
-        figures["up for"] = age_of(visit.clock.wall_ms() - int(started))
+        figures["up for"] = age_of(visit.now_ms - int(started))
     return figures
 
 
+@routes.page("/cluster/member")
 async def show_member(visit: Visit) -> PageContent:
     """Show one member of a broker set, and what can be done with it."""
     broker, name = visit.required("broker"), visit.required("member")
@@ -107,29 +101,32 @@ async def show_member(visit: Visit) -> PageContent:
     is_leader = name in {copies["member"], copies["name"]}
     if follower is None and removed is None and not is_leader:
         raise NotFound(f"broker set {broker} has no member {name!r}; go back to the cluster")
-    values = {
-        "title": "Member",
-        "broker": broker,
-        "member": name,
-        "copies": copies,
-        "follower": follower,
-        "removed": removed,
-        "is_leader": is_leader,
-        "has_coordinator": copies["epoch"] > 0,
-    }
-    return PageContent("member.html", values)
+    return render(
+        "member.html",
+        title="Member",
+        broker=broker,
+        member=name,
+        copies=copies,
+        follower=follower,
+        removed=removed,
+        is_leader=is_leader,
+        has_coordinator=copies["epoch"] > 0,
+    )
 
 
+@routes.page("/cluster/change")
 async def show_change(visit: Visit) -> PageContent:
     """Show what a change of a broker or a set will do."""
     change, broker = visit.required("do"), visit.required("broker")
     if change in _OF_MEMBERS:
-        return (await _member_preview(visit, change, broker, visit.required("member"))).content()
-    if change == "drain":
-        return (await _drain_preview(visit, broker)).content()
-    if change == "undrain":
-        return _undrain_preview(broker).content()
-    raise UsageError(f"a broker is drained or undrained, and a member promoted, not {change!r}")
+        preview = await _member_preview(visit, change, broker, visit.required("member"))
+    elif change == "drain":
+        preview = await _drain_preview(visit, broker)
+    elif change == "undrain":
+        preview = _undrain_preview(broker)
+    else:
+        raise UsageError(f"a broker is drained or undrained, and a member promoted, not {change!r}")
+    return preview.content()
 
 
 async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
@@ -149,17 +146,17 @@ async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
     return ChangePreview(
         title=f"Drain {broker}",
         eyebrow="Broker",
-        sentences=tuple(sentences),
+        sentences=sentences,
         action=link("/cluster/change", do="drain", broker=broker),
         button="Drain",
-        back=_back(broker),
+        back=link("/cluster", broker=broker),
         repeated=broker,
         repeated_name="name of the broker",
     )
 
 
 async def _topic_sentences(visit: Visit, broker: str) -> list[str]:
-    """How many topics a broker has, and which of them no other broker has."""
+    """The number of topics at a broker, and the topics that no other broker has."""
     topics = set(await visit.admin.topics_of_broker(broker))
     others = [other.name for other in await known_brokers(visit) if other.name != broker]
     elsewhere = {broker}
@@ -168,11 +165,9 @@ async def _topic_sentences(visit: Visit, broker: str) -> list[str]:
     sentences = [f"The broker has {quantity(len(topics), 'topic')}."]
     only = sorted(topics - elsewhere)
     if only:
-        named = ", ".join(only[:_NAMED_MAX])
-        more = f" and {len(only) - _NAMED_MAX} more" if len(only) > _NAMED_MAX else ""
         sentences.append(
             f"Sends to {quantity(len(only), 'topic')} fail, because no other broker has "
-            f"{'it' if len(only) == 1 else 'them'}: {named}{more}."
+            f"{'it' if len(only) == 1 else 'them'}: {first_of(only, _NAMED_MAX)}."
         )
     return sentences
 
@@ -190,7 +185,7 @@ def _undrain_preview(broker: str) -> ChangePreview:
         ),
         action=link("/cluster/change", do="undrain", broker=broker),
         button="Undrain",
-        back=_back(broker),
+        back=link("/cluster", broker=broker),
     )
 
 
@@ -209,7 +204,32 @@ async def _member_preview(visit: Visit, change: str, broker: str, member: str) -
             "This set has no coordinator, so its members have fixed roles. Stop the leader, then "
             "promote the directory of a follower with: txmq cluster promote --data DIR"
         )
-    sentences, button, ticks = _member_change(change, broker, member)
+    ticks: dict[str, str] = {}
+    if change == "promote":
+        button = "Hand over to"
+        sentences = [
+            f"The leader of {broker} answers what it has accepted, and hands over to {member}.",
+            (
+                "No acknowledged message is lost. Producers and consumers find the new leader "
+                "within some seconds, and clients retry what was refused meanwhile."
+            ),
+            "The former leader follows.",
+        ]
+    elif change == "remove":
+        button = "Remove"
+        sentences = [
+            f"{member} leaves the in-sync set of {broker}, and the leader sends it nothing more.",
+            (
+                "The member keeps its directory and cannot lead. It may rejoin later, and then "
+                "copies what it lacks."
+            ),
+        ]
+        ticks = {"allow": "Remove it even if fewer copies are in sync than sends need."}
+    else:
+        button = "Let back"
+        sentences = [
+            f"{member} may follow {broker} again, copies what it lacks, and joins the in-sync set."
+        ]
     return ChangePreview(
         title=f"{button} {member}",
         eyebrow=f"Member of broker set {broker}",
@@ -227,52 +247,14 @@ async def _member_preview(visit: Visit, change: str, broker: str, member: str) -
     )
 
 
-def _member_change(
-    change: str, broker: str, member: str
-) -> tuple[tuple[str, ...], str, dict[str, str]]:
-    if change == "promote":
-        return (
-            (
-                f"The leader of {broker} answers what it has accepted, and hands over to {member}.",
-                (
-                    "No acknowledged message is lost. Producers and consumers find the new leader "
-                    "within some seconds, and clients retry what was refused meanwhile."
-                ),
-                "The former leader follows.",
-            ),
-            "Hand over to",
-            {},
-        )
-    if change == "remove":
-        return (
-            (
-                (
-                    f"{member} leaves the in-sync set of {broker}, and the leader sends it nothing "
-                    "more."
-                ),
-                (
-                    "The member keeps its directory and cannot lead. It may rejoin later, and then "
-                    "copies what it lacks."
-                ),
-            ),
-            "Remove",
-            {"allow": "Remove it even if fewer copies are in sync than sends need."},
-        )
-    return (
-        (f"{member} may follow {broker} again, copies what it lacks, and joins the in-sync set.",),
-        "Let back",
-        {},
-    )
-
-
-async def make_change(form: ChangeForm) -> ChangeDone:
+@routes.change("/cluster/change", show_change, CHANGE_S)
+async def make_change(visit: Visit) -> ChangeDone:
     """Drain a broker or undrain it; or change its set."""
-    visit = form.visit
     change, broker = visit.required("do"), visit.required("broker")
     if change in _OF_MEMBERS:
-        return await _change_set(form, change, broker)
+        return await _change_set(visit, change, broker)
     if change == "drain":
-        check_repeated(form.fields, "name of the broker", broker)
+        visit.check_repeated("name of the broker", broker)
         changed = await visit.admin.forbid_writing(broker)
         words = "is drained: producers send to other brokers"
     elif change == "undrain":
@@ -285,11 +267,11 @@ async def make_change(form: ChangeForm) -> ChangeDone:
     return ChangeDone(url_of("/cluster", broker=broker), notice)
 
 
-async def _change_set(form: ChangeForm, change: str, broker: str) -> ChangeDone:
-    visit, member = form.visit, form.visit.required("member")
-    reason, operator = reason_in(form.fields), form.visit.session.person
+async def _change_set(visit: Visit, change: str, broker: str) -> ChangeDone:
+    member = visit.required("member")
+    reason, operator = visit.reason(), visit.person
     if change != "rejoin":
-        check_repeated(form.fields, "name of the member", member)
+        visit.check_repeated("name of the member", member)
     admin = visit.admin
     if change == "promote":
         name = await admin.hand_over(broker, member, reason=reason, operator=operator)
@@ -300,7 +282,7 @@ async def _change_set(form: ChangeForm, change: str, broker: str) -> ChangeDone:
             member,
             reason=reason,
             operator=operator,
-            allow_refused_sends=bool(form.fields.get("allow")),
+            allow_refused_sends=bool(visit.typed("allow")),
         )
         notice = f"{name} is removed from {broker}, by {operator}"
     else:
@@ -324,15 +306,3 @@ def _follower(copies: dict[str, Any], name: str) -> dict[str, Any] | None:
         (found for found in copies["followers"] if name in {found["name"], found["member"]}),
         None,
     )
-
-
-def _back(broker: str) -> Markup:
-    return link("/cluster", broker=broker)
-
-
-PAGES: Final = (
-    PageRoute("/cluster", show_list),
-    PageRoute("/cluster/member", show_member),
-    PageRoute("/cluster/change", show_change),
-)
-CHANGES: Final = (ChangeRoute("/cluster/change", make_change, show_change, CHANGE_S),)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from txmq.console.forms import ChangePreview, check_repeated, reason_in
 from txmq.console.markup import link, url_of
-from txmq.console.visits import (
-    ChangeDone,
-    ChangeForm,
-    ChangeRoute,
-    PageContent,
-    PageRoute,
-    Visit,
-    choose_broker,
-)
+from txmq.console.pages.parts import ChangePreview, choose_broker
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import CONSOLE_ROWS
-from txmq.ops.moments import age_of, moment_ms, time_text
+from txmq.ops.moments import age_of, time_text
 from txmq.ops.rows import delayed_row
 from txmq.protocol import recall
 from txmq.protocol.operations import DelayedPage
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 _OWN_TIME: Final = "own"
 
 
+@routes.page("/delayed")
 async def show_list(visit: Visit) -> PageContent:
     """Show the messages that wait at a broker, those due first."""
     choice = await choose_broker(visit)
@@ -37,38 +32,39 @@ async def show_list(visit: Visit) -> PageContent:
         page = await visit.admin.delayed(
             choice.name,
             level=_level(level),
-            from_ms=_moment(visit, visit.text("from")),
+            from_ms=visit.moment_in("from"),
             limit=CONSOLE_ROWS,
             after=after,
         )
     except RequestNotSupported:
         is_supported = False
-    now_ms = visit.clock.wall_ms()
     address = {"broker": visit.text("broker"), "level": level, "from": visit.text("from")}
     levels = [entry for entry in page.levels if entry.waiting]
-    values = {
-        "title": "Delayed",
-        "choice": choice,
-        "typed": address,
-        "is_supported": is_supported,
-        "waiting": page.waiting,
-        "levels": levels,
-        "all_levels": page.levels,
-        "own": page.waiting - sum(entry.waiting for entry in levels),
-        "rows": [_row(delayed_row(choice.name, entry), now_ms) for entry in page.messages],
-        "later": link("/delayed", **address, after=page.next) if page.next else "",
-        "first": link("/delayed", **address) if after else "",
-        "is_filtered": bool(level or visit.text("from") or after),
-    }
-    return PageContent("delayed.html", values)
+    return render(
+        "delayed.html",
+        title="Delayed",
+        choice=choice,
+        typed=address,
+        is_supported=is_supported,
+        waiting=page.waiting,
+        levels=levels,
+        all_levels=page.levels,
+        own=page.waiting - sum(entry.waiting for entry in levels),
+        rows=[
+            delayed_row(choice.name, entry) | {"in": _wait(entry.due_ms - visit.now_ms)}
+            for entry in page.messages
+        ],
+        later=link("/delayed", **address, after=page.next) if page.next else "",
+        first=link("/delayed", **address) if after else "",
+        is_filtered=bool(level or visit.text("from") or after),
+    )
 
 
-def _row(row: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    wait_ms = row["due_ms"] - now_ms
-    words = f"in {age_of(wait_ms)}" if wait_ms > 0 else "now"
-    return row | {"in": words}
+def _wait(wait_ms: int) -> str:
+    return f"in {age_of(wait_ms)}" if wait_ms > 0 else "now"
 
 
+@routes.page("/delayed/recall")
 async def show_recall(visit: Visit) -> PageContent:
     """Show which message a recall stops."""
     handle = recall.decode(visit.required("handle"))
@@ -96,17 +92,17 @@ async def show_recall(visit: Visit) -> PageContent:
     ).content()
 
 
-async def recall_one(form: ChangeForm) -> ChangeDone:
+@routes.change("/delayed/recall", show_recall)
+async def recall_one(visit: Visit) -> ChangeDone:
     """Recall a delayed message."""
-    visit = form.visit
     text = visit.required("handle")
     handle = recall.decode(text)
-    reason = reason_in(form.fields)
-    check_repeated(form.fields, "topic", handle.topic)
+    reason = visit.reason()
+    visit.check_repeated("topic", handle.topic)
     message_id = await visit.admin.recall_delayed(
-        handle.topic, text, operator=visit.session.person, reason=reason
+        handle.topic, text, operator=visit.person, reason=reason
     )
-    notice = f"message {message_id} of {handle.topic} is recalled, by {visit.session.person}"
+    notice = f"message {message_id} of {handle.topic} is recalled, by {visit.person}"
     return ChangeDone(url_of("/delayed", broker=handle.broker), notice)
 
 
@@ -118,16 +114,3 @@ def _level(text: str) -> int | None:
     if not text.isdecimal() or len(text) > 3:
         raise UsageError(f"a delay level is a number from 1 on, or {_OWN_TIME!r}, not {text!r}")
     return int(text)
-
-
-def _moment(visit: Visit, text: str) -> int:
-    if not text:
-        return 0
-    try:
-        return max(0, moment_ms(text, visit.clock.wall_ms()))
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a moment; write {error}") from error
-
-
-PAGES: Final = (PageRoute("/delayed", show_list), PageRoute("/delayed/recall", show_recall))
-CHANGES: Final = (ChangeRoute("/delayed/recall", recall_one, show_recall),)

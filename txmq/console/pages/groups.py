@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from txmq.client.values import ConnectedClient, GroupConnections
-from txmq.console.forms import ChangePreview, check_repeated, required
 from txmq.console.markup import link, url_of
-from txmq.console.pages.lists import list_page, row_page
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.pages.parts import ChangePreview, list_page, row_page
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError, UsageError
 from txmq.ops.groups import consequence_of, is_of_system, lag_words
 from txmq.ops.known_names import check_group
-from txmq.ops.moments import moment_ms
 from txmq.text import quantity
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 _MOMENT_CHARS_MAX: Final = 16
 """Milliseconds since 1970, for longer than clocks will count."""
@@ -25,15 +25,16 @@ _CLIENTS_SHOWN: Final = 20
 """The clients of each group in the list; a page about one group shows all."""
 
 
+@routes.page("/groups")
 async def show_list(visit: Visit) -> PageContent:
     """Show consumer groups with their lag."""
-    known = await visit.admin.groups(cluster=visit.settings.cluster)
+    known = await visit.admin.groups(cluster=visit.cluster)
     names = [name for name in known if not is_of_system(name)]
 
     async def row(name: str) -> dict[str, Any]:
         found: dict[str, Any] = {"name": name, "enabled": known[name].consume_enable}
         try:
-            behind = await visit.admin.group_lag(name, cluster=visit.settings.cluster)
+            behind = await visit.admin.group_lag(name, cluster=visit.cluster)
         except TxmqError as error:
             return found | {"problem": str(error).strip(), "lag": None, "clients": None}
         connections = await _connections(visit, name)
@@ -45,58 +46,59 @@ async def show_list(visit: Visit) -> PageContent:
         }
 
     page, order = await row_page(visit, "/groups", names, row, ("lag", "clients", "enabled"))
-    values = {"title": "Groups", "page": page, "order": order, "rows": page.rows}
-    return PageContent("groups.html", values)
+    return render("groups.html", title="Groups", page=page, order=order, rows=page.rows)
 
 
+@routes.page("/group")
 async def show_one(visit: Visit) -> PageContent:
     """Show one group: its lag in every queue, its clients, and a form that moves it."""
     name = visit.required("name")
-    progress = await visit.admin.group_progress(name, cluster=visit.settings.cluster)
-    behind = await visit.admin.group_lag(name, cluster=visit.settings.cluster)
+    progress = await visit.admin.group_progress(name, cluster=visit.cluster)
+    behind = await visit.admin.group_lag(name, cluster=visit.cluster)
     connections = await _connections(visit, name)
     if not progress and connections is None:
         # Brokers answer the same for an unknown group and for one that has consumed nothing.
-        await check_group(visit.admin, name, cluster=visit.settings.cluster)
-    values = {
-        "title": "Group",
-        "name": name,
-        "progress": progress,
-        "behind": lag_words(behind),
-        "most": max((queue.lag for queue in progress), default=0),
-        "connections": connections,
-        "topics": sorted({queue.queue.topic for queue in progress}),
-    }
-    return PageContent("group.html", values)
+        await check_group(visit.admin, name, cluster=visit.cluster)
+    return render(
+        "group.html",
+        title="Group",
+        name=name,
+        progress=progress,
+        behind=lag_words(behind),
+        most=max((queue.lag for queue in progress), default=0),
+        connections=connections,
+        topics=sorted({queue.queue.topic for queue in progress}),
+    )
 
 
+@routes.page("/group/reset")
 async def show_reset(visit: Visit) -> PageContent:
     """Show what a reset would change, and ask for the group's name once more."""
     name, topic, to = visit.required("name"), visit.required("topic"), visit.required("to")
     # A duration such as "2h" is counted from now on, and the form repeats the moment that it means.
-    moment = _moment(visit, to)
+    moment = visit.moment(to)
     plan = await visit.admin.plan_reset(name, topic, moment)
-    values = {
-        "title": "Move a group",
-        "name": name,
-        "topic": topic,
-        "to": to,
-        "moment": moment,
-        "plan": plan,
-        "consequence": consequence_of(plan),
-    }
-    return PageContent("reset.html", values)
+    return render(
+        "reset.html",
+        title="Move a group",
+        name=name,
+        topic=topic,
+        to=to,
+        moment=moment,
+        plan=plan,
+        consequence=consequence_of(plan),
+    )
 
 
-async def reset(form: ChangeForm) -> ChangeDone:
+@routes.change("/group/reset", show_reset)
+async def reset(visit: Visit) -> ChangeDone:
     """Move a group to the messages stored at a moment."""
-    visit = form.visit
     name, topic, to = visit.required("name"), visit.required("topic"), visit.required("to")
-    check_repeated(form.fields, "name of the group", name)
-    moment = required(form.fields, "moment", "the moment of the preview")
+    visit.check_repeated("name of the group", name)
+    moment = visit.filled("moment", "the moment of the preview")
     if not moment.removeprefix("-").isdecimal() or len(moment) > _MOMENT_CHARS_MAX:
         raise UsageError("the moment of the preview is not a number; open the preview again")
-    await check_group(visit.admin, name, cluster=visit.settings.cluster)
+    await check_group(visit.admin, name, cluster=visit.cluster)
     moved = await visit.admin.reset_offset(name, topic, int(moment))
     queues = quantity(len(moved), "queue")
     return ChangeDone(
@@ -104,37 +106,31 @@ async def reset(form: ChangeForm) -> ChangeDone:
     )
 
 
-def _moment(visit: Visit, text: str) -> int:
-    try:
-        return moment_ms(text, visit.clock.wall_ms())
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a moment; write {error}") from error
-
-
 async def _connections(visit: Visit, name: str) -> GroupConnections | None:
     try:
-        return await visit.admin.group_connections(name, cluster=visit.settings.cluster)
+        return await visit.admin.group_connections(name, cluster=visit.cluster)
     except ConsumerOffline:
         return None
 
 
+@routes.page("/group/change")
 async def show_change(visit: Visit) -> PageContent:
     """Ask for new settings of a group, or show what they would change."""
     name = visit.required("name")
-    await check_group(visit.admin, name, cluster=visit.settings.cluster)
-    known = (await visit.admin.groups(cluster=visit.settings.cluster)).get(name)
+    await check_group(visit.admin, name, cluster=visit.cluster)
+    known = (await visit.admin.groups(cluster=visit.cluster)).get(name)
     enabled = True if known is None else known.consume_enable
     retries = 16 if known is None else known.retry_max_times
     if not visit.text("enabled") and not visit.text("retries"):
-        values = {
-            "title": name,
-            "noun": "consumer group",
-            "path": "/group",
-            "enabled": enabled,
-            "retries": retries,
-            "most": _RETRIES_MAX,
-        }
-        return PageContent("group_change.html", values)
+        return render(
+            "group_change.html",
+            title=name,
+            noun="consumer group",
+            path="/group",
+            enabled=enabled,
+            retries=retries,
+            most=_RETRIES_MAX,
+        )
     wanted_enabled, wanted_retries = _wanted(visit)
     sentences: list[str] = []
     if wanted_enabled is not None and wanted_enabled != enabled:
@@ -152,7 +148,7 @@ async def show_change(visit: Visit) -> PageContent:
     return ChangePreview(
         title=f"Change {name}",
         eyebrow="Consumer group",
-        sentences=tuple(sentences) or ("Nothing changes.",),
+        sentences=sentences or ("Nothing changes.",),
         facts={
             "may consume": f"{_word(enabled)} → {_word(wanted_enabled, enabled)}",
             "retries": f"{retries} → {retries if wanted_retries is None else wanted_retries}",
@@ -168,15 +164,14 @@ async def show_change(visit: Visit) -> PageContent:
     ).content()
 
 
-async def make_change(form: ChangeForm) -> ChangeDone:
+@routes.change("/group/change", show_change)
+async def make_change(visit: Visit) -> ChangeDone:
     """Change the settings of a group."""
-    visit, name = form.visit, form.visit.required("name")
-    check_repeated(form.fields, "name of the group", name)
-    await check_group(visit.admin, name, cluster=visit.settings.cluster)
+    name = visit.required("name")
+    visit.check_repeated("name of the group", name)
+    await check_group(visit.admin, name, cluster=visit.cluster)
     enabled, retries = _wanted(visit)
-    await visit.admin.create_group(
-        name, enabled=enabled, retries=retries, cluster=visit.settings.cluster
-    )
+    await visit.admin.create_group(name, enabled=enabled, retries=retries, cluster=visit.cluster)
     return ChangeDone(url_of("/group", name=name), f"group {name} has its new settings")
 
 
@@ -195,16 +190,14 @@ def _word(enabled: bool | None, default: bool = True) -> str:
     return "yes" if (default if enabled is None else enabled) else "no"
 
 
+@routes.page("/group/deletion")
 async def show_deletion(visit: Visit) -> PageContent:
     """Show what the deletion of a group destroys."""
-    name, cluster = visit.required("name"), visit.settings.cluster
+    name, cluster = visit.required("name"), visit.cluster
     await check_group(visit.admin, name, cluster=cluster)
     behind = await visit.admin.group_lag(name, cluster=cluster)
-    try:
-        connections = await visit.admin.group_connections(name, cluster=cluster)
-        clients = len(connections.clients)
-    except ConsumerOffline:
-        clients = 0
+    connections = await _connections(visit, name)
+    clients = 0 if connections is None else len(connections.clients)
     sentences = [
         f"The settings of {name} are deleted at all brokers, and its offsets, unless you keep them."
     ]
@@ -216,7 +209,7 @@ async def show_deletion(visit: Visit) -> PageContent:
     return ChangePreview(
         title=f"Delete {name}",
         eyebrow="Consumer group",
-        sentences=tuple(sentences),
+        sentences=sentences,
         facts={
             "messages behind": lag_words(behind),
             "topics": ", ".join(behind.topics) or "none",
@@ -232,20 +225,22 @@ async def show_deletion(visit: Visit) -> PageContent:
     ).content()
 
 
-async def delete(form: ChangeForm) -> ChangeDone:
+@routes.change("/group/deletion", show_deletion)
+async def delete(visit: Visit) -> ChangeDone:
     """Delete a consumer group."""
-    visit, name = form.visit, form.visit.required("name")
-    check_repeated(form.fields, "name of the group", name)
-    await check_group(visit.admin, name, cluster=visit.settings.cluster)
-    offsets = not form.fields.get("keep")
-    await visit.admin.delete_group(name, offsets=offsets, cluster=visit.settings.cluster)
+    name = visit.required("name")
+    visit.check_repeated("name of the group", name)
+    await check_group(visit.admin, name, cluster=visit.cluster)
+    offsets = not visit.typed("keep")
+    await visit.admin.delete_group(name, offsets=offsets, cluster=visit.cluster)
     kept = "" if offsets else "; its offsets are kept"
     return ChangeDone("/groups", f"group {name} is deleted{kept}")
 
 
+@routes.page("/producers")
 async def show_producers(visit: Visit) -> PageContent:
     """Show the connected producers of all groups, or of one."""
-    group, cluster = visit.text("group"), visit.settings.cluster
+    group, cluster = visit.text("group"), visit.cluster
     is_supported = True
     found: dict[str, tuple[ConnectedClient, ...]] = {}
     try:
@@ -257,27 +252,12 @@ async def show_producers(visit: Visit) -> PageContent:
     names = [name for name in found if not group or name == group]
     page = list_page(names, visit.page_number(), visit.text("search"))
     most = None if group else _CLIENTS_SHOWN
-    values = {
-        "title": "Producers",
-        "group": group,
-        "is_supported": is_supported,
-        "page": page,
-        "rows": [(name, found[name][:most], len(found[name])) for name in page.rows],
-        "clients": sum(len(clients) for clients in found.values()),
-    }
-    return PageContent("producers.html", values)
-
-
-PAGES: Final = (
-    PageRoute("/groups", show_list),
-    PageRoute("/group", show_one),
-    PageRoute("/group/reset", show_reset),
-    PageRoute("/producers", show_producers),
-    PageRoute("/group/change", show_change),
-    PageRoute("/group/deletion", show_deletion),
-)
-CHANGES: Final = (
-    ChangeRoute("/group/reset", reset, show_reset),
-    ChangeRoute("/group/change", make_change, show_change),
-    ChangeRoute("/group/deletion", delete, show_deletion),
-)
+    return render(
+        "producers.html",
+        title="Producers",
+        group=group,
+        is_supported=is_supported,
+        page=page,
+        rows=[(name, found[name][:most], len(found[name])) for name in page.rows],
+        clients=sum(len(clients) for clients in found.values()),
+    )

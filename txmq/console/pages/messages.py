@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord
-from txmq.console.body_view import body_view, first_line
+from txmq.console.body_view import first_line
 from txmq.console.markup import link
-from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.console.pages.parts import body_values
+from txmq.console.visits import PageContent, Routes, Visit, render
 from txmq.errors import RemoteProtocolError, TopicNotFound, TxmqError, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.message import Queue, ReceivedMessage
-from txmq.ops.handling_attempts import HandlingAttempt, attempts_in
 from txmq.ops.message_scan import MessageScan, ScanWish, scan_messages
-from txmq.ops.moments import moment_ms
-from txmq.ops.traces import HEADINGS, find_traces, trace_row
+from txmq.ops.traces import HEADINGS, HandlingAttempt, attempts_in, find_traces, trace_row
 from txmq.protocol import properties
 from txmq.protocol.record import split_offset_id
 from txmq.text import quantity
 
-__all__ = ["PAGES", "message_at"]
+__all__ = ["message_at", "routes"]
+
+routes = Routes()
 
 TAIL_S: Final = 1.0
 _WAYS: Final = ("key", "id", "place", "time")
@@ -54,6 +55,7 @@ class SearchFields(NamedTuple):
     cursor: str
 
 
+@routes.page("/messages")
 async def show_search(visit: Visit) -> PageContent:
     """Find messages by key, id or place, or list those of a topic by time."""
     names = SearchFields._fields[2:]
@@ -69,10 +71,7 @@ async def show_search(visit: Visit) -> PageContent:
         is_asked = bool(fields.topic)
         if is_asked:
             scan = await _scan(visit, fields)
-            rows = [
-                MessageLine(found.message, found.size, first_line(found.message.body))
-                for found in scan.messages
-            ]
+            rows = _scanned(scan)
     elif is_asked:
         found = await _found(visit, fields.topic, fields.by, fields.wanted)
         rows = [
@@ -80,56 +79,57 @@ async def show_search(visit: Visit) -> PageContent:
             for message in reversed(found)
         ]
     shown = fields._asdict() | {"cursor": ""}
-    values = {
-        "title": "Find a message",
-        "fields": fields,
-        "ways": _WAYS,
-        "is_asked": is_asked,
-        "rows": rows[:CONSOLE_ROWS],
-        "has_more": len(rows) > CONSOLE_ROWS,
-        "scan": scan,
+    return render(
+        "messages.html",
+        title="Find a message",
+        fields=fields,
+        ways=_WAYS,
+        is_asked=is_asked,
+        rows=rows[:CONSOLE_ROWS],
+        has_more=len(rows) > CONSOLE_ROWS,
+        scan=scan,
         # A long scan is not repeated by itself.
-        "is_still": fields.by == "time" and bool(fields.cursor or fields.wanted),
-        "newest": link("/messages", **shown),
-        "older": link("/messages", **(shown | {"cursor": scan.next})),
-    }
-    return PageContent("messages.html", values)
+        is_still=fields.by == "time" and bool(fields.cursor or fields.wanted),
+        newest=link("/messages", **shown),
+        older=link("/messages", **(shown | {"cursor": scan.next})),
+    )
 
 
+@routes.page("/messages/tail", TAIL_S)
 async def show_tail(visit: Visit) -> PageContent:
     """Show the newest messages of a topic, the newest first, while they arrive."""
     topic = visit.required("topic")
     scan = await scan_messages(visit.admin, ScanWish(topic=topic), CONSOLE_ROWS)
-    values = {
-        "title": topic,
-        "rows": [
-            MessageLine(found.message, found.size, first_line(found.message.body))
-            for found in scan.messages
-        ],
-        "damaged": scan.damaged,
-        "is_still": bool(visit.text("still")),
-    }
-    return PageContent("tail.html", values)
+    return render(
+        "tail.html",
+        title=topic,
+        rows=_scanned(scan),
+        damaged=scan.damaged,
+        is_still=bool(visit.text("still")),
+    )
 
 
 async def _scan(visit: Visit, fields: SearchFields) -> MessageScan:
     wish = ScanWish(
         topic=fields.topic,
         queue=_queue(fields.topic, fields.queue) if fields.queue else None,
-        since_ms=max(0, _moment(visit, fields.since)) if fields.since else 0,
+        since_ms=_moment(visit, fields.since) if fields.since else 0,
         until_ms=_moment(visit, fields.until) if fields.until else None,
         contains=fields.wanted,
     )
     return await scan_messages(visit.admin, wish, CONSOLE_ROWS, fields.cursor)
 
 
+def _scanned(scan: MessageScan) -> list[MessageLine]:
+    return [
+        MessageLine(found.message, found.size, first_line(found.message.body))
+        for found in scan.messages
+    ]
+
+
 def _moment(visit: Visit, text: str) -> int:
-    now_ms = visit.clock.wall_ms()
-    try:
-        moment = moment_ms(text, now_ms)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a moment; write {error}") from error
-    return now_ms if moment < 0 else moment
+    moment = visit.moment(text)
+    return visit.now_ms if moment < 0 else moment
 
 
 def _queue(topic: str, text: str) -> Queue:
@@ -168,6 +168,7 @@ async def message_at(visit: Visit, place: str) -> ReceivedMessage:
     return await visit.admin.view(place)
 
 
+@routes.page("/message")
 async def show_one(visit: Visit) -> PageContent:
     """Show one message, by its place or by topic and id, with its line of time."""
     topic = visit.text("topic")
@@ -185,21 +186,18 @@ async def show_one(visit: Visit) -> PageContent:
     except TxmqError as error:
         traces, problem = [], str(error).strip()
     is_transaction = message.properties.get(properties.TRANSACTION) == "true"
-    values: dict[str, Any] = {
-        "title": "Message",
-        "message": message,
-        "is_transaction": is_transaction,
-        "body": body_view(message.body, visit.text("as")),
-        "body_link": {
-            form: link("/message", **where, **{"as": form}) for form in ("json", "text", "hex")
-        },
-        "line": time_line(message, traces),
-        "line_width": WIDTH,
-        "headings": HEADINGS,
-        "traces": [trace_row(record) for record in traces],
-        "traces_problem": problem,
-    }
-    return PageContent("message.html", values)
+    return render(
+        "message.html",
+        title="Message",
+        message=message,
+        is_transaction=is_transaction,
+        **body_values(visit, message.body, "/message", **where),
+        line=time_line(message, traces),
+        line_width=WIDTH,
+        headings=HEADINGS,
+        traces=[trace_row(record) for record in traces],
+        traces_problem=problem,
+    )
 
 
 class TimeBar(NamedTuple):
@@ -302,10 +300,3 @@ def _handled(attempt: HandlingAttempt) -> TimeBar:
     mood = "good" if attempt.is_success else "bad"
     text = attempt.outcome if attempt.is_success else f"{attempt.outcome}; it comes again"
     return TimeBar(name, text, attempt.began_ms, attempt.cost_ms, mood)
-
-
-PAGES: Final = (
-    PageRoute("/messages", show_search),
-    PageRoute("/messages/tail", show_tail, TAIL_S),
-    PageRoute("/message", show_one),
-)

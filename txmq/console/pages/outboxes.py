@@ -5,30 +5,24 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from txmq.console.body_view import body_view
-from txmq.console.forms import required
 from txmq.console.markup import link, url_of
-from txmq.console.visits import (
-    ChangeDone,
-    ChangeForm,
-    ChangeRoute,
-    PageContent,
-    PageRoute,
-    Visit,
-    require_operator,
-)
+from txmq.console.pages.parts import body_values, require_operator
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import TxmqError, UsageError
-from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
+from txmq.limits import CONSOLE_ROWS
 from txmq.ops.queries import for_each, sentence_of
 from txmq.text import printable
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 log = logging.getLogger(__name__)
 
 _ID_DIGITS_MAX: Final = 18
 
 
+@routes.page("/outbox")
 async def show_list(visit: Visit) -> PageContent:
     """Show all outboxes with their lag."""
     await require_operator(visit)
@@ -41,10 +35,11 @@ async def show_list(visit: Visit) -> PageContent:
             return found | {"problem": sentence_of(error), "summary": None}
         return found | {"problem": "", "summary": summary}
 
-    values = {"title": "Outboxes", "rows": await for_each(visit.outboxes.names, row)}
-    return PageContent("outboxes.html", values)
+    rows = await for_each(visit.outboxes.names, row)
+    return render("outboxes.html", title="Outboxes", rows=rows)
 
 
+@routes.page("/outbox/rows")
 async def show_rows(visit: Visit) -> PageContent:
     """Show the rows of an outbox, the oldest first."""
     await require_operator(visit)
@@ -56,84 +51,60 @@ async def show_rows(visit: Visit) -> PageContent:
             after=after, limit=CONSOLE_ROWS + 1, failed_only=bool(failed), lane=lane or None
         ),
     )
-    has_more = len(rows) > CONSOLE_ROWS
-    rows = rows[:CONSOLE_ROWS]
+    shown = rows[:CONSOLE_ROWS]
     fields = {"name": name, "lane": lane, "failed": failed}
-    values = {
-        "title": "Rows of an outbox",
-        "name": name,
-        "lane": lane,
-        "failed": failed,
-        "after": after,
-        "rows": rows,
-        "next": link("/outbox/rows", **fields, after=rows[-1].id) if has_more else "",
-        "first": link("/outbox/rows", **fields),
-    }
-    return PageContent("outbox_rows.html", values)
+    return render(
+        "outbox_rows.html",
+        title="Rows of an outbox",
+        **fields,
+        after=after,
+        rows=shown,
+        next=link("/outbox/rows", **fields, after=shown[-1].id) if len(rows) > len(shown) else "",
+        first=link("/outbox/rows", **fields),
+    )
 
 
+@routes.page("/outbox/row")
 async def show_row(visit: Visit) -> PageContent:
     """Show one row with its message, and the forms that change it."""
     await require_operator(visit)
     name, row_id = visit.required("name"), _id_in(visit.required("id"))
     row, message = await visit.outboxes.ask(name, lambda outbox: outbox.show(row_id))
-    values = {
-        "title": "Row of an outbox",
-        "name": name,
-        "row": row,
-        "message": message,
-        "body": body_view(message.body, visit.text("as")),
-        "body_link": {
-            form: link("/outbox/row", name=name, id=row_id, **{"as": form})
-            for form in ("json", "text", "hex")
-        },
-        "reason_max": REASON_CHARS_MAX,
-    }
-    return PageContent("outbox_row.html", values)
+    return render(
+        "outbox_row.html",
+        title="Row of an outbox",
+        name=name,
+        row=row,
+        message=message,
+        **body_values(visit, message.body, "/outbox/row", name=name, id=row_id),
+    )
 
 
-async def retry(form: ChangeForm) -> ChangeDone:
-    """Have relays try a row again that was put aside."""
-    visit = form.visit
+@routes.change("/outbox/retry", show_row)
+async def retry(visit: Visit) -> ChangeDone:
+    """Make relays retry a row that was put aside."""
     await require_operator(visit)
     name, row_id = visit.required("name"), _id_in(visit.required("id"))
     await visit.outboxes.ask(name, lambda outbox: outbox.retry([row_id]))
-    person = visit.session.person
-    log.warning("%s has relays retry row %d of outbox %s", printable(person), row_id, name)
-    to = url_of("/outbox/rows", name=name)
-    return ChangeDone(to, f"relays try row {row_id} of {name} again")
+    log.warning("%s has relays retry row %d of outbox %s", printable(visit.person), row_id, name)
+    notice = f"relays try row {row_id} of {name} again"
+    return ChangeDone(url_of("/outbox/rows", name=name), notice)
 
 
-async def skip(form: ChangeForm) -> ChangeDone:
+@routes.change("/outbox/skip", show_row)
+async def skip(visit: Visit) -> ChangeDone:
     """Put a row aside; the row keeps the person and the reason."""
-    visit = form.visit
     await require_operator(visit)
     name, row_id = visit.required("name"), _id_in(visit.required("id"))
-    reason = required(form.fields, "reason", "the reason")
-    if len(reason) > REASON_CHARS_MAX:
-        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
-    person = visit.session.person
+    reason, person = visit.reason(), visit.person
     await visit.outboxes.ask(name, lambda outbox: outbox.skip(row_id, f"{person}: {reason}"))
     said = printable(f"{person} put row {row_id} of outbox {name} aside: {reason}")
     log.warning("%s", said)
-    return ChangeDone(
-        url_of("/outbox/row", name=name, id=row_id),
-        f"row {row_id} of {name} is put aside; later rows of its lane go first",
-    )
+    notice = f"row {row_id} of {name} is put aside; later rows of its lane go first"
+    return ChangeDone(url_of("/outbox/row", name=name, id=row_id), notice)
 
 
 def _id_in(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or len(text) > _ID_DIGITS_MAX:
         raise UsageError(f"{text[:40]!r} is not the id of a row, which is a number")
     return int(text)
-
-
-PAGES: Final = (
-    PageRoute("/outbox", show_list),
-    PageRoute("/outbox/rows", show_rows),
-    PageRoute("/outbox/row", show_row),
-)
-CHANGES: Final = (
-    ChangeRoute("/outbox/retry", retry, show_row),
-    ChangeRoute("/outbox/skip", skip, show_row),
-)

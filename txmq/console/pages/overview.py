@@ -10,7 +10,8 @@ from markupsafe import Markup
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
-from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.console.pages.parts import known_brokers
+from txmq.console.visits import PageContent, Routes, Visit, render
 from txmq.errors import ConsumerOffline, RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
 from txmq.ops.brokers import copies_of, version_of
@@ -21,7 +22,9 @@ from txmq.ops.topics import own_topics
 from txmq.protocol.topics import DLQ
 from txmq.text import quantity
 
-__all__ = ["PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 DISK_FULL: Final = 0.9
 DISK_FILLING: Final = 0.75
@@ -37,13 +40,10 @@ class Attention(NamedTuple):
     to: Markup | str
 
 
+@routes.page("/")
 async def show(visit: Visit) -> PageContent:
     """Show every broker that the name server knows."""
-    known = [
-        broker
-        for broker in await visit.admin.cluster()
-        if visit.settings.cluster in {None, broker.cluster}
-    ]
+    known = await known_brokers(visit)
     copies = {row["broker"]: row for row in await copies_of(visit.admin)}
     brokers = await for_each(known, lambda broker: _broker(visit, broker))
     for row in brokers:
@@ -60,24 +60,24 @@ async def show(visit: Visit) -> PageContent:
         attention += await _groups_without_consumers(visit)
     except TxmqError as error:
         problem = str(error).strip()
-    values: dict[str, Any] = {
-        "title": "Overview",
-        "brokers": brokers,
-        "attention": sorted(attention, key=lambda item: item.mood),
-        "counts": {
+    return render(
+        "overview.html",
+        title="Overview",
+        brokers=brokers,
+        attention=sorted(attention, key=lambda item: item.mood),
+        counts={
             "open transactions": _sum(row["open"] for row in brokers),
             "parked transactions": _sum(row["parked"] for row in brokers),
             **counts,
         },
-        "counts_problem": problem,
-        "links": {
+        counts_problem=problem,
+        links={
             "open transactions": "/transactions",
             "parked transactions": link("/transactions", state="parked"),
             "topics": "/topics",
             "dead letters": "/dead-letters",
         },
-    }
-    return PageContent("overview.html", values)
+    )
 
 
 async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
     row["parked"] = _whole(stats.get("transactionsParkedNow"))
     row["disk"] = _share(stats.get("commitLogDiskRatio", ""))
     if oldest:
-        row["oldest_ms"] = visit.clock.wall_ms() - oldest[0].stored_ms
+        row["oldest_ms"] = visit.now_ms - oldest[0].stored_ms
     return row
 
 
@@ -141,8 +141,8 @@ def _copies_text(copies: dict[str, Any]) -> str:
 
 
 async def _groups_without_consumers(visit: Visit) -> list[Attention]:
-    """The groups that fall behind because nobody consumes; a page does not ask about thousands."""
-    admin, cluster = visit.admin, visit.settings.cluster
+    """The groups that fall behind without a consumer, among the first of all groups."""
+    admin, cluster = visit.admin, visit.cluster
     known = await admin.groups(cluster=cluster)
     names = [name for name in known if not is_of_system(name)][:CONSOLE_ROWS]
 
@@ -172,14 +172,11 @@ async def _dead_letter_count(visit: Visit, known: list[BrokerInfo]) -> int:
     try:
         return sum(await for_each(masters, visit.admin.dead_letter_count))
     except RequestNotSupported:
-        return await _dead_letters(visit, await visit.admin.topics())
-
-
-async def _dead_letters(visit: Visit, names: list[str]) -> int:
-    """The dead letters of the first groups that have any; a page does not count thousands."""
-    groups = [name.removeprefix(DLQ) for name in names if name.startswith(DLQ)][:CONSOLE_ROWS]
-    found = await for_each(groups, visit.admin.dead_letter_groups)
-    return sum(letters.messages for counted in found for letters in counted)
+        # A page does not count the dead letters of thousands of groups one by one.
+        dead = [name for name in await visit.admin.topics() if name.startswith(DLQ)]
+        groups = [name.removeprefix(DLQ) for name in dead[:CONSOLE_ROWS]]
+        found = await for_each(groups, visit.admin.dead_letter_groups)
+        return sum(letters.messages for counted in found for letters in counted)
 
 
 def _sum(counts: Iterable[int | None]) -> int | str:
@@ -206,6 +203,3 @@ def _share(text: str) -> float | None:
     except ValueError:
         return None
     return share if 0 <= share <= 1 else None
-
-
-PAGES: Final = (PageRoute("/", show),)

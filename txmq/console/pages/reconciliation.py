@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from txmq.console.markup import link
-from txmq.console.visits import PageContent, PageRoute, Visit, require_operator
+from txmq.console.pages.parts import require_operator
+from txmq.console.visits import PageContent, Routes, Visit, render
 from txmq.errors import NotFound, ReconcileRefused, UsageError
 from txmq.limits import CONSOLE_ROWS
 from txmq.reconcile.classes import Class
@@ -15,9 +16,11 @@ from txmq.reconcile.report.words import VERDICTS, amount, moment, rate, signed
 from txmq.reconcile.summary import BUCKETS, Run
 
 if TYPE_CHECKING:
-    from txmq.reconcile.archive import ItemFilter
+    from txmq.reconcile.archive import DayRow, ItemFilter
 
-__all__ = ["PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 PAGES_MAX: Final = 100
 """Pages of breaks; a filter finds the others."""
@@ -32,29 +35,32 @@ _FACTS: Final = (
 )
 
 
+@routes.page("/reconciliation")
 async def show_list(visit: Visit) -> PageContent:
     """Show the days with a result, the newest first."""
     await require_operator(visit)
-    values: dict[str, Any] = {
-        "title": "Reconciliation",
-        "directory": visit.reports.directory,
-        "rows": [],
-        "number": 1,
-        "pages": 1,
-        "verdicts": VERDICTS,
-        "states": _STATES,
-        "money": _money,
-        "rate": rate,
-    }
+    number, total = 1, 0
+    rows: list[DayRow] = []
     if visit.reports.directory:
         number = visit.page_number()
         rows, total = await visit.reports.ask(
             lambda archive: archive.days((number - 1) * CONSOLE_ROWS, CONSOLE_ROWS)
         )
-        values |= {"rows": rows, "number": number, "pages": max(1, -(-total // CONSOLE_ROWS))}
-    return PageContent("reconciliation.html", values)
+    return render(
+        "reconciliation.html",
+        title="Reconciliation",
+        directory=visit.reports.directory,
+        rows=rows,
+        number=number,
+        pages=max(1, -(-total // CONSOLE_ROWS)),
+        verdicts=VERDICTS,
+        states=_STATES,
+        money=_money,
+        rate=rate,
+    )
 
 
+@routes.page("/reconciliation/day")
 async def show_day(visit: Visit) -> PageContent:
     """Show a day: its verdict, sums, signatures, failed proofs and breaks."""
     await require_operator(visit)
@@ -80,35 +86,36 @@ async def show_day(visit: Visit) -> PageContent:
         date=day.isoformat(),
         **{"class": wanted.class_, "status": wanted.status, "bank": wanted.bank, "older": older},
     )
-    values = {
-        "title": "Reconciliation of a day",
-        "day": day.isoformat(),
-        "report": report,
-        "run": report.run,
-        "result": result,
-        "headline": VERDICTS[result.verdict],
-        "state_mood": _STATES[report.state],
-        "money": partial(_money, report.run),
-        "amount": lambda minor, currency: amount(minor, result.places(currency)),
-        "signed": lambda minor, currency: signed(minor, result.places(currency)),
-        "rate": rate,
-        "moment": partial(moment, zone=result.zone),
-        "buckets": BUCKETS,
-        "aged": _aged(report.run),
-        "wanted": wanted,
-        "older": older,
-        "classes": [class_ for class_ in Class if class_.group != "agreed"],
-        "meanings": {class_.value: class_ for class_ in Class},
-        "statuses": _STATUSES,
-        "breaks": breaks,
-        "problem": problem,
-        "number": number,
-        "before": page_link(page=number - 1),
-        "next": page_link(page=number + 1) if number < PAGES_MAX else "",
-    }
-    return PageContent("reconciliation_day.html", values)
+    return render(
+        "reconciliation_day.html",
+        title="Reconciliation of a day",
+        day=day.isoformat(),
+        report=report,
+        run=report.run,
+        result=result,
+        headline=VERDICTS[result.verdict],
+        state_mood=_STATES[report.state],
+        money=partial(_money, report.run),
+        amount=lambda minor, currency: amount(minor, result.places(currency)),
+        signed=lambda minor, currency: signed(minor, result.places(currency)),
+        rate=rate,
+        moment=partial(moment, zone=result.zone),
+        buckets=BUCKETS,
+        aged=_aged(report.run),
+        wanted=wanted,
+        older=older,
+        classes=[class_ for class_ in Class if class_.group != "agreed"],
+        meanings={class_.value: class_ for class_ in Class},
+        statuses=_STATUSES,
+        breaks=breaks,
+        problem=problem,
+        number=number,
+        before=page_link(page=number - 1),
+        next=page_link(page=number + 1) if number < PAGES_MAX else "",
+    )
 
 
+@routes.page("/reconciliation/break")
 async def show_break(visit: Visit) -> PageContent:
     """Show one break: its facts, its history, and what people noted."""
     await require_operator(visit)
@@ -117,20 +124,20 @@ async def show_break(visit: Visit) -> PageContent:
     result = run.result
     sums = ("amount", "debited", "returned", "credited", "ordered")
     own = Class(row["was"] or row["class"])
-    values = {
-        "title": "Break",
-        "day": day.isoformat(),
-        "row": row,
-        "own": own,
-        "sums": [(name, amount(row[name], result.places(row["currency"]))) for name in sums],
-        "facts": [
+    return render(
+        "reconciliation_break.html",
+        title="Break",
+        day=day.isoformat(),
+        row=row,
+        own=own,
+        sums=[(name, amount(row[name], result.places(row["currency"]))) for name in sums],
+        facts=[
             (name.replace("_", " "), row[name]) for name in _FACTS if row[name] not in (None, "")
         ],
-        "history": [change for change in (row["history"] or "").split(",") if change],
-        "comments": [(moment(note.at_ms, result.zone), note.by, note.comment) for note in comments],
-        "transfer": row["key"].partition("/")[2] or row["key"],
-    }
-    return PageContent("reconciliation_break.html", values)
+        history=[change for change in (row["history"] or "").split(",") if change],
+        comments=[(moment(note.at_ms, result.zone), note.by, note.comment) for note in comments],
+        transfer=row["key"].partition("/")[2] or row["key"],
+    )
 
 
 def _day_of(visit: Visit) -> date:
@@ -174,10 +181,3 @@ def _aged(run: Run) -> dict[tuple[str, str], list[int]]:
         row = found.setdefault((cell.class_, cell.currency), [0] * len(BUCKETS))
         row[BUCKETS.index(cell.bucket)] += cell.transfers
     return found
-
-
-PAGES: Final = (
-    PageRoute("/reconciliation", show_list),
-    PageRoute("/reconciliation/day", show_day),
-    PageRoute("/reconciliation/break", show_break),
-)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from txmq.console.markup import url_of
 from txmq.console.pages.messages import message_at
-from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.console.visits import PageContent, Routes, Visit
 from txmq.errors import RemoteProtocolError, TxmqError, UsageError
 from txmq.ops.search import KINDS, SearchHit, search_cluster, search_further
 from txmq.protocol.record import split_offset_id
 
-__all__ = ["PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 WANTED_CHARS_MAX: Final = 1_000
 
@@ -34,8 +35,9 @@ _PATHS: Final = {
 _LISTS: Final = {"topic": "/topics", "group": "/groups"}
 
 
+@routes.page("/search")
 async def show(visit: Visit) -> PageContent:
-    """Show what a text finds; the only exact hit is shown itself.
+    """Show what a text finds; a single exact hit opens its own page.
 
     A page takes one step through the topics. If the step found nothing, the next page begins by
     itself, until the visitor stops it.
@@ -55,11 +57,11 @@ async def show(visit: Visit) -> PageContent:
     if not wanted:
         return PageContent("search.html", values)
     if after:
-        found = await search_further(visit.admin, wanted, after, visit.settings.cluster)
+        found = await search_further(visit.admin, wanted, after, visit.cluster)
     elif place := await _place_of(visit, wanted):
         return PageContent("search.html", values, to=place)
     else:
-        found = await search_cluster(visit.admin, wanted, visit.settings.cluster)
+        found = await search_cluster(visit.admin, wanted, visit.cluster)
     # A key may be found in further topics; a name or an id is found once.
     if len(found.exact) == 1 and (not found.next or found.exact[0].name == wanted):
         return PageContent("search.html", values, to=_url_of(found.exact[0]))
@@ -71,26 +73,25 @@ async def show(visit: Visit) -> PageContent:
         # A step that failed begins at the same place: only the visitor tries it again.
         "is_followed": found.next not in {"", after} and not found.hits,
         "again": url_of("/search", **{"for": wanted}),
+        "kinds": [
+            {
+                "title": _TITLES[kind],
+                "count": found.counts[kind],
+                "rows": [(hit, _url_of(hit)) for hit in found.hits if hit.kind == kind],
+                "all": url_of(_LISTS[kind], search=wanted) if kind in _LISTS else "",
+            }
+            for kind in KINDS
+            if found.counts[kind]
+        ],
+        "notes": found.notes,
     }
-    values["kinds"] = [
-        {
-            "title": _TITLES[kind],
-            "count": found.counts[kind],
-            "rows": [(hit, _url_of(hit)) for hit in found.hits if hit.kind == kind],
-            "all": url_of(_LISTS[kind], search=wanted) if kind in _LISTS else "",
-        }
-        for kind in KINDS
-        if found.counts[kind]
-    ]
-    values["notes"] = found.notes
     return PageContent("search.html", values)
 
 
 def _url_of(hit: SearchHit) -> str:
     """The page of a hit."""
-    fields: Mapping[str, str] = hit.fields
     if hit.kind in _PATHS:
-        return url_of(_PATHS[hit.kind], **fields)
+        return url_of(_PATHS[hit.kind], **hit.fields)
     if hit.kind == "producer":
         return url_of("/producers", group=hit.name)
     if hit.kind == "account":
@@ -99,7 +100,7 @@ def _url_of(hit: SearchHit) -> str:
 
 
 async def _place_of(visit: Visit, wanted: str) -> str:
-    """The page of the message at this place; empty if the text is no place of a message."""
+    """The page of the message at this place; empty if the text is not such a place."""
     try:
         split_offset_id(wanted)
     except RemoteProtocolError:
@@ -109,6 +110,3 @@ async def _place_of(visit: Visit, wanted: str) -> str:
     except TxmqError:
         return ""  # Ids of producers have the same form.
     return url_of("/message", place=wanted)
-
-
-PAGES: Final = (PageRoute("/search", show),)

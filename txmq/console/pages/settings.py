@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.console.forms import ChangePreview
 from txmq.console.markup import link, url_of
-from txmq.console.visits import (
-    ChangeDone,
-    ChangeForm,
-    ChangeRoute,
-    PageContent,
-    PageRoute,
-    Visit,
-    choose_broker,
-)
+from txmq.console.pages.parts import ChangePreview, choose_broker
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import NotFound, UsageError
 from txmq.ops.rows import SOURCES, setting_rows, setting_texts
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 _VALUE_CHARS_MAX: Final = 1_000
 
 
+@routes.page("/settings")
 async def show_list(visit: Visit) -> PageContent:
     """Show the settings of a broker."""
     choice = await choose_broker(visit)
@@ -36,34 +31,35 @@ async def show_list(visit: Visit) -> PageContent:
         and (only != "changed" or row["source"] in {"start", "change"})
         and (only != "changeable" or row["can_change"] is not False)
     ]
-    values = {
-        "title": "Settings",
-        "choice": choice,
-        "search": search,
-        "only": only,
-        "rows": shown,
-        "total": len(rows),
-        "sources": SOURCES,
-        "has_sources": any(row["source"] for row in rows),
-    }
-    return PageContent("settings.html", values)
+    return render(
+        "settings.html",
+        title="Settings",
+        choice=choice,
+        search=search,
+        only=only,
+        rows=shown,
+        total=len(rows),
+        sources=SOURCES,
+        has_sources=any(row["source"] for row in rows),
+    )
 
 
+@routes.page("/settings/change")
 async def show_change(visit: Visit) -> PageContent:
     """Ask for the new value of a setting, or show what that value will change."""
     choice = await choose_broker(visit)
     row = await _row(visit, choice.name)
     name, value = row["setting"], visit.text("value")
     if not value or value == row["value"] or row["can_change"] is False:
-        values = {
-            "title": name,
-            "broker": choice.name,
-            "row": row,
-            "source": SOURCES.get(row["source"], row["source"]),
-            "value": value or row["value"],
-            "is_same": bool(value) and value == row["value"],
-        }
-        return PageContent("setting.html", values)
+        return render(
+            "setting.html",
+            title=name,
+            broker=choice.name,
+            row=row,
+            source=SOURCES.get(row["source"], row["source"]),
+            value=value or row["value"],
+            is_same=bool(value) and value == row["value"],
+        )
     keeps = (
         "The change lasts until the broker stops. To keep it, also write it to the broker's file."
         if row["source"]
@@ -90,9 +86,9 @@ async def show_change(visit: Visit) -> PageContent:
     ).content()
 
 
-async def make_change(form: ChangeForm) -> ChangeDone:
+@routes.change("/settings/change", show_change)
+async def make_change(visit: Visit) -> ChangeDone:
     """Change a setting of one broker, or of all."""
-    visit = form.visit
     choice = await choose_broker(visit)
     row = await _row(visit, choice.name)
     name, value = row["setting"], visit.required("value").strip()
@@ -100,7 +96,7 @@ async def make_change(form: ChangeForm) -> ChangeDone:
         raise UsageError(f"only a restart changes {name}; set it in the file of the broker")
     if len(value) > _VALUE_CHARS_MAX:
         raise UsageError(f"a value has at most {_VALUE_CHARS_MAX} characters")
-    at = choice.names if form.fields.get("everywhere") else [choice.name]
+    at = choice.names if visit.typed("everywhere") else [choice.name]
     changed: list[str] = []
     for broker in at:
         changed += await visit.admin.change_broker_config({name: value}, broker=broker)
@@ -118,10 +114,3 @@ async def _row(visit: Visit, broker: str) -> dict[str, Any]:
 
 def _described(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"text": setting_texts().get(row["key"], "")}
-
-
-PAGES: Final = (
-    PageRoute("/settings", show_list),
-    PageRoute("/settings/change", show_change),
-)
-CHANGES: Final = (ChangeRoute("/settings/change", make_change, show_change),)

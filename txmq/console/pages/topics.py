@@ -6,19 +6,20 @@ from typing import Any, Final
 
 from txmq.client import Admin
 from txmq.client.names import check_name
-from txmq.console.forms import ChangePreview, check_repeated, required
+from txmq.client.values import QueueStatus
 from txmq.console.markup import link, url_of
-from txmq.console.pages.lists import row_page
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.pages.parts import ChangePreview, first_of, row_page
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, render
 from txmq.errors import IllegalOperation, TxmqError, UsageError
 from txmq.limits import QUEUES_OF_NEW_TOPICS
 from txmq.message import Message
-from txmq.ops.topic_change import TopicChange
-from txmq.ops.topics import check_new_topic, description_of, own_topics, permission_of
+from txmq.ops.topics import TopicChange, check_new_topic, description_of, own_topics, permission_of
 from txmq.protocol.codes import Perm
 from txmq.text import quantity
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 QUEUES_MAX: Final = 1_000
 """Queues at one broker that a form may ask for; more is a slip of the keyboard."""
@@ -32,26 +33,25 @@ _PERMS: Final = {
 _NAMED_MAX: Final = 10
 
 
+@routes.page("/topics")
 async def show_list(visit: Visit) -> PageContent:
     """Show topics with their queues and messages."""
     brokers = await visit.admin.cluster()
     everything = bool(visit.text("all"))
-    names = await visit.admin.topics()
-    if not everything:
-        names = own_topics(names, brokers)
+    known = await visit.admin.topics()
+    names = known if everything else own_topics(known, brokers)
     page, order = await row_page(
         visit, "/topics", names, lambda name: _row(visit.admin, name), _FIGURES
     )
-    values = {
-        "title": "Topics",
-        "page": page,
-        "order": order._replace(fields={**order.fields, "all": visit.text("all")}),
-        "everything": everything,
-        "now_ms": visit.clock.wall_ms(),
-        "queues_default": QUEUES_OF_NEW_TOPICS,
-        "queues_max": QUEUES_MAX,
-    }
-    return PageContent("topics.html", values)
+    return render(
+        "topics.html",
+        title="Topics",
+        page=page,
+        order=order._replace(fields={**order.fields, "all": visit.text("all")}),
+        everything=everything,
+        queues_default=QUEUES_OF_NEW_TOPICS,
+        queues_max=QUEUES_MAX,
+    )
 
 
 async def _row(admin: Admin, name: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ async def _row(admin: Admin, name: str) -> dict[str, Any]:
         "problem": "",
         "queues": len(queues),
         "brokers": len({queue.queue.broker for queue in queues}),
-        "messages": sum(queue.max_offset - queue.min_offset for queue in queues),
+        "messages": _stored(queues),
         "updated": max((queue.updated_ms for queue in queues), default=0) or None,
         "in_s": None,
         "out_s": None,
@@ -84,72 +84,68 @@ async def _row(admin: Admin, name: str) -> dict[str, Any]:
     return row
 
 
+@routes.page("/topic")
 async def show_one(visit: Visit) -> PageContent:
     """Show one topic: its queues, its groups, and a form that sends a message."""
     name = visit.required("name")
     queues = await visit.admin.topic_status(name)
-    values = {
-        "title": "Topic",
-        "name": name,
-        "queues": queues,
-        "messages": sum(queue.max_offset - queue.min_offset for queue in queues),
-        "groups": await visit.admin.topic_groups(name),
-        "now_ms": visit.clock.wall_ms(),
-    }
-    return PageContent("topic.html", values)
-
-
-async def create(form: ChangeForm) -> ChangeDone:
-    """Create a topic."""
-    name = required(form.fields, "name", "the name of the topic")
-    text = required(form.fields, "queues", "the number of queues")
-    queues = int(text) if text.isdecimal() and len(text) < 6 else 0
-    if not 1 <= queues <= QUEUES_MAX:
-        raise UsageError(f"a topic has 1 to {QUEUES_MAX} queues at each broker, not {text!r}")
-    admin, cluster = form.visit.admin, form.visit.settings.cluster
-    await check_new_topic(admin, name, queues, None, cluster)
-    route = await admin.create_topic(name, queues, cluster=cluster)
-    at = ", ".join(route.brokers)
-    return ChangeDone(
-        url_of("/topic", name=name),
-        f"topic {name} has {quantity(queues, 'queue')} at each of {at}",
+    return render(
+        "topic.html",
+        title="Topic",
+        name=name,
+        queues=queues,
+        messages=_stored(queues),
+        groups=await visit.admin.topic_groups(name),
     )
 
 
-async def send(form: ChangeForm) -> ChangeDone:
+@routes.change("/topics", show_list)
+async def create(visit: Visit) -> ChangeDone:
+    """Create a topic."""
+    name = visit.filled("name", "the name of the topic")
+    queues = _queues_in(visit.filled("queues", "the number of queues"))
+    await check_new_topic(visit.admin, name, queues, None, visit.cluster)
+    route = await visit.admin.create_topic(name, queues, cluster=visit.cluster)
+    notice = f"topic {name} has {quantity(queues, 'queue')} at each of {', '.join(route.brokers)}"
+    return ChangeDone(url_of("/topic", name=name), notice)
+
+
+@routes.change("/topic", show_one)
+async def send(visit: Visit) -> ChangeDone:
     """Send a message by hand."""
-    name = form.visit.required("name")
-    key = form.fields.get("key", "").strip()
+    name = visit.required("name")
+    key = visit.typed("key").strip()
     message = Message(
         topic=name,
         # Browsers send each line break of a form as two characters.
-        body=form.fields.get("body", "").replace("\r\n", "\n").encode(),
-        tags=form.fields.get("tag", "").strip(),
+        body=visit.typed("body").replace("\r\n", "\n").encode(),
+        tags=visit.typed("tag").strip(),
         keys=(key,) if key else (),
     )
     # The first message of an unknown topic would create it.
-    await form.visit.admin.route(name)
-    receipt = await form.visit.admin.send(message)
+    await visit.admin.route(name)
+    receipt = await visit.admin.send(message)
     notice = f"sent as {receipt.id}, at offset {receipt.offset} of queue {receipt.queue.number}"
     return ChangeDone(url_of("/topic", name=name), notice)
 
 
+@routes.page("/topic/change")
 async def show_change(visit: Visit) -> PageContent:
     """Ask for new settings of a topic, or show what they would change."""
     name = visit.required("name")
     if not visit.text("queues") and not visit.text("perm"):
         known = await visit.admin.topic_config(name)
-        values = {
-            "title": name,
-            "noun": "topic",
-            "path": "/topic",
-            "configs": {at: description_of(config) for at, config in known.items()},
-            "queues": max(config.write_queue_nums for config in known.values()),
-            "perm": permission_of(known.values()),
-            "perms": {perm: words for perm, (_, words) in _PERMS.items()},
-            "queues_max": QUEUES_MAX,
-        }
-        return PageContent("topic_change.html", values)
+        return render(
+            "topic_change.html",
+            title=name,
+            noun="topic",
+            path="/topic",
+            configs={at: description_of(config) for at, config in known.items()},
+            queues=max(config.write_queue_nums for config in known.values()),
+            perm=permission_of(known.values()),
+            perms={perm: words for perm, (_, words) in _PERMS.items()},
+            queues_max=QUEUES_MAX,
+        )
     change = _change(visit, name)
     refusal, facts = "", {}
     sentences = ["The change takes effect at once. Clients follow within 30 s by default."]
@@ -178,7 +174,7 @@ async def show_change(visit: Visit) -> PageContent:
     return ChangePreview(
         title=f"Change {name}",
         eyebrow="Topic",
-        sentences=tuple(sentences),
+        sentences=sentences,
         facts=facts,
         action=link(
             "/topic/change", name=name, queues=visit.text("queues"), perm=visit.text("perm")
@@ -191,10 +187,11 @@ async def show_change(visit: Visit) -> PageContent:
     ).content()
 
 
-async def make_change(form: ChangeForm) -> ChangeDone:
+@routes.change("/topic/change", show_change)
+async def make_change(visit: Visit) -> ChangeDone:
     """Change the queues or the permission of a topic."""
-    visit, name = form.visit, form.visit.required("name")
-    check_repeated(form.fields, "name of the topic", name)
+    name = visit.required("name")
+    visit.check_repeated("name of the topic", name)
     done = await _change(visit, name).make(visit.admin)
     now = "; ".join(f"{description_of(config)} at {at}" for at, config in done.items())
     return ChangeDone(url_of("/topic", name=name), f"topic {name} has {now}")
@@ -203,11 +200,7 @@ async def make_change(form: ChangeForm) -> ChangeDone:
 def _change(visit: Visit, name: str) -> TopicChange:
     check_name("topic", name)
     text, perm = visit.text("queues"), visit.text("perm")
-    queues: int | None = None
-    if text:
-        queues = int(text) if text.isdecimal() and len(text) < 6 else 0
-        if not 1 <= queues <= QUEUES_MAX:
-            raise UsageError(f"a topic has 1 to {QUEUES_MAX} queues at each broker, not {text!r}")
+    queues = _queues_in(text) if text else None
     if perm and perm not in _PERMS:
         raise UsageError(f"the permission is {', '.join(_PERMS)}, not {perm!r}")
     if queues is None and not perm:
@@ -216,29 +209,39 @@ def _change(visit: Visit, name: str) -> TopicChange:
     return TopicChange(name, queues, allowed, None, None, may_shrink=True)
 
 
+def _queues_in(text: str) -> int:
+    queues = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= queues <= QUEUES_MAX:
+        raise UsageError(f"a topic has 1 to {QUEUES_MAX} queues at each broker, not {text!r}")
+    return queues
+
+
+def _stored(queues: list[QueueStatus]) -> int:
+    """The messages in all queues of a topic."""
+    return sum(queue.max_offset - queue.min_offset for queue in queues)
+
+
 def _without_command(text: str, change: TopicChange) -> str:
-    """The reason of a refusal; this page takes the place of the command in it."""
+    """The reason of a refusal, which refers to this page instead of to a command."""
     return text.replace(f"run again: {change.command}", "make the change again here")
 
 
+@routes.page("/topic/deletion")
 async def show_deletion(visit: Visit) -> PageContent:
     """Show what the deletion of a topic destroys."""
     name = visit.required("name")
-    facts: dict[str, object] = {}
     sentences = [f"All messages of {name} are deleted at all brokers. Nothing brings them back."]
     route = await visit.admin.route(name)
-    facts["brokers"] = ", ".join(sorted(route.addresses))
+    facts = {"brokers": ", ".join(sorted(route.addresses))}
     try:
         queues = await visit.admin.topic_status(name)
         groups = await visit.admin.topic_groups(name)
     except TxmqError as error:
         sentences.append(f"How many messages it has is not known: {str(error).strip()}")
     else:
-        messages = sum(queue.max_offset - queue.min_offset for queue in queues)
-        facts["messages"] = f"{messages} in {quantity(len(queues), 'queue')}"
+        facts["messages"] = f"{_stored(queues)} in {quantity(len(queues), 'queue')}"
         if groups:
-            more = f" and {len(groups) - _NAMED_MAX} more" if len(groups) > _NAMED_MAX else ""
-            facts["consumed by"] = ", ".join(groups[:_NAMED_MAX]) + more
+            facts["consumed by"] = first_of(groups, _NAMED_MAX)
             sentences.append("Groups that consume the topic lose what they have not consumed.")
     sentences.append(
         "If brokers create topics by themselves, the next message of a producer creates an empty "
@@ -247,7 +250,7 @@ async def show_deletion(visit: Visit) -> PageContent:
     return ChangePreview(
         title=f"Delete {name}",
         eyebrow="Topic",
-        sentences=tuple(sentences),
+        sentences=sentences,
         facts=facts,
         action=link("/topic/deletion", name=name),
         button="Delete",
@@ -258,23 +261,10 @@ async def show_deletion(visit: Visit) -> PageContent:
     ).content()
 
 
-async def delete(form: ChangeForm) -> ChangeDone:
+@routes.change("/topic/deletion", show_deletion)
+async def delete(visit: Visit) -> ChangeDone:
     """Delete a topic with its messages."""
-    name = form.visit.required("name")
-    check_repeated(form.fields, "name of the topic", name)
-    await form.visit.admin.delete_topic(name)
+    name = visit.required("name")
+    visit.check_repeated("name of the topic", name)
+    await visit.admin.delete_topic(name)
     return ChangeDone("/topics", f"topic {name} is deleted, with its messages")
-
-
-PAGES: Final = (
-    PageRoute("/topics", show_list),
-    PageRoute("/topic", show_one),
-    PageRoute("/topic/change", show_change),
-    PageRoute("/topic/deletion", show_deletion),
-)
-CHANGES: Final = (
-    ChangeRoute("/topics", create, show_list),
-    ChangeRoute("/topic", send, show_one),
-    ChangeRoute("/topic/change", make_change, show_change),
-    ChangeRoute("/topic/deletion", delete, show_deletion),
-)

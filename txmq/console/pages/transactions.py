@@ -11,10 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
-from txmq.console.forms import ChangePreview, check_bytes, check_repeated, reason_in
 from txmq.console.markup import link, url_of
-from txmq.console.pages.lists import ListOrder, order_of, sorted_rows
-from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.console.pages.parts import ChangePreview, ListOrder, body_values, order_of, sorted_rows
+from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, check_bytes, render
 from txmq.errors import (
     LimitExceeded,
     NotFound,
@@ -23,18 +22,28 @@ from txmq.errors import (
     TxmqError,
     UsageError,
 )
-from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
+from txmq.limits import CONSOLE_ROWS
 from txmq.message import ReceivedMessage
-from txmq.ops.decided import DecidedTransaction, find_decided, find_report
 from txmq.ops.moments import age_of
 from txmq.ops.queries import for_each
 from txmq.ops.traces import traces_of
-from txmq.ops.transactions import IMPLIED, NEXT, OPEN, UNKNOWN, steps_of
+from txmq.ops.transactions import (
+    IMPLIED,
+    NEXT,
+    OPEN,
+    UNKNOWN,
+    DecidedTransaction,
+    find_decided,
+    find_report,
+    steps_of,
+)
 from txmq.protocol.operations import RECHECK_REASON_BYTES_MAX
 from txmq.protocol.span import REASON_BYTES_MAX
 from txmq.text import quantity
 
-__all__ = ["CHANGES", "PAGES"]
+__all__ = ["routes"]
+
+routes = Routes()
 
 SHOWN: Final = 100
 SHOWN_MORE: Final = 500
@@ -61,6 +70,7 @@ _STATUS_WORDS: Final = {
 }
 
 
+@routes.page("/transactions")
 async def show_list(visit: Visit) -> PageContent:
     """Show open transactions, the oldest first."""
     state, group = visit.text("state"), visit.text("group")
@@ -73,29 +83,27 @@ async def show_list(visit: Visit) -> PageContent:
     found: list[OpenTransaction] = []
     try:
         found = await visit.admin.transactions(
-            state=state, group=group, limit=most + 1, cluster=visit.settings.cluster
+            state=state, group=group, limit=most + 1, cluster=visit.cluster
         )
     except RequestNotSupported:
         is_supported = False
     found.sort(key=lambda transaction: transaction.stored_ms)
-    now_ms = visit.clock.wall_ms()
     sort = order_of(visit, tuple(_COLUMNS), "-age")
     address = {"state": state, "group": group, "more": visit.text("more")}
-    values = {
-        "title": "Transactions",
-        "state": state,
-        "group": group,
-        "is_supported": is_supported,
-        "rows": sorted_rows(found[:most], sort, lambda row, column: _COLUMNS[column](row)),
-        "order": ListOrder("/transactions", address, sort),
-        "now_ms": now_ms,
-        "has_more": len(found) > most,
-        "is_all": most == SHOWN_MORE,
-        "most": most,
-        "ages": _by_age(found[:most], now_ms),
-        "groups": Counter(transaction.group for transaction in found[:most]).most_common(10),
-    }
-    return PageContent("transactions.html", values)
+    return render(
+        "transactions.html",
+        title="Transactions",
+        state=state,
+        group=group,
+        is_supported=is_supported,
+        rows=sorted_rows(found[:most], sort, lambda row, column: _COLUMNS[column](row)),
+        order=ListOrder("/transactions", address, sort),
+        has_more=len(found) > most,
+        is_all=most == SHOWN_MORE,
+        most=most,
+        ages=_by_age(found[:most], visit.now_ms),
+        groups=Counter(transaction.group for transaction in found[:most]).most_common(10),
+    )
 
 
 async def _show_decided(visit: Visit, group: str) -> PageContent:
@@ -105,20 +113,19 @@ async def _show_decided(visit: Visit, group: str) -> PageContent:
         rows, cursor = await find_decided(visit.admin, CONSOLE_ROWS, visit.text("cursor"), group)
     except (RequestNotSupported, TopicNotFound):
         is_supported = False
-    values = {
-        "title": "Transactions",
-        "state": "decided",
-        "group": group,
-        "is_supported": is_supported,
-        "decided": rows,
-        "is_first": not visit.text("cursor"),
-        "older": link("/transactions", state="decided", group=group, cursor=cursor)
-        if cursor
-        else "",
-    }
-    return PageContent("decided.html", values)
+    return render(
+        "decided.html",
+        title="Transactions",
+        state="decided",
+        group=group,
+        is_supported=is_supported,
+        decided=rows,
+        is_first=not visit.text("cursor"),
+        older=link("/transactions", state="decided", group=group, cursor=cursor) if cursor else "",
+    )
 
 
+@routes.page("/transaction")
 async def show_one(visit: Visit) -> PageContent:
     """Show one transaction, open or decided: its nine steps and its message."""
     try:
@@ -127,98 +134,90 @@ async def show_one(visit: Visit) -> PageContent:
             visit.required("id"),
             visit.text("topic"),
             visit.text("broker") or None,
-            visit.settings.cluster,
+            visit.cluster,
         )
     except RequestNotSupported:
-        return PageContent("transaction_missing.html", {"title": "Transaction"})
+        return render("transaction_missing.html", title="Transaction")
     transaction = report.transaction
     traces = await traces_of(visit.admin, transaction.queue.topic, transaction.id)
-    values = {
-        "title": _title_of(transaction),
-        "transaction": transaction,
-        "report": report,
-        "is_open": report.final is None,
-        "mood": _MOODS.get(transaction.state, "calm"),
-        "message": message,
-        "steps": steps_of(report, message, traces),
-        "has_traces": bool(traces),
-        "statuses": _STATUS_WORDS,
-        "reason_max": _recheck_bytes(visit),
-        "body": body_view(message.body, visit.text("as")),
-        "body_link": {
-            form: link(
-                "/transaction",
-                id=visit.text("id"),
-                broker=transaction.queue.broker,
-                topic=visit.text("topic"),
-                **{"as": form},
-            )
-            for form in ("json", "text", "hex")
-        },
-    }
-    return PageContent("transaction.html", values)
+    return render(
+        "transaction.html",
+        title=_title_of(transaction),
+        transaction=transaction,
+        report=report,
+        is_open=report.final is None,
+        mood=_MOODS.get(transaction.state, "calm"),
+        message=message,
+        steps=steps_of(report, message, traces),
+        has_traces=bool(traces),
+        statuses=_STATUS_WORDS,
+        reason_max=_recheck_bytes(visit),
+        **body_values(
+            visit,
+            message.body,
+            "/transaction",
+            id=visit.text("id"),
+            broker=transaction.queue.broker,
+            topic=visit.text("topic"),
+        ),
+    )
 
 
+@routes.page("/transaction/decision")
 async def show_decision(visit: Visit) -> PageContent:
     """Ask for the reason of a decision, and for the key once more."""
     decision = _decision_of(visit)
     transaction, message = await _find(visit)
-    values = {
-        "title": "Commit by hand" if decision == "commit" else "Roll back by hand",
-        "decision": decision,
-        "transaction": transaction,
-        "repeated": _repeated(transaction),
-        "body": body_view(message.body),
-        "reason_max": REASON_CHARS_MAX,
-        "reason_bytes": _decision_bytes(visit),
-        "now_ms": visit.clock.wall_ms(),
-    }
-    return PageContent("decision.html", values)
+    return render(
+        "decision.html",
+        title="Commit by hand" if decision == "commit" else "Roll back by hand",
+        decision=decision,
+        transaction=transaction,
+        repeated=_repeated(transaction),
+        body=body_view(message.body),
+        reason_bytes=_decision_bytes(visit),
+    )
 
 
-async def decide(form: ChangeForm) -> ChangeDone:
+@routes.change("/transaction/decision", show_decision)
+async def decide(visit: Visit) -> ChangeDone:
     """Commit a transaction or roll it back."""
-    visit = form.visit
     decision = _decision_of(visit)
     transaction, _ = await _find(visit)
-    reason = reason_in(form.fields)
+    reason = visit.reason()
     check_bytes(reason, _decision_bytes(visit))
     what, repeated = _repeated(transaction)
-    if form.fields.get("repeated", "").strip() != repeated.strip():
+    if visit.typed("repeated").strip() != repeated.strip():
         raise UsageError(f"the {what} is not the same; type it as it is shown, to decide this one")
     broker = await visit.admin.decide_transaction(
         transaction.id,
         decision,
-        operator=visit.session.person,
+        operator=visit.person,
         reason=reason,
         broker=transaction.queue.broker,
     )
     done = "committed" if decision == "commit" else "rolled back"
-    notice = f"transaction {transaction.id} is {done} at {broker} by {visit.session.person}"
+    notice = f"transaction {transaction.id} is {done} at {broker} by {visit.person}"
     return ChangeDone("/transactions", notice)
 
 
-async def recheck(form: ChangeForm) -> ChangeDone:
-    """Have the broker ask the producers of a transaction again."""
-    visit = form.visit
+@routes.change("/transaction/recheck", show_one)
+async def recheck(visit: Visit) -> ChangeDone:
+    """Make the broker ask the producers of a transaction again."""
     name, broker = visit.required("id"), visit.required("broker")
-    reason = form.fields.get("reason", "").strip()
+    reason = visit.typed("reason").strip()
     check_bytes(reason, _recheck_bytes(visit))
-    await visit.admin.recheck_transaction(
-        name,
-        operator=visit.session.person,
-        reason=reason,
-        broker=broker,
-    )
+    await visit.admin.recheck_transaction(name, operator=visit.person, reason=reason, broker=broker)
     notice = f"{broker} asks the producers of {name} now, or as soon as one of them connects"
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
 
 
+@routes.page("/transactions/recheck")
 async def show_recheck_all(visit: Visit) -> PageContent:
     """Show which producers are asked, and how many transactions are open."""
     state, group = visit.text("state"), visit.text("group")
     found = await visit.admin.transactions(
-        state=state, group=group, limit=SHOWN_MORE + 1, cluster=visit.settings.cluster
+        state=state, group=group, limit=SHOWN_MORE + 1, cluster=visit.cluster
     )
     count = f"more than {SHOWN_MORE}" if len(found) > SHOWN_MORE else str(len(found))
     facts = {"group": group or "all", "state": state or "prepared and parked", "open now": count}
@@ -236,18 +235,18 @@ async def show_recheck_all(visit: Visit) -> PageContent:
     ).content()
 
 
+@routes.page("/transactions/chosen")
 async def show_chosen(visit: Visit) -> PageContent:
     """List the transactions that a visitor chose, before they are decided or asked about."""
     act = _act_of(visit)
     chosen = await _chosen(visit)
     open_now = [name for name, transaction in chosen.items() if transaction is not None]
     count = quantity(len(open_now), "transaction")
-    now_ms = visit.clock.wall_ms()
     return ChangePreview(
         title=f"{act.title} {count}",
         eyebrow="Transactions",
         sentences=act.sentences,
-        facts=_facts_of(chosen, now_ms),
+        facts=_facts_of(chosen, visit.now_ms),
         action=link("/transactions/chosen", do=act.name, chosen=open_now),
         button=f"{act.title} {count}",
         back="/transactions",
@@ -260,23 +259,24 @@ async def show_chosen(visit: Visit) -> PageContent:
     ).content()
 
 
-async def change_chosen(form: ChangeForm) -> ChangeDone:
-    """Decide the chosen transactions, or ask about them; one that fails stops no other."""
-    visit, act = form.visit, _act_of(form.visit)
+@routes.change("/transactions/chosen", show_chosen, CHOSEN_S)
+async def change_chosen(visit: Visit) -> ChangeDone:
+    """Decide or recheck each chosen transaction, even after one of them failed."""
+    act = _act_of(visit)
     names = _chosen_names(visit)
     reason = ""
     if act.decision is not None:
-        reason = reason_in(form.fields)
+        reason = visit.reason()
         check_bytes(reason, _decision_bytes(visit))
-        check_repeated(form.fields, "number of transactions", str(len(names)))
+        visit.check_repeated("number of transactions", str(len(names)))
 
     async def change(name: str) -> TxmqError | None:
         broker, _, transaction_id = name.partition(":")
         by: dict[str, Any] = {
-            "operator": visit.session.person,
+            "operator": visit.person,
             "reason": reason,
             "broker": broker,
-            "cluster": visit.settings.cluster,
+            "cluster": visit.cluster,
         }
         try:
             if act.decision is None:
@@ -297,15 +297,12 @@ async def change_chosen(form: ChangeForm) -> ChangeDone:
     return ChangeDone("/transactions", notice)
 
 
-async def recheck_all(form: ChangeForm) -> ChangeDone:
-    """Have the brokers ask the producers of all open transactions, or of those of a group."""
-    visit = form.visit
+@routes.change("/transactions/recheck", show_recheck_all)
+async def recheck_all(visit: Visit) -> ChangeDone:
+    """Make the brokers ask the producers of all open transactions, or of one group."""
     state, group = visit.text("state"), visit.text("group")
     counts = await visit.admin.recheck_transactions(
-        state=state,
-        group=group,
-        operator=visit.session.person,
-        cluster=visit.settings.cluster,
+        state=state, group=group, operator=visit.person, cluster=visit.cluster
     )
     notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
     return ChangeDone(url_of("/transactions", state=state, group=group), notice)
@@ -313,12 +310,12 @@ async def recheck_all(form: ChangeForm) -> ChangeDone:
 
 def _decision_bytes(visit: Visit) -> int:
     """The bytes that the reason of a decision may have: the log keeps it behind the name."""
-    return REASON_BYTES_MAX - len(f"{visit.session.person}: ".encode())
+    return REASON_BYTES_MAX - len(f"{visit.person}: ".encode())
 
 
 def _recheck_bytes(visit: Visit) -> int:
-    """The bytes that the reason of a recheck may have, beside the name."""
-    return RECHECK_REASON_BYTES_MAX - len(visit.session.person.encode())
+    """The bytes that the reason of a recheck may have: the broker keeps it with the name."""
+    return RECHECK_REASON_BYTES_MAX - len(visit.person.encode())
 
 
 class _Act(NamedTuple):
@@ -382,7 +379,7 @@ async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
         broker, _, transaction_id = name.partition(":")
         try:
             found, _ = await visit.admin.transaction(
-                transaction_id, broker=broker or None, cluster=visit.settings.cluster
+                transaction_id, broker=broker or None, cluster=visit.cluster
             )
         except NotFound:
             return None
@@ -392,7 +389,7 @@ async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
 
 
 def _facts_of(chosen: Mapping[str, OpenTransaction | None], now_ms: int) -> dict[str, str]:
-    """What the second look shows of each transaction, by its business key."""
+    """The facts to confirm about each transaction, by its business key."""
     facts: dict[str, str] = {}
     for name, found in chosen.items():
         if found is None:
@@ -420,7 +417,7 @@ async def _find(visit: Visit) -> tuple[OpenTransaction, ReceivedMessage]:
     return await visit.admin.transaction(
         visit.required("id"),
         broker=visit.text("broker") or None,
-        cluster=visit.settings.cluster,
+        cluster=visit.cluster,
     )
 
 
@@ -455,17 +452,3 @@ _COLUMNS: Final[Mapping[str, Callable[[OpenTransaction], Any]]] = {
     "broker": lambda row: row.queue.broker,
 }
 """What each column of the list is sorted by."""
-
-PAGES: Final = (
-    PageRoute("/transactions", show_list),
-    PageRoute("/transaction", show_one),
-    PageRoute("/transaction/decision", show_decision),
-    PageRoute("/transactions/chosen", show_chosen),
-    PageRoute("/transactions/recheck", show_recheck_all),
-)
-CHANGES: Final = (
-    ChangeRoute("/transaction/decision", decide, show_decision),
-    ChangeRoute("/transaction/recheck", recheck, show_one),
-    ChangeRoute("/transactions/recheck", recheck_all, show_recheck_all),
-    ChangeRoute("/transactions/chosen", change_chosen, show_chosen, CHOSEN_S),
-)

@@ -3,8 +3,8 @@
 A local transaction first inserts "committed", in its own database transaction. A check inserts
 "rolled back". The primary key admits only one of them. A second table with one row, the mark,
 stores the fence's version, its identity, and the time up to which rows may have been removed. Each
-insert reads the mark in the same statement. So the insert has no effect in a session of another
-database, or for a transaction whose row may have been removed.
+insert reads the mark in the same statement, so it has no effect in a session of another database,
+or for a transaction whose row may have been removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 FENCE_VERSION: Final = 1
-"""Of the two tables; verified at start."""
+"""The version of the two tables; verified at start."""
 
 COMMITTED: Final = 1
 ROLLED_BACK: Final = 2
@@ -128,7 +128,7 @@ class Fence:
             fence.xid == bindparam("of_xid")
         )
         self.ours: Select[Any, Any] = self.outcome.where(text(f"xmin = {_OUR_XMIN}"))
-        """Of PostgreSQL alone: only if this very transaction has inserted it."""
+        """For PostgreSQL: finds the row only if the current transaction has inserted it."""
         self.outcome_now: Select[Any, Any] = self.outcome.with_for_update(read=True)
         self.about: Select[Any, Any, Any] = select(mark.version, mark.identity, mark.cleaned_ms)
         self.shape: Select[*tuple[Any, ...]] = select(self.table).limit(0)
@@ -165,7 +165,7 @@ class Fence:
         return self._insert(kind, rows)
 
     def _claim_of_checks(self, kind: str) -> Executable:
-        """The same for many checked transactions; the claims are one JSON text."""
+        """Insert the rows of many checked transactions; the claims are one JSON text."""
         mark = self.mark.c
         xid: ColumnElement[str] = literal_column("claim.xid")
         owner: ColumnElement[str] = literal_column("claim.owner")
@@ -176,7 +176,7 @@ class Fence:
             .where(mark.identity == bindparam("known"), mark.cleaned_ms <= born_ms)
         )
         if kind == "mysql":
-            # In MySQL an existing row would raise an error that hides the other rows.
+            # In MySQL, an existing row would fail the whole statement.
             rows = rows.where(~exists().where(self.table.c.xid == xid))
         return self._insert(kind, rows)
 
@@ -223,8 +223,8 @@ def check_horizon(
     minutes.
 
     A group without a live producer receives checks when it comes back, and a parked transaction is
-    checked when an operator asks for it. So a check presumes nothing about a transaction older than
-    the fence's oldest row.
+    checked when an operator asks for it. So a check presumes nothing about a transaction that is
+    older than the fence's oldest row.
     """
     return (
         (check_max + 1) * seconds("check_interval", check_interval)

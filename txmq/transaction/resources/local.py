@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import CommitState, GuardedTransaction, drive
+from txmq.databases.guarded_transaction import CommitState, DualContext, GuardedTransaction, drive
 from txmq.errors import (
     CommittedBefore,
     DatabaseFailed,
@@ -21,7 +21,7 @@ from txmq.errors import (
 from txmq.transaction.resources.fence import COMMITTED, Fence
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["Claim", "FenceRow", "FencedTransaction", "claim", "no_row", "outcome"]
+__all__ = ["Claim", "FenceRow", "SQLLocalTransaction", "claim", "no_row", "outcome"]
 
 S = TypeVar("S")
 
@@ -48,7 +48,7 @@ class Claim(NamedTuple):
 
 
 class FenceRow(NamedTuple):
-    """An existing row."""
+    """An existing row of the fence."""
 
     outcome: int
     owner: str
@@ -84,22 +84,22 @@ async def claim(
 
 
 async def no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
-    """Why the fence neither took nor shows a row."""
+    """Why the fence neither accepted nor shows a row."""
     marks = (await db.execute(fence.about)).rows
     if [mark[1] for mark in marks] != [ours.identity]:
         return FenceElsewhere(
             f"this session's {fence.name} is not the one that was verified at start: it is in "
-            "another database or schema, or was made anew"
+            "another database or schema, or was created again"
         )
     if marks[0][2] > ours.born_ms:
         return TransactionExpired(
-            f"transaction {ours.xid} is older than what {fence.name} still remembers"
+            f"transaction {ours.xid} is older than the rows that {fence.name} still has"
         )
-    return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
+    return DatabaseFailed(f"{fence.name} neither accepted nor shows transaction {ours.xid}")
 
 
 async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
-    """The row now in the fence.
+    """The outcome that the fence has now, if any.
 
     Raises:
         Exception: Any error of the adapter's library.
@@ -112,7 +112,7 @@ async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> i
         await db.close()
 
 
-class FencedTransaction(GuardedTransaction[S]):
+class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
     """A local transaction, for ``with`` or ``async with``: a session whose first write is the fence
     row.
 
@@ -120,7 +120,7 @@ class FencedTransaction(GuardedTransaction[S]):
     :attr:`state` is always valid:
 
     - ``ROLLBACK`` until the commit begins, and if it certainly failed;
-    - ``UNKNOWN`` while the commit is in progress, and for ever if its answer was lost;
+    - ``UNKNOWN`` while the commit is in progress, and from then on if its answer is lost;
     - ``COMMIT`` once the database has confirmed it.
 
     Begin raises:
@@ -136,7 +136,10 @@ class FencedTransaction(GuardedTransaction[S]):
         self._fence = fence
         self._ours = ours
         self._final: LocalTransactionState | None = None
-        """The fence's final answer, which this attempt can no longer change."""
+        """The outcome that the fence has already, which this attempt cannot change."""
+
+    begin = GuardedTransaction.start
+    end = GuardedTransaction.finish
 
     @property
     def state(self) -> LocalTransactionState:
@@ -198,7 +201,7 @@ class FencedTransaction(GuardedTransaction[S]):
         try:
             found = await claim(self._fence, self._adapter, db, self._ours)
         except TransactionExpired:
-            # The fence no longer has the row of an earlier attempt.
+            # An earlier attempt may have committed; the fence no longer has its row.
             self._final = LocalTransactionState.UNKNOWN
             raise
         if found is not None:
@@ -212,10 +215,10 @@ class FencedTransaction(GuardedTransaction[S]):
         return [row[0] for row in found.rows] == [COMMITTED]
 
     async def _after_rollback(self) -> None:
-        """Check whether the row is committed anyway.
+        """Check whether the row is committed after all.
 
-        A driver knows the status of its connection, but not whether the transaction is still the
-        same. The application may have committed it with its own statement and begun another.
+        The application may have committed with a statement of its own and begun another
+        transaction; the driver does not notice.
         """
         if self._final is not None:
             return
@@ -229,7 +232,7 @@ class FencedTransaction(GuardedTransaction[S]):
             raise UsageError(f"transaction {self._ours.xid} belongs to group {found.owner!r}")
         if found.outcome == COMMITTED:
             self._final = LocalTransactionState.COMMIT
-            raise CommittedBefore(f"transaction {self._ours.xid} has committed before")
+            raise CommittedBefore(f"transaction {self._ours.xid} has already committed")
         raise RolledBackByCheck(
-            f"transaction {self._ours.xid} was rolled back by a check; it came too late"
+            f"transaction {self._ours.xid} came too late: a check has rolled it back"
         )

@@ -1,36 +1,74 @@
-"""The resource manager of one database: local transactions with a fence, and their checks."""
+"""A database as a resource of transactions: local transactions behind a fence, and their checks.
+
+Every insert into the fence is one statement, and the first insert decides. Nothing here holds a
+lock when it returns.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Final,
     Generic,
+    TypeAlias,
     TypedDict,
     TypeVar,
     Unpack,
     cast,
     overload,
 )
+from weakref import WeakKeyDictionary
 
-from txmq.databases.adapter import DatabaseAdapter
+from txmq.databases import dialects
+from txmq.databases.adapter import DatabaseAdapter, open_with_lock_timeout
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
 from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
-from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
-from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
+from txmq.databases.tables import create_command
+from txmq.errors import (
+    ConfigError,
+    DatabaseFailed,
+    FenceElsewhere,
+    FenceMissing,
+    FenceOutdated,
+    FenceUnsafe,
+    LimitExceeded,
+    ResourceError,
+    UsageError,
+)
+from txmq.limits import (
+    FENCE_CHECKS_TOGETHER,
+    FENCE_ROWS_REMOVED,
+    RESOURCE_THREADS,
+    XID_CHARS_MAX,
+)
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.tasks import Threads
+from txmq.runtime.tasks import Tasks, Threads
 from txmq.settings.units import DurationLike, seconds
-from txmq.transaction.resources import steps
-from txmq.transaction.resources.check_batches import CheckBatches
-from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon
-from txmq.transaction.resources.local import Claim, FencedTransaction, FenceRow, outcome
+from txmq.transaction.resources.fence import (
+    COMMITTED,
+    FENCE_VERSION,
+    ROLLED_BACK,
+    TRIAL,
+    Fence,
+    check_horizon,
+)
+from txmq.transaction.resources.local import (
+    Claim,
+    FenceRow,
+    SQLLocalTransaction,
+    claim,
+    no_row,
+    outcome,
+)
 from txmq.transaction.state import LocalTransactionState
 
 if TYPE_CHECKING:
@@ -38,7 +76,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-__all__ = ["ResourceOptions", "SQLResource"]
+__all__ = ["CheckBatches", "ResourceOptions", "SQLResource"]
 
 S = TypeVar("S")
 A = TypeVar("A", bound="AsyncSession")
@@ -48,7 +86,18 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+CLOCKS_APART_MS: Final = 600_000
+"""Tolerance for a producer's clock that is ahead of the database's. Rows are kept that much longer.
+"""
+ANNOUNCE_WAIT_MS: Final = 1_000
+"""Short, because in MySQL all local transactions queue behind a session that waits for the mark."""
+TRIAL_WAIT_MS: Final = 10_000
+"""Only a migration keeps a trial waiting for its lock for long."""
+SPENT_WAIT_MS: Final = 5
+"""The lock timeout of each check in a batch that has already waited: a row still locked is in
+progress."""
 
+_ALWAYS_MS: Final = 2**62
 _XID: Final = re.compile(r"[ -~]*[!-~]")
 """Printable ASCII that does not end with a space: MySQL ignores trailing spaces in comparisons."""
 _STATES: Final = {
@@ -80,7 +129,7 @@ class SQLResource(Generic[S]):
         fence: The fence table.
         schema: Its schema; by default, the session's default schema.
         check_wait: How long a check waits for a local transaction that is committing.
-        entropy: Where chance comes from.
+        entropy: The source of randomness.
 
     Raises:
         ConfigError: The source is not one of these, or cannot be guarded.
@@ -125,22 +174,19 @@ class SQLResource(Generic[S]):
     ) -> None:
         adapter: DatabaseAdapter[S] = adapter_of(source)
         self._adapter = adapter
+        self.is_blocking: bool = adapter.is_blocking
+        """Whether local transactions are for ``with``; otherwise they are for ``async with``."""
         self._problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
         self._wait_ms = max(1, int(seconds("check_wait", check_wait) * 1000))
-        self._batches = CheckBatches(self._settle)
+        self._batches = CheckBatches(lambda theirs: self._turn(self._check_all(theirs)))
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
         self._is_closed = False
 
     has_second_phase: ClassVar[bool] = False
-    """It has committed before the decision."""
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether local transactions are for ``with``; otherwise they are for ``async with``."""
-        return self._adapter.is_blocking
+    """False: it has committed before the decision."""
 
     @property
     def identity(self) -> str:
@@ -166,21 +212,20 @@ class SQLResource(Generic[S]):
             FenceUnsafe: Commits are not durable, or writes persist without a commit.
             DatabaseFailed: The database does not answer.
         """
-        trial = self._entropy.token(16).hex()
-        self._identity = await self._turn(steps.verify(self._fence, self._adapter, trial))
+        self._identity = await self._turn(self._verify(self._entropy.token(16).hex()))
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """Nothing to do: there is no second phase."""
+        """Do nothing: there is no second phase."""
 
     async def attend(self) -> None:
-        """Nothing to do: a crash leaves nothing prepared."""
+        """Do nothing: a crash leaves nothing prepared."""
 
     def close(self) -> None:
         """Stop the threads of a blocking source; the source stays open."""
         self._is_closed = True
         self._threads.close()
 
-    def local(self, xid: str, group: str, born_ms: int) -> FencedTransaction[S]:
+    def local(self, xid: str, group: str, born_ms: int) -> SQLLocalTransaction[S]:
         """A local transaction, to be entered once.
 
         Args:
@@ -197,12 +242,12 @@ class SQLResource(Generic[S]):
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
         ours = Claim(xid, group, COMMITTED, born_ms, self.identity)
-        return FencedTransaction(self._fence, self._adapter, ours)
+        return SQLLocalTransaction(self._fence, self._adapter, ours)
 
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """The outcome of a local transaction. One that has not begun by now never commits.
+        """The outcome of a local transaction. If it has not begun by now, it never commits.
 
         ``UNKNOWN`` if it is in progress, if the database does not answer, or if its row may have
         been removed from the fence.
@@ -231,9 +276,6 @@ class SQLResource(Generic[S]):
             log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
             return LocalTransactionState.UNKNOWN
         return _STATES[row.outcome]
-
-    async def _settle(self, theirs: list[Claim]) -> list[FenceRow | Exception]:
-        return await self._turn(steps.check(self._fence, self._adapter, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
         """The fence's current decision on a transaction, if any; read-only.
@@ -285,17 +327,267 @@ class SQLResource(Generic[S]):
         older_s = seconds("older_than", older_than)
         if older_s < least_s:
             raise ConfigError(
-                f"checks of a transaction can come for {least_s:.0f} s: rows of {older_s:.0f} s "
-                "are still needed"
+                f"checks of a transaction can arrive for {least_s:.0f} s: rows that are "
+                f"{older_s:.0f} s old are still needed"
             )
         older_ms = int(older_s * 1000)
-        work = steps.clean(self._fence, self._adapter, self.identity, older_ms, max(1, batch))
-        return await self._turn(work)
+        return await self._turn(self._clean(self.identity, older_ms, max(1, batch)))
 
     async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._adapter.is_blocking:
+        if self.is_blocking:
             if self._is_closed:
                 work.close()
-                raise UsageError("this resource is closed: no thread of it is left")
+                raise UsageError("this resource is closed: its threads have ended")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
+
+    # The operations on the fence, in a thread of this resource if the source blocks
+
+    async def _check_all(self, theirs: Sequence[Claim]) -> list[FenceRow | Exception]:
+        """Settle undecided transactions; returns for each its final row in the fence, or an error.
+
+        Several share a database transaction. If one of them is locked or fails, they are settled
+        one by one, so that none affects another.
+        """
+        wait_ms = self._wait_ms
+        if len(theirs) > 1 and _are_alike(theirs):
+            try:
+                return await self._check_together(theirs, wait_ms)
+            except self._problems as error:
+                if failure(error) is Failure.LOST:
+                    return [error] * len(theirs)
+                if failure(error) is Failure.LOCKED:
+                    wait_ms = min(wait_ms, SPENT_WAIT_MS)
+        found: list[FenceRow | Exception] = []
+        for one in theirs:
+            try:
+                found.append(await self._check_alone(one, wait_ms))
+            except self._problems as error:
+                found.append(error)
+                if failure(error) is Failure.LOST:
+                    break
+        return found + found[-1:] * (len(theirs) - len(found))
+
+    async def _check_alone(self, theirs: Claim, wait_ms: int) -> FenceRow:
+        async with open_with_lock_timeout(self._adapter, wait_ms) as db:
+            found = await claim(self._fence, self._adapter, db, theirs)
+            if found is not None:
+                return found
+            await db.commit()
+            return FenceRow(theirs.outcome, theirs.owner)
+
+    async def _check_together(
+        self, theirs: Sequence[Claim], wait_ms: int
+    ) -> list[FenceRow | Exception]:
+        fence = self._fence
+        # Always in the same order, so that two checks of the same transactions cannot deadlock.
+        wanted = sorted(set(theirs))
+        rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
+        claims = json.dumps(rows)
+        async with open_with_lock_timeout(self._adapter, wait_ms) as db:
+            await db.execute(
+                fence.claims_of_checks[self._adapter.kind], claims=claims, known=wanted[0].identity
+            )
+            there = (await db.execute(fence.outcomes[self._adapter.kind], claims=claims)).rows
+            found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
+            for one in wanted:
+                if one.xid not in found:
+                    found[one.xid] = await no_row(fence, db, one)
+            # This includes our own rows; answers are sent only after the commit.
+            await db.commit()
+        return [found[one.xid] for one in theirs]
+
+    async def _verify(self, trial: str) -> str:
+        """Verify the fence; returns its identity.
+
+        Args:
+            trial: A unique id for the trial row.
+
+        Raises:
+            ResourceError: As for :meth:`verify`.
+        """
+        try:
+            identity = await self._look()
+            await self._try_rollback(Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity))
+        except self._adapter.problems as error:
+            raise _refusal(self._fence, error) from error
+        return identity
+
+    async def _look(self) -> str:
+        fence, adapter = self._fence, self._adapter
+        db = await adapter.open()
+        try:
+            marks = (await db.execute(fence.about)).rows
+            if len(marks) != 1:
+                raise FenceMissing(
+                    f"{fence.mark.fullname} has {len(marks)} rows, not one: run the statements of "
+                    "`txmq schema sql` that insert into it"
+                )
+            version, identity, _ = marks[0]
+            if version != FENCE_VERSION:
+                raise FenceOutdated(
+                    f"{fence.name} has version {version}, but this txmq needs version "
+                    f"{FENCE_VERSION}: change all services and the table together"
+                )
+            await db.execute(fence.shape)
+            values: tuple[object, ...] = ()
+            for question in dialects.DURABILITY[adapter.kind]:
+                values += tuple((await db.execute(question)).rows[0])
+            if (doubt := dialects.doubts(adapter.kind, values)) is not None:
+                raise FenceUnsafe(doubt)
+            return str(identity)
+        finally:
+            await db.close()
+
+    async def _try_rollback(self, trial: Claim) -> None:
+        """Verify that a rollback works: it does not with autocommit, nor in MyISAM tables."""
+        fence, adapter = self._fence, self._adapter
+        # Write as a check does: MySQL's statement-based logging refuses writes in READ COMMITTED.
+        async with open_with_lock_timeout(adapter, TRIAL_WAIT_MS) as db:
+            if await claim(fence, adapter, db, trial) is not None:
+                raise FenceUnsafe("this driver does not report how many rows an INSERT added")
+        db = await adapter.open()
+        try:
+            if (await db.execute(fence.outcome, of_xid=trial.xid)).rows:
+                await db.execute(fence.remove, of_xid=trial.xid)
+                await db.commit()
+                raise FenceUnsafe(
+                    f"rolled-back rows stay in {fence.name}: switch autocommit off, and keep the "
+                    "table in an engine that has transactions"
+                )
+            if [mark[1] for mark in (await db.execute(fence.about)).rows] != [trial.identity]:
+                raise FenceElsewhere(f"two sessions see two different tables {fence.name}")
+        finally:
+            await db.close()
+
+    async def _clean(self, identity: str, older_than_ms: int, batch: int) -> int:
+        """Remove the rows that the last call announced, and announce those of ``older_than_ms``.
+
+        After the announcement, rows of older transactions can no longer be inserted: neither by a
+        check, which would presume a rollback, nor by a local transaction that stalled. Rows are
+        removed one call later, when every statement that began before the announcement has ended.
+        """
+        try:
+            announced_ms = await self._announce(identity, older_than_ms)
+            removed, last = 0, batch
+            while last >= batch:
+                last = await self._remove(announced_ms - CLOCKS_APART_MS, batch)
+                removed += last
+        except self._adapter.problems as error:
+            name = self._fence.name
+            raise DatabaseFailed(f"{name} could not be cleaned now: {words(error)}") from error
+        return removed
+
+    async def _announce(self, identity: str, older_than_ms: int) -> int:
+        """Announce a new limit; returns the previous one."""
+        fence, adapter = self._fence, self._adapter
+        async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
+            marks = (await db.execute(fence.about)).rows
+            if [mark[1] for mark in marks] != [identity]:
+                raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
+            now_ms = (await db.execute(f"SELECT {dialects.NOW_MS[adapter.kind]}")).rows[0][0]
+            before_ms = int(now_ms) - older_than_ms
+            await db.execute(fence.announce, known=identity, before_ms=before_ms)
+            await db.commit()
+            return int(marks[0][2])
+
+    async def _remove(self, before_ms: int, batch: int) -> int:
+        fence, adapter = self._fence, self._adapter
+        old = {"before_ms": before_ms, "batch": batch}
+        async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
+            if adapter.kind != "mysql":
+                gone = (await db.execute(fence.remove_old, **old)).changed
+            else:
+                # A DELETE of many rows locks each row that it scans, including those of running
+                # local transactions. It would wait for them, and others would wait for it.
+                gone = 0
+                for (xid,) in (await db.execute(fence.old, **old)).rows:
+                    gone += (await db.execute(fence.remove, of_xid=xid)).changed
+            await db.commit()
+            return gone
+
+
+def _are_alike(theirs: Sequence[Claim]) -> bool:
+    """Whether one statement is enough: the claims have one fence, and each transaction one
+    claim.
+    """
+    is_one_fence = len({one.identity for one in theirs}) == 1
+    return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
+
+
+def _refusal(fence: Fence, problem: Exception) -> ResourceError:
+    found = failure(problem)
+    if found is Failure.MISSING:
+        return FenceMissing(
+            f"table {fence.name} does not exist: run `{create_command('fence', fence.table)}`, "
+            f"or have a migration run what `txmq schema sql` prints ({words(problem)})"
+        )
+    if found is Failure.CHANGED:
+        return FenceOutdated(
+            f"{fence.name} has other columns than this version uses ({words(problem)})"
+        )
+    if found is Failure.REFUSED:
+        return FenceUnsafe(
+            f"the database forbids what {fence.name} needs: SELECT and INSERT, and UPDATE and "
+            f"DELETE to clean it ({words(problem)})"
+        )
+    return DatabaseFailed(f"the database did not answer: {words(problem)}")
+
+
+Settle: TypeAlias = Callable[[list[Claim]], Coroutine[Any, Any, list[FenceRow | Exception]]]
+_Waiting: TypeAlias = deque[tuple[Claim, asyncio.Future[FenceRow]]]
+
+
+class CheckBatches:
+    """Batches concurrent checks of one database.
+
+    A single check is settled at once. While the maximum number of database transactions is running,
+    new checks gather and share the next one.
+
+    Args:
+        settle: Settles several checks in one database transaction.
+    """
+
+    def __init__(self, settle: Settle) -> None:
+        self._settle = settle
+        # Several managers in different threads may share the resource.
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Waiting, Tasks]]
+        self._lines = WeakKeyDictionary()
+
+    async def settle(self, theirs: Claim) -> FenceRow:
+        """Settle a transaction and return its final row in the fence.
+
+        It is settled even if the caller is cancelled.
+
+        Raises:
+            Exception: The reason why the row is not known now.
+        """
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            self._lines[loop] = deque(), Tasks()
+        waiting, tasks = self._lines[loop]
+        answer: asyncio.Future[FenceRow] = loop.create_future()
+        waiting.append((theirs, answer))
+        if len(tasks) < RESOURCE_THREADS:
+            tasks.start(self._work(waiting), "checks of a fence")
+        return await answer
+
+    async def _work(self, waiting: _Waiting) -> None:
+        while waiting:
+            batch = [waiting.popleft() for _ in range(min(len(waiting), FENCE_CHECKS_TOGETHER))]
+            found: list[FenceRow | Exception]
+            try:
+                found = await self._settle([theirs for theirs, _ in batch])
+            except Exception as error:  # noqa: BLE001 - all callers receive it
+                found = [error] * len(batch)
+            except BaseException:
+                for _, answer in batch:
+                    answer.cancel()
+                raise
+            for (_, answer), row in zip(batch, found, strict=True):
+                if answer.done():
+                    continue  # The caller was cancelled.
+                if isinstance(row, Exception):
+                    answer.set_exception(row)
+                else:
+                    answer.set_result(row)

@@ -6,6 +6,8 @@ with the privilege can end it by name. So this module verifies every answer.
 
 from __future__ import annotations
 
+import re
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -14,16 +16,119 @@ from sqlalchemy import bindparam, column, func, select, table, text
 from txmq.databases import dialects
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.errors import (
+    ConfigError,
     DatabaseFailed,
     FenceUnsafe,
+    LimitExceeded,
     OutcomeUnknown,
     ResourceError,
     TransactionBroken,
     TwoPhaseUnavailable,
+    UsageError,
 )
-from txmq.transaction.resources.prepared import Gid, committed, parse, prepared, rolled_back
+from txmq.limits import GID_CHARS_MAX
+from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["Prepared", "finish", "found", "is_prepared", "problems_of", "verify", "vote"]
+__all__ = [
+    "Duty",
+    "Gid",
+    "Prepared",
+    "can_name",
+    "check_branch",
+    "duty",
+    "finish",
+    "found",
+    "gid_of",
+    "is_prepared",
+    "parse",
+    "problems_of",
+    "verify",
+    "vote",
+]
+
+PREFIX: Final = "txmq:"
+"""Prepared transactions without this prefix are not ours, and are never touched."""
+
+_XID: Final = re.compile(r"[A-Za-z0-9_.:-]+")
+_BRANCH: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_GID: Final = re.compile(r"txmq:([A-Za-z0-9_.:-]+):([A-Za-z0-9_-]{1,32}):([A-Za-z0-9-]{1,36})")
+
+
+class Gid(NamedTuple):
+    """The parts of a prepared transaction's name: all that another process needs to end it."""
+
+    xid: str
+    branch: str
+    fence: str
+    """The identity of the fence that decides."""
+
+
+class Duty(Enum):
+    """What a recovery must do with a prepared transaction."""
+
+    COMMIT = "commit"
+    ROLL_BACK = "roll back"
+    ASK = "decide"
+    """It is not decided, and its process has had the time to decide."""
+    WAIT = "wait"
+    """It is not decided yet, and its process still may decide."""
+    NONE = "none of ours"
+
+
+def check_branch(name: str) -> None:
+    """Check the name of a branch.
+
+    Raises:
+        ConfigError: The name is invalid.
+    """
+    if not _BRANCH.fullmatch(name):
+        raise ConfigError(f"{name!r} names no branch: letters, digits, _ and -, at most 32")
+
+
+def gid_of(xid: str, branch: str, fence: str) -> str:
+    """The name under which a branch is prepared in its database.
+
+    Raises:
+        UsageError: The id contains an invalid character.
+        LimitExceeded: The name is too long for PostgreSQL.
+    """
+    if not _XID.fullmatch(xid):
+        raise UsageError(f"{xid!r} cannot name a prepared transaction")
+    gid = f"{PREFIX}{xid}:{branch}:{fence}"
+    if len(gid) > GID_CHARS_MAX:
+        raise LimitExceeded("the length of a prepared transaction's name", GID_CHARS_MAX, len(gid))
+    return gid
+
+
+def can_name(xid: str, branch: str, fence: str) -> bool:
+    """Whether :func:`gid_of` accepts the id; otherwise the transaction was never prepared."""
+    try:
+        gid_of(xid, branch, fence)
+    except (UsageError, LimitExceeded):
+        return False
+    return True
+
+
+def parse(gid: str) -> Gid | None:
+    """The parts of a txmq name; ``None`` for any other name."""
+    found = _GID.fullmatch(gid)
+    return Gid(*found.groups()) if found else None
+
+
+def duty(decided: LocalTransactionState | None, age_s: float, horizon: float) -> Duty:
+    """Decide what a recovery must do.
+
+    Args:
+        decided: The fence's decision, if any.
+        age_s: How long it has been prepared.
+        horizon: The time within which its own process decides.
+    """
+    if decided is LocalTransactionState.COMMIT:
+        return Duty.COMMIT
+    if decided is LocalTransactionState.ROLLBACK:
+        return Duty.ROLL_BACK
+    return Duty.ASK if age_s >= horizon else Duty.WAIT
+
 
 NO_ROOM: Final = ("53200", "55000")
 """``out_of_memory`` and ``object_not_in_prerequisite_state``; both have other causes too."""
@@ -53,7 +158,7 @@ class Prepared(NamedTuple):
 
     gid: str
     parts: Gid | None
-    """None of a name that is not ours."""
+    """``None`` if the name is not ours."""
     age_s: float
     prepared_ms: int
     owner: str
@@ -76,22 +181,21 @@ async def vote(db: DatabaseSession[Any], gid: str) -> None:
         Exception: Whatever the driver raises.
     """
     try:
-        answer = await db.prepare(prepared(gid))
+        answer = await db.prepare(f"PREPARE TRANSACTION '{gid}'")
     except psycopg.Error as error:
         if error.sqlstate in NO_ROOM and "prepared" in str(error):
             raise TwoPhaseUnavailable(
-                f"this server has no room for one more prepared transaction: raise "
-                f"max_prepared_transactions, or look for forgotten ones with `txmq xa list` "
-                f"({error})"
+                "this server cannot prepare another transaction: raise "
+                f"max_prepared_transactions, or find forgotten ones with `txmq xa list` ({error})"
             ) from error
         if error.sqlstate == IN_USE:
             raise OutcomeUnknown(
-                f"{gid} is prepared already: another process runs this transaction ({error})"
+                f"{gid} is already prepared: another process runs this transaction ({error})"
             ) from error
         raise
     # PREPARE silently rolls back a failed transaction.
     if answer != "PREPARE TRANSACTION":
-        raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
+        raise TransactionBroken(f"the database answered {answer!r} to the prepare of {gid}")
     # Use a new transaction and close it: no session may be idle in one until the second phase.
     again = await db.begin_again()
     try:
@@ -121,8 +225,9 @@ async def finish(adapter: DatabaseAdapter[Any], gid: str, *, commits: bool) -> b
     Raises:
         Exception: Any error of the adapter's library; the transaction is still prepared.
     """
+    verb = "COMMIT" if commits else "ROLLBACK"
     try:
-        await adapter.execute_outside(committed(gid) if commits else rolled_back(gid))
+        await adapter.execute_outside(f"{verb} PREPARED '{gid}'")
     except problems_of(adapter):
         # Another process may have been faster, or only the answer was lost.
         if await is_prepared(adapter, gid):

@@ -22,11 +22,11 @@ from txmq.databases.adapter import (
 from txmq.databases.guarded_transaction import DualContext, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
-from txmq.transaction.resources.local import FencedTransaction
+from txmq.transaction.resources.local import SQLLocalTransaction
 from txmq.transaction.state import LocalTransactionState
 from txmq.transaction.story import note
 
-__all__ = ["Branch", "XALocal"]
+__all__ = ["Branch", "XALocalTransaction"]
 
 S = TypeVar("S")
 
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class Branch(Generic[S]):
     """One database's part of a transaction.
 
-    It keeps its connection to the end. Otherwise, sessions that wait for the prepared branch's
-    locks might hold all connections of the pool, and wait for ever.
+    It keeps its connection to the end. Otherwise, sessions that wait for the branch's locks could
+    take all connections of the pool, and wait forever.
     """
 
     def __init__(self, name: str, adapter: DatabaseAdapter[S], gid: str) -> None:
@@ -61,7 +61,7 @@ class Branch(Generic[S]):
         try:
             await two_phase.vote(self.db, self.gid)
         except OutcomeUnknown:
-            self.may_be_prepared = False  # Not by us.
+            self.may_be_prepared = False  # Another process has prepared it.
             raise
 
     @property
@@ -124,7 +124,7 @@ class Branch(Generic[S]):
             log.warning("could not give a session of %s back: %s", self.name, error)
 
 
-class XALocal(DualContext[Mapping[str, S]], Generic[S]):
+class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
     """A local transaction, for ``with`` or ``async with``: one session of each database, by name.
 
     As for one database, :attr:`state` is ``ROLLBACK`` before the decision is claimed, ``UNKNOWN``
@@ -142,7 +142,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         self,
         xid: str,
         branches: Mapping[str, Branch[S]],
-        claim: FencedTransaction[Any],
+        claim: SQLLocalTransaction[Any],
         keep: Callable[[str, Mapping[str, Branch[S]]], bool],
     ) -> None:
         self._xid = xid
@@ -225,7 +225,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     def _check_none_ended(self, problem: BaseException | None) -> None:
         for branch in self._branches.values():
             if branch.db is not None and branch.db.status() is SessionStatus.ENDED:
-                # The commit there is final, so a person must resolve it.
+                # The commit there may be final, so an operator must look at it.
                 text = (
                     f"the function has ended its transaction in {branch.name} itself, and all "
                     f"others of {self._xid} are rolled back; leave commit and rollback to txmq"
@@ -239,8 +239,8 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         for branch in self._branches.values():
             if branch.db is None or branch.db.status() is not SessionStatus.OPEN:
                 raise TransactionBroken(
-                    f"{branch.name} gave its part of {self._xid} up after an error that was not "
-                    "passed on"
+                    f"{branch.name} gave up its part of {self._xid} after an error that the "
+                    "function did not raise"
                 )
         for branch in self._branches.values():
             await self._vote(branch)

@@ -1,19 +1,40 @@
-"""The filters of subscriptions, with a cache of compiled conditions."""
+"""The filters of subscriptions: tags, or conditions, which are compiled and cached."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import InternalError, SubscriptionInvalid
 from txmq.limits import FILTERS_CHARS_MAX, SUBSCRIPTION_CHARS_MAX
+from txmq.protocol import java
 from txmq.protocol.bodies import SubscriptionData
 from txmq_broker.config import FilterSettings
 from txmq_broker.core.filter.condition import Condition
-from txmq_broker.core.filter.tags import TagFilter, tag_filter
 from txmq_broker.core.filter.tokens import invalid_filter
 
-__all__ = ["Filter", "Filters"]
+__all__ = ["Filter", "Filters", "TagFilter", "tag_filter"]
+
+_LOW: Final = 0xFFFFFFFF
+
+
+class TagFilter(NamedTuple):
+    """The wanted tags: their hashes for a first check, the words for the final one."""
+
+    hashes: frozenset[int]
+    words: frozenset[str]
+
+
+def tag_filter(expression: str) -> TagFilter | None:
+    """The filter of an expression such as ``A || B``, or ``None`` if it wants all messages."""
+    text = expression.strip()
+    if text in ("", "*"):
+        return None
+    words = frozenset(word for part in text.split("||") if (word := part.strip()))
+    if not words or "*" in words:
+        return None
+    return TagFilter(frozenset(java.string_hash(word) & _LOW for word in words), words)
+
 
 Filter: TypeAlias = TagFilter | Condition
 
@@ -33,7 +54,7 @@ class Filters:
         self._kept: OrderedDict[str, Condition | str] = OrderedDict()
 
     def figures(self) -> dict[str, int]:
-        """What clients make the broker keep."""
+        """What the broker keeps for clients."""
         return {
             "filters_compiled": len(self._kept),
             "filter_characters_compiled": self._chars,

@@ -1,8 +1,9 @@
 """The creation of a backup from a directory whose broker may be running.
 
-The directory is only read. The small tables are read before the end of the log is fixed, so none of
-them refers to a later position. A pass repeats if topics or floors changed meanwhile, if the broker
-deleted a file that was to be copied, or if it copied so much that the tables are old by now.
+The broker's directory is only read. The small tables are read before the end of the log is fixed,
+so none of them refers to a later position. A pass is repeated if topics or floors changed during
+it, if the broker deleted a file that was to be copied, or if it took so long that the tables are
+outdated.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head, start_in
+from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import NO_ROOM, Disk, File
-from txmq_broker.access.audit_pages import FOLDER as AUDIT_FOLDER
+from txmq_broker.access.audit import FOLDER as AUDIT_FOLDER
 from txmq_broker.offline.backup.manifest import (
     LINKED_FOLDER,
     BackupManifest,
     BackupRefused,
     CopiedFile,
     ManifestFile,
-    table_files,
+    read_whole,
 )
+from txmq_broker.offline.directory import BrokerDirectory
 from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
 from txmq_broker.store.index_file import IndexFile, indexed_segments
 from txmq_broker.store.index_file import path_of as index_path_of
-from txmq_broker.store.log.commit_log import HighWater, Mark
+from txmq_broker.store.log.commit_log import Mark
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.segments import CUT_FOLDER, Extent, Segments, path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, durable_behind, span_at, whole_spans
@@ -35,10 +37,10 @@ from txmq_broker.store.log.spans import REPAIR_COMMAND, durable_behind, span_at,
 __all__ = ["Creation", "Link", "check_history"]
 
 _PASSES_MAX: Final = 12
-"""Passes over a directory that changes all the time."""
+"""The maximum number of passes over a directory that keeps changing."""
 
 _RECENT_BYTES: Final = 32 * 1024 * 1024
-"""A pass that copies more takes so long that another one reads the tables again."""
+"""After a pass that copies more than this, another pass reads the tables again."""
 
 _SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
 """Small, because a broker on the same disk waits with its own sync until these are written: the
@@ -46,7 +48,7 @@ _SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
 """
 
 _NOTED_AT_ONCE: Final = 64 * 1024 * 1024
-"""How much of a first backup an interruption may cost."""
+"""The bytes of a first backup that an interruption may cost."""
 
 _LOOKS_MAX: Final = 5
 """A broker deletes files only a few times an hour."""
@@ -98,7 +100,7 @@ class Creation:
         self._link = link
         self._progress = progress
         self._manifest_file = ManifestFile(folder)
-        self._log_id = 0
+        self._directory = BrokerDirectory(source, 0)
         self._known: dict[str, CopiedFile] = {}
         self._last: tuple[int, int] | None = None
         """The position and the checksum of the last span that was copied."""
@@ -126,7 +128,7 @@ class Creation:
                 f"{source} is not the directory of a broker that was started: no file in it names "
                 "a log"
             )
-        self._log_id = found
+        self._directory = BrokerDirectory(self._source, found)
         before = self._manifest_file.load()
         if before is None:
             self._begin(source)
@@ -164,16 +166,16 @@ class Creation:
                 "another folder"
             )
         # From now on the folder counts as ours, even if this run is interrupted.
-        self._save(BackupManifest(log=f"{self._log_id:016x}", source=source))
+        self._save(BackupManifest(log=self._log_name, source=source))
 
     def _save(self, manifest: BackupManifest) -> None:
         with _writing("the manifest"):
-            # If this fails, the new manifest may count all the same, so its files stay.
+            # If this fails, the new manifest may still count, so its files stay.
             self._manifest_file.save(manifest)
         self._saved = manifest
 
     def _note_progress(self, files: list[CopiedFile], end: int) -> None:
-        """Have a later run go on from here if this first backup is interrupted."""
+        """Let a later run continue here if this first backup is interrupted."""
         if self.before is None and self._last is not None:
             last_span, checksum = self._last
             self._save(
@@ -206,7 +208,7 @@ class Creation:
         try:
             manifest = self._copy(source, now_ms)
         except (DiskFull, WriteFailed):
-            # What this run copied would only take room.
+            # The files that this run copied would only take up room.
             with suppress(OSError):
                 self._tidy()
             raise
@@ -230,7 +232,7 @@ class Creation:
             last_span, checksum = self._last or (0, 0)
             mark = listing.mark
             return BackupManifest(
-                log=f"{self._log_id:016x}",
+                log=self._log_name,
                 source=source,
                 taken_ms=taken_ms,
                 start=listing.extents[0].start if listing.extents else end,
@@ -247,16 +249,20 @@ class Creation:
             "can be copied; try again later"
         )
 
+    @property
+    def _log_name(self) -> str:
+        return f"{self._directory.log_id:016x}"
+
     # The small tables
 
     def _tables(self) -> dict[str, str]:
-        always, others = table_files(self._source)
+        directory = self._directory
         texts: dict[str, str] = {}
-        for file in (*always, *others):
-            text = file.load(f"{self._log_id:016x}")
+        for file in (*directory.tables, *directory.optional_tables):
+            text = file.load(self._log_name)
             if text is not None:
                 texts[file.path] = text.decode()
-            elif file in always:
+            elif file in directory.tables:
                 raise BackupRefused(
                     f"{file.path} does not exist; wait until the broker has started, or verify "
                     "its directory: txmq log verify --data DIR"
@@ -264,11 +270,12 @@ class Creation:
         return texts
 
     def _agree(self, tables: dict[str, str]) -> bool:
-        """Return true if topics, with their changes, and floors are still the same.
+        """Return true if the topics, their changes and the floors have not changed.
 
         Then the broker deleted neither a topic nor a file of the log since they were read.
         """
-        (topics, _, _, floors), (changes, *_) = table_files(self._source)
+        topics, _, _, floors = self._directory.tables
+        changes, *_ = self._directory.optional_tables
         now = self._tables()
         return all(
             now.get(file.path) == tables.get(file.path) for file in (topics, changes, floors)
@@ -278,31 +285,18 @@ class Creation:
 
     @contextmanager
     def _segments(self) -> Iterator[Segments]:
-        """The files of the log, opened only for a moment: the broker frees no room of a file that
-        is deleted while it is open.
+        """The files of the log, opened only briefly: a file that the broker deletes takes up room
+        until it is closed here.
         """
-        segments = _despite_deletions(self._open_segments)
+        segments = _despite_deletions(self._directory.open_segments)
         try:
             yield segments
         finally:
             segments.close()
 
-    def _open_segments(self) -> Segments:
-        segments = Segments(self._source, 0)
-        segments.log_id = self._log_id
-        try:
-            segments.open(tidy=False)
-        except BaseException:
-            segments.close()
-            raise
-        return segments
-
     def _listing(self) -> _Listing:
-        high_water = HighWater(self._source, self._log_id)
-        try:
+        with self._directory.high_water() as high_water:
             high_water.load()
-        finally:
-            high_water.close()
         with self._segments() as segments:
             extents = [extent for extent in segments.extents() if extent.end > extent.start]
             return _Listing(extents, high_water.mark, segments.end)
@@ -351,62 +345,64 @@ class Creation:
         source = self._source.open(path)
         try:
             if self._link is not None and is_complete:
-                file = self._link_file(extent, known, source, self._link)
+                file = self._copy_spans(source, extent, known, None, before)
+                self._make_link(self._link, file.path, file.place)
             else:
-                file = self._append(extent, known, source, before)
+                with self._continued(known) as target:
+                    file = self._copy_spans(source, extent, known, target, before)
             if extent.start + file.size > durable:
-                # What the backup has, the broker must not lose in a power cut: the next run would
+                # The broker must not lose in a power cut what the backup has: the next run would
                 # find another history.
                 source.sync()
         finally:
             source.close()
         return file
 
-    def _append(
-        self, extent: Extent, known: CopiedFile, source: File, before: list[CopiedFile]
+    def _copy_spans(
+        self,
+        source: File,
+        extent: Extent,
+        known: CopiedFile,
+        target: File | None,
+        before: list[CopiedFile],
     ) -> CopiedFile:
-        size, checksum, synced = known.size, known.checksum, known.size
-        noted = size
-        with self._continued(known) as target:
-            for piece, head in whole_spans(source, extent, extent.start + size, self._log_id):
+        """Copy the whole spans that follow the known ones; without a target only read them."""
+        size, checksum = known.size, known.checksum
+        synced = noted = size
+        log_id = self._directory.log_id
+        for piece, head in whole_spans(source, extent, extent.start + size, log_id):
+            at, size, checksum = size, size + len(piece), crc32(piece, checksum)
+            if target is not None:
                 with _writing(known.place):
-                    target.write(size, piece)
-                    size, checksum = size + len(piece), crc32(piece, checksum)
+                    target.write(at, piece)
                     if size - synced >= _SYNCED_AT_ONCE:
                         target.sync()
                         synced = size
-                self._note(piece, head)
-                if synced == size and size - noted >= _NOTED_AT_ONCE:
-                    part = CopiedFile(path=known.path, size=size, checksum=checksum)
-                    self._note_progress([*before, part], extent.start + size)
-                    noted = size
-        return CopiedFile(path=known.path, size=size, checksum=checksum)
+            self._last = head.position, head.checksum
+            self.copied += len(piece)
+            self._progress(len(piece))
+            if synced == size and size - noted >= _NOTED_AT_ONCE:
+                part = CopiedFile(path=known.path, size=size, checksum=checksum)
+                self._note_progress([*before, part], extent.start + size)
+                noted = size
+        is_linked = target is None
+        return CopiedFile(path=known.path, size=size, checksum=checksum, is_linked=is_linked)
 
-    def _link_file(self, extent: Extent, known: CopiedFile, source: File, link: Link) -> CopiedFile:
-        size, checksum = known.size, known.checksum
-        for piece, head in whole_spans(source, extent, extent.start + size, self._log_id):
-            size, checksum = size + len(piece), crc32(piece, checksum)
-            self._note(piece, head)
-        linked = CopiedFile(path=known.path, size=size, checksum=checksum, is_linked=True)
+    @staticmethod
+    def _make_link(link: Link, path: str, place: str) -> None:
         try:
-            link(linked.path, linked.place)
+            link(path, place)
         except FileNotFoundError:
             raise  # The broker has just deleted it.
         except OSError as error:
             raise WriteFailed(
-                f"{linked.path} cannot be linked: {error.strerror}; --link needs a folder on the "
-                "file system of the broker's directory"
+                f"{path} cannot be linked: {error.strerror}; --link needs a folder on the file "
+                "system of the broker's directory"
             ) from error
-        return linked
-
-    def _note(self, piece: bytes, head: SpanHead) -> None:
-        self._last = head.position, head.checksum
-        self.copied += len(piece)
-        self._progress(len(piece))
 
     @contextmanager
     def _continued(self, known: CopiedFile) -> Iterator[File]:
-        """A file of the backup, to write after the bytes that it has; synced at the end."""
+        """A file of the backup, opened to append to its known bytes; synced at the end."""
         with _writing(known.place):
             target = self._folder.open(known.place, create=True)
             try:
@@ -433,8 +429,8 @@ class Creation:
     def _copy_index(self, extent: Extent) -> list[CopiedFile]:
         """Copy the index of a complete file of the log, so that a restored broker starts quickly.
 
-        The broker builds an index again that is missing, so one that is damaged or does not cover
-        the whole file yet is left out.
+        The broker rebuilds a missing index. So an index is left out if it is damaged or does not
+        cover the whole file yet.
         """
         path = index_path_of(extent.start)
         if path in self._known:
@@ -442,11 +438,8 @@ class Creation:
         if extent.start not in indexed_segments(self._source):
             return []
         try:
-            index = IndexFile(self._source, extent.start, self._log_id)
-            try:
+            with self._directory.index(extent.start) as index:
                 file = self._copy_chunks(path, index, extent)
-            finally:
-                index.file.close()
         except (OSError, ForeignFile):
             return []
         if file is None:
@@ -458,12 +451,13 @@ class Creation:
         chunks = index.load(extent.end)
         if not chunks or chunks[-1].part.end != extent.end or not all(map(index.is_whole, chunks)):
             return None
-        size, checksum = 0, 0
         with self._continued(CopiedFile(path=path, size=0, checksum=0)) as target:
-            while data := index.file.read(size, min(_SYNCED_AT_ONCE, index.size - size)):
+
+            def write(place: int, data: bytes) -> None:
                 with _writing(path):
-                    target.write(size, data)
-                size, checksum = size + len(data), crc32(data, checksum)
+                    target.write(place, data)
+
+            size, checksum = read_whole(index.file, index.size, write)
         return CopiedFile(path=path, size=size, checksum=checksum) if size == index.size else None
 
     def _check_tail(self, end: int) -> None:
@@ -489,7 +483,7 @@ class Creation:
             f"repair the log first: {REPAIR_COMMAND}",
         )
 
-    # The record of operators
+    # The audit
 
     def _copy_audit(self) -> list[CopiedFile]:
         files = []
@@ -520,7 +514,7 @@ class Creation:
     # The folder
 
     def _tidy(self) -> None:
-        """Delete the files that the manifest does not name, and the bytes after its own."""
+        """Delete files that the manifest does not name, and bytes behind those that it names."""
         kept = {file.place: file for file in self._saved.files}
         for folder in (FOLDER, INDEX_FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
             for name in self._folder.names(folder):
@@ -533,7 +527,7 @@ class Creation:
 
 
 def _despite_deletions(look: Callable[[], T]) -> T:
-    """Look at the files of the log; look again if the broker has just deleted the oldest."""
+    """Look at the files of the log, and again if the broker has just deleted the oldest one."""
     for _ in range(_LOOKS_MAX - 1):
         with suppress(FileNotFoundError):
             return look()
@@ -542,7 +536,7 @@ def _despite_deletions(look: Callable[[], T]) -> T:
 
 @contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Name the backup's disk in errors of writing.
+    """Name the backup's disk in write errors.
 
     Raises:
         DiskFull: The disk is full.
@@ -598,7 +592,7 @@ def check_history(before: BackupManifest, disk: Disk, segments: Segments, source
 
 
 def _cut_with(before: BackupManifest, disk: Disk) -> str:
-    """The folder with the last span of a backup that a member has cut, or an empty string."""
+    """The folder in which a member keeps the last span of a backup that it cut; empty if none."""
     for folder in disk.names(CUT_FOLDER):
         inside = f"{CUT_FOLDER}/{folder}/{FOLDER}"
         for name in disk.names(inside):

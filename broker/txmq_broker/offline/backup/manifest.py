@@ -1,22 +1,23 @@
 """The manifest of a backup: which files it consists of, and the broker's small tables themselves.
 
-Replacing this one file makes a new backup valid. So every file that it names stays as it was until
-the next manifest is durable. A file of the log may be longer than the manifest says: then a later
-``create`` did not finish, and the rest does not count.
+A new backup becomes valid when this one file is replaced. Until then, every file that the old
+manifest names keeps its bytes. A file may be longer than the manifest says if a later ``create``
+did not finish; the surplus does not count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from txmq.errors import DamagedFile, StoreError
-from txmq.runtime.disk import Disk
-from txmq_broker.names.server import FILES as NAMES_FILES
-from txmq_broker.services.keeper import Keeper
+from txmq.protocol.checksum import crc32
+from txmq.runtime.disk import Disk, File
+from txmq_broker.offline.directory import BrokerDirectory
 from txmq_broker.store.checked_file import CheckedFile
-from txmq_broker.store.log.commit_log import HighWater, Mark
+from txmq_broker.store.log.commit_log import Mark
 from txmq_broker.store.log.identity import write_identity
 
 __all__ = [
@@ -24,14 +25,16 @@ __all__ = [
     "BackupRefused",
     "CopiedFile",
     "ManifestFile",
+    "read_whole",
     "save_beginning",
     "save_tables",
-    "table_files",
 ]
 
 PATH: Final = "manifest.json"
 LINKED_FOLDER: Final = "linked"
-"""Hard links are apart from copies, so no copy is ever appended to a file of the broker."""
+"""Hard links are kept apart from copies, so nothing is ever appended to a file of the broker."""
+
+_READ_AT_ONCE: Final = 4 * 1024 * 1024
 
 _VERSION: Final = 1
 
@@ -47,7 +50,7 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its path in the broker's directory."""
     size: int
     checksum: int
-    """The CRC-32 of so many bytes."""
+    """The CRC-32 of these bytes."""
     is_linked: bool = False
     """True if it is a hard link to the broker's own file."""
 
@@ -64,10 +67,10 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     """The identity of the log, in hexadecimal."""
     source: str
-    """The machine and the directory that it was copied from, for people."""
+    """The machine and the directory that it was copied from."""
     taken_ms: int = 0
-    """The moment that it shows: everything acknowledged before is in it. 0 before the first backup
-    is complete."""
+    """Everything acknowledged before this moment is in the backup; 0 until the first backup is
+    complete."""
     start: int = 0
     """The position of the log's first byte."""
     end: int = 0
@@ -141,43 +144,46 @@ class ManifestFile:
         return self._file.find_faults(manifest.log)
 
 
-def table_files(disk: Disk) -> tuple[tuple[CheckedFile, ...], tuple[CheckedFile, ...]]:
-    """The files of small tables: those that every broker has, the floors last, and others, with
-    those of its name server.
+def read_whole(file: File, size: int, take: Callable[[int, bytes], None]) -> tuple[int, int]:
+    """Read the first bytes of a file; return how many there were, and their checksum.
+
+    Args:
+        file: The file.
+        size: How many bytes to read.
+        take: Called with each piece and its place in the file.
     """
-    of_names = [CheckedFile(disk, path, is_doubled=True) for path in NAMES_FILES]
-    keeper = Keeper(disk)
-    return keeper.files, (*keeper.other_files, *of_names)
+    done, checksum = 0, 0
+    while data := file.read(done, min(_READ_AT_ONCE, size - done)):
+        take(done, data)
+        done, checksum = done + len(data), crc32(data, checksum)
+    return done, checksum
 
 
 def save_beginning(disk: Disk, manifest: BackupManifest) -> None:
     """Write the floors, the identity and the high-water mark of the copied log.
 
-    Of a directory with these files a start wants the log and the other tables, too. So it refuses
-    one that a restore has not completed.
+    A broker that finds these files requires the log and the other tables as well. So it does not
+    start in a directory whose restoration was interrupted.
 
     Raises:
         OSError: The disk refuses.
     """
-    always, _ = table_files(disk)
-    _save(manifest, always[-1:])
+    directory = BrokerDirectory(disk, manifest.log_id)
+    _save(manifest, directory.tables[-1:])
     write_identity(disk, manifest.log_id)
     if manifest.mark is not None:
-        high_water = HighWater(disk, manifest.log_id)
-        try:
+        with directory.high_water() as high_water:
             high_water.settle(manifest.mark)
-        finally:
-            high_water.close()
 
 
 def save_tables(disk: Disk, manifest: BackupManifest) -> None:
-    """Write the other small tables; the directory is complete with the last of them.
+    """Write the other small tables, which complete the directory.
 
     Raises:
         OSError: The disk refuses.
     """
-    always, others = table_files(disk)
-    _save(manifest, (*others, *always[:-1]))
+    directory = BrokerDirectory(disk, manifest.log_id)
+    _save(manifest, (*directory.optional_tables, *directory.tables[:-1]))
 
 
 def _save(manifest: BackupManifest, files: tuple[CheckedFile, ...]) -> None:

@@ -1,29 +1,26 @@
 """The restoration of a backup into an empty directory.
 
-An interrupted one leaves a directory that no broker starts in: the floors and the high-water mark
-are written before the log, and the other small tables after it.
+No broker starts in a directory whose restoration was interrupted: the floors and the high-water
+mark are written before the log, and the other small tables after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Final
 
 from txmq.errors import DamagedFile
-from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import Disk
 from txmq_broker.offline.backup.manifest import (
     BackupManifest,
     CopiedFile,
+    read_whole,
     save_beginning,
     save_tables,
 )
 from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
 
 __all__ = ["restore"]
-
-_COPIED_AT_ONCE: Final = 4 * 1024 * 1024
 
 
 def restore(
@@ -41,8 +38,8 @@ def restore(
         manifest: Its manifest.
         target: The directory, locked by the caller.
         progress: Called with the number of bytes that were copied.
-        damaged: The paths of damaged files. An index among them is left out; of the others
-            everything is copied that can be read.
+        damaged: The paths of damaged files. A damaged index is left out; of any other file,
+            everything that can be read is copied.
 
     Raises:
         DamagedFile: A file changed since it was verified.
@@ -67,15 +64,16 @@ def _copy(
     source = folder.open(file.place)
     try:
         copy = target.open(file.path, create=True)
+
+        def write(place: int, data: bytes) -> None:
+            copy.write(place, data)
+            progress(len(data))
+
         try:
-            done, checksum = 0, 0
-            while data := source.read(done, min(_COPIED_AT_ONCE, file.size - done)):
-                copy.write(done, data)
-                done, checksum = done + len(data), crc32(data, checksum)
-                progress(len(data))
+            found = read_whole(source, file.size, write)
             copy.sync()
         finally:
             copy.close()
     finally:
         source.close()
-    return done, checksum
+    return found

@@ -1,26 +1,31 @@
-"""The verification of a backup: its manifest, its checksums, and an inspection of its contents."""
+"""The verification of a backup.
+
+The inspection of a broker's directory reads the backup in place, as if it were one. It finds damage
+of the log and the tables. Then each copied file is compared with the checksum in the manifest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from txmq.protocol.checksum import crc32
-from txmq.runtime.disk import Disk
-from txmq_broker.offline.backup.contents import BackupContents
+from txmq.runtime.disk import Disk, File, Lock, Space
 from txmq_broker.offline.backup.manifest import (
     BackupManifest,
     BackupRefused,
     CopiedFile,
     ManifestFile,
+    read_whole,
+    save_beginning,
+    save_tables,
 )
 from txmq_broker.offline.inspection.directory_inspection import Inspection
 from txmq_broker.offline.inspection.findings import Finding, InspectionSummary, Severity
 from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
 
 __all__ = ["Verification"]
-
-_READ_AT_ONCE: Final = 4 * 1024 * 1024
 
 
 class Verification:
@@ -78,9 +83,7 @@ class Verification:
 
     @property
     def is_restorable(self) -> bool:
-        """True if nothing is lost: a broker builds an index again, and the manifest has two
-        copies.
-        """
+        """True if nothing is lost. A broker rebuilds an index, and the manifest has two copies."""
         return all(path.startswith(f"{INDEX_FOLDER}/") for path in self.damaged)
 
     def _copies(self) -> Iterator[Finding]:
@@ -93,7 +96,7 @@ class Verification:
                 "the next txmq backup create writes both",
             )
         for file in self.manifest.files:
-            # The inspection of a damaged file names the place, and the messages.
+            # For a damaged file, the inspection has named the place and the messages.
             if file.path not in self.damaged and (finding := self._copy(file)) is not None:
                 self.damaged.add(file.path)
                 yield finding
@@ -138,18 +141,131 @@ class Verification:
         """The number of bytes that exist of a copied file, and their checksum."""
         opened = self._folder.open(file.place)
         try:
-            done, checksum = 0, 0
-            while done < file.size:
-                data = opened.read(done, min(_READ_AT_ONCE, file.size - done))
-                if not data:
-                    break
-                done, checksum = done + len(data), crc32(data, checksum)
-                self._progress(len(data))
+            return read_whole(opened, file.size, lambda _, data: self._progress(len(data)))
         finally:
             opened.close()
-        return done, checksum
 
 
 def _severity(file: CopiedFile) -> Severity:
-    """How bad it is that bytes of a file are missing."""
+    """The severity of missing bytes."""
     return Severity.DAMAGE if file.path.startswith(f"{INDEX_FOLDER}/") else Severity.LOSS
+
+
+class BackupContents:
+    """The contents of a backup as a broker's directory, so that an inspection can read it in place.
+
+    Small files, and all changes to them, are in memory only.
+    """
+
+    def __init__(self, folder: Disk, manifest: BackupManifest) -> None:
+        self._folder = folder
+        self._copied = {file.path: file for file in manifest.files if _exists(folder, file)}
+        self._small: dict[str, bytearray] = {}
+        save_beginning(self, manifest)
+        save_tables(self, manifest)
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """See :meth:`txmq.runtime.Disk.open`; a new file is in memory.
+
+        Raises:
+            FileNotFoundError: The file does not exist and ``create`` is false.
+        """
+        copied = self._copied.get(path)
+        if copied is not None:
+            return _CopiedBytes(self._folder.open(copied.place), copied.size)
+        if path not in self._small and not create:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return _SmallFile(self._small.setdefault(path, bytearray()))
+
+    def names(self, folder: str) -> list[str]:
+        """See :meth:`txmq.runtime.Disk.names`."""
+        start = f"{folder}/" if folder else ""
+        inside = [path for path in (*self._copied, *self._small) if path.startswith(start)]
+        return sorted({path[len(start) :].split("/")[0] for path in inside})
+
+    def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
+        """See :meth:`txmq.runtime.Disk.replace`."""
+        if keep is not None and path in self._small:
+            self._small[keep] = self._small[path]
+        self._small[path] = bytearray(data)
+
+    def remove(self, path: str) -> None:
+        """See :meth:`txmq.runtime.Disk.remove`; the backup itself keeps the file."""
+        self._copied.pop(path, None)
+        self._small.pop(path, None)
+
+    def space(self) -> Space:
+        """See :meth:`txmq.runtime.Disk.space`."""
+        return self._folder.space()
+
+    def lock(self) -> Lock:
+        """See :meth:`txmq.runtime.Disk.lock`."""
+        return self._folder.lock()
+
+    def sync_soon(self, files: Sequence[File]) -> asyncio.Future[None]:
+        """See :meth:`txmq.runtime.Disk.sync_soon`."""
+        return self._folder.sync_soon(files)
+
+    def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
+        """See :meth:`txmq.runtime.Disk.run_soon`."""
+        return self._folder.run_soon(work)
+
+
+def _exists(folder: Disk, file: CopiedFile) -> bool:
+    inside, _, name = file.place.rpartition("/")
+    return name in folder.names(inside)
+
+
+class _SmallFile:
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def read(self, position: int, size: int) -> bytes:
+        return bytes(self._data[position : position + size])
+
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:
+        data = b"".join(pieces)
+        self._data.extend(bytes(max(0, position - len(self._data))))
+        self._data[position : position + len(data)] = data
+
+    def sync(self) -> None:
+        """Do nothing: it is in memory."""
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def truncate(self, size: int) -> None:
+        del self._data[size:]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _CopiedBytes:
+    """A copied file, up to the size in the manifest."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def read(self, position: int, size: int) -> bytes:
+        return self._file.read(position, max(0, min(size, self._size - position)))
+
+    def write(self, position: int, *pieces: bytes | bytearray) -> None:  # noqa: ARG002
+        raise _refusal()
+
+    def sync(self) -> None:
+        """Do nothing: nothing is written."""
+
+    def size(self) -> int:
+        return min(self._file.size(), self._size)
+
+    def truncate(self, size: int) -> None:  # noqa: ARG002 - the port's
+        raise _refusal()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _refusal() -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -1,13 +1,14 @@
 """The inspection of a stopped broker's directory: it finds all damage and all losses.
 
-The inspection changes nothing. It reads the log once, span by span. Its memory grows with the
-number of queues and of open transactions, not with the log. A new kind of check is a new method of
-:class:`Inspection` that yields findings.
+An inspection changes nothing. It reads the log once, span by span, so its memory grows with the
+number of queues and open transactions, not with the log. To add a check, add a method that yields
+findings to :class:`Inspection`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -16,26 +17,25 @@ from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.names.server import FILES as NAMES_FILES
-from txmq_broker.offline.inspection.file_inspection import FileInspection
+from txmq_broker.offline.directory import BrokerDirectory
 from txmq_broker.offline.inspection.findings import (
     Finding,
     InspectionSummary,
     OffsetRange,
     Severity,
     joined_offsets,
+    log_finding,
 )
-from txmq_broker.offline.inspection.record_inspection import RecordInspection
-from txmq_broker.services.keeper import Keeper
+from txmq_broker.offline.inspection.log_inspection import FileInspection, RecordInspection
 from txmq_broker.store import index_file as checkpoint
 from txmq_broker.store.checked_file import CheckedFile
 from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare
 from txmq_broker.store.index_check import QueueKey
-from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
+from txmq_broker.store.index_file import Chunk, indexed_segments, newest_indexed, path_of
 from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
 from txmq_broker.store.log.commit_log import HighWater
 from txmq_broker.store.log.identity import PATH as IDENTITY
-from txmq_broker.store.log.identity import known_log, log_to_read
+from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.log.segments import Extent
 from txmq_broker.store.log.segments import path_of as log_path_of
@@ -44,7 +44,7 @@ from txmq_broker.store.queue_store import ConsumeQueue
 __all__ = ["Inspection"]
 
 _DRAFT: Final = ".new"
-"""The suffix of a small file until it is complete; a crash may leave such a file."""
+"""The suffix of a small file while it is being written; a crash may leave it behind."""
 
 
 QueueEnds: TypeAlias = Mapping[QueueKey, tuple[int, int]]
@@ -59,10 +59,12 @@ class Inspection:
         progress: Called with the number of bytes of the log that were read, after each span.
     """
 
+    _log: LogReader
+    _high_water: HighWater
+
     def __init__(self, disk: Disk, progress: Callable[[int], None] = lambda _: None) -> None:
         self.summary = InspectionSummary()
-        self.log_id = 0
-        self.log = LogReader(disk, 0)
+        self._directory = BrokerDirectory(disk)
         self._beyond: list[tuple[str, Chunk]] = []
         """Index chunks that cover positions after the log's end, with their files."""
         self._lost_behind: list[OffsetRange] = []
@@ -73,7 +75,6 @@ class Inspection:
         self._topics: dict[str, int] = {}
         self._is_copy = False
         self._floors_end = 0
-        self._high_water = HighWater(disk, 0)
         self._progress = progress
         self._floors: Mapping[str, Mapping[int, int]] | None = {}
 
@@ -93,17 +94,15 @@ class Inspection:
         yield from self._identity()
         yield from self._config_files()
         yield from self._strange_names()
-        self.log = LogReader(self._disk, self.log_id)
-        self.log.open()
-        try:
+        with self._directory.log() as self._log, self._directory.high_water() as self._high_water:
             yield from self._mark()
             if self._is_copy:
                 mark = self._high_water.mark
-                self.log.proven = 0 if mark is None else mark.end
-            self.summary.start, self.summary.end = self.log.start, self.log.end
+                self._log.proven = 0 if mark is None else mark.end
+            self.summary.start, self.summary.end = self._log.start, self._log.end
             yield from self._stray_indexes()
             records = RecordInspection(
-                self.log,
+                self._log,
                 self.summary,
                 self._floors,
                 has_mark=self._high_water.mark is not None,
@@ -112,21 +111,16 @@ class Inspection:
             yield from self._log_files(records)
             yield from records.lost_halves.values()
             yield from self._evidence(records.queues)
-            self.summary.open_transactions = records.open_transactions
-        finally:
-            self.log.close()
-            self._high_water.close()
+            self.summary.open_transactions = len(records.open_halves)
 
-    # Files beside the log
+    # The other files
 
     def _identity(self) -> Iterator[Finding]:
         try:
             known, is_kept = known_log(self._disk)
         except ForeignFile as error:
-            self.log_id = log_to_read(self._disk)
             yield _foreign(error.path, str(error))
             return
-        self.log_id = known or 0
         if known is None and (self._disk.names(FOLDER) or self._disk.names("config")):
             yield Finding(
                 kind="identity-missing",
@@ -146,13 +140,12 @@ class Inspection:
             )
 
     def _mark(self) -> Iterator[Finding]:
-        self._high_water = HighWater(self._disk, self.log_id)
         try:
             self._high_water.load()
         except ForeignFile as error:
             yield _foreign(error.path, str(error))
             return
-        if self._high_water.mark is None and self.log.end > self.log.start:
+        if self._high_water.mark is None and self._log.end > self._log.start:
             yield Finding(
                 kind="mark-missing",
                 severity=Severity.NOTE,
@@ -174,10 +167,9 @@ class Inspection:
             )
 
     def _config_files(self) -> Iterator[Finding]:
-        keeper = Keeper(self._disk)
-        keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
-        topics, groups, offsets, floors = keeper.files
-        changes, copy_state = keeper.other_files
+        keeper = self._directory.keeper
+        topics, groups, offsets, floors = self._directory.tables
+        changes, copy_state, *of_names = self._directory.optional_tables
 
         def load_topics() -> None:
             self._topics = queue_counts(keeper.topics())
@@ -202,9 +194,7 @@ class Inspection:
             (floors, load_floors),
             (copy_state, load_copy_state),
         ]
-        for path in NAMES_FILES:
-            file = CheckedFile(self._disk, path, is_doubled=True)
-            loads.append((file, partial(file.load, keeper.owner)))
+        loads += [(file, partial(file.load, keeper.owner)) for file in of_names]
         for file, load in loads:
             try:
                 load()
@@ -228,21 +218,19 @@ class Inspection:
                 yield _stray(f"config/{name}", "a crash left it while the file was being saved")
 
     def _stray_indexes(self) -> Iterator[Finding]:
-        extents = self.log.extents()
+        extents = self._log.extents()
         starts = {extent.start for extent in extents}
         for segment in indexed_segments(self._disk):
             if segment in starts:
                 continue
             path = path_of(segment)
-            index = IndexFile(self._disk, segment, self.log_id)
-            try:
+            with self._directory.index(segment) as index:
                 size = index.file.size()
-                index.load(segment)
-            except ForeignFile as error:
-                yield _foreign(path, str(error), remove=path)
-                continue
-            finally:
-                index.file.close()
+                try:
+                    index.load(segment)
+                except ForeignFile as error:
+                    yield _foreign(path, str(error), remove=path)
+                    continue
             if not size:
                 yield _stray(path, "the broker deletes it when it starts")
                 continue
@@ -278,50 +266,48 @@ class Inspection:
         )
 
     def _evidence(self, queues: QueueEnds) -> Iterator[Finding]:
-        """Compare the log with all files that record its length, as a start does."""
-        start, reach = self.log.start, self.log.end
+        """Compare the log with every file that records its length, as the broker does."""
+        start, reach = self._log.start, self._log.end
         end = reach if self._end is None else self._end
-        extents = self.log.extents()
-        newest = self.log.extent_at(end).start if extents else start
+        extents = self._log.extents()
+        newest = self._log.extent_at(end).start if extents else start
         mark = self._high_water.mark
         evidence = Evidence(
             mark, self._beyond, self._floors_end, self._committed, self._ends(queues)
         )
         missing = compare(evidence, start, end, reach, log_path_of(newest))
         if missing is not None:
-            yield Finding(
-                kind="log-shorter",
-                severity=Severity.LOSS,
-                file=log_path_of(newest),
-                position=end,
-                offset=end - newest,
-                size=missing.end - end or None,
-                offsets=self._lost_behind or _lost_offsets(missing, queues),
-                text=f"the log is shorter than it was: {missing.describe(end)}; put the missing "
+            yield log_finding(
+                "log-shorter",
+                Severity.LOSS,
+                f"the log is shorter than it was: {missing.describe(end)}; put the missing "
                 "file back, or restore the directory from a backup; to go on without what is "
                 "missing: txmq serve --accept-loss REASON",
+                start=newest,
+                position=end,
+                size=missing.end - end or None,
+                offsets=self._lost_behind or _lost_offsets(missing, queues),
                 refuses_start=True,
                 is_acceptable=True,
             )
         elif mark is not None and mark.checksum and mark.start >= start:
-            head = read_head(self.log.read(mark.start, HEAD_BYTES), 0, mark.start)
+            head = read_head(self._log.read(mark.start, HEAD_BYTES), 0, mark.start)
             if not mark.is_of(head):
-                yield Finding(
-                    kind="last-write-differs",
-                    severity=Severity.DAMAGE,
-                    file=log_path_of(self.log.extent_at(mark.start).start),
-                    position=mark.start,
-                    offset=mark.start - self.log.extent_at(mark.start).start,
-                    size=mark.end - mark.start,
-                    text=f"the last write that was durable there was another one, as {HIGH_WATER} "
+                yield log_finding(
+                    "last-write-differs",
+                    Severity.DAMAGE,
+                    f"the last write that was durable there was another one, as {HIGH_WATER} "
                     "knows; the broker does not start: restore the file from a backup, or cut the "
                     "log there (txmq log verify --repair) to lose what follows",
+                    start=self._log.extent_at(mark.start).start,
+                    position=mark.start,
+                    size=mark.end - mark.start,
                     refuses_start=True,
                     cut_at=mark.start,
                 )
 
     def _ends(self, queues: QueueEnds) -> list[ConsumeQueue]:
-        """Every queue that a start would load, with its end."""
+        """Every queue that the broker would load at a start, with its end."""
         floors = self._floors or {}
         names = dict.fromkeys(queues)
         for topic, numbers in floors.items():
@@ -340,19 +326,16 @@ class Inspection:
     # The log
 
     def _log_files(self, records: RecordInspection) -> Iterator[Finding]:
-        extents = self.log.extents()
+        extents = self._log.extents()
         newest = newest_indexed(self._disk)
         indexed = set(indexed_segments(self._disk))
         self.summary.files = len(extents)
         for extent in extents:
             yield from self._leftover(extent)
-            index = (
-                IndexFile(self._disk, extent.start, self.log_id)
-                if extent.start in indexed
-                else None
-            )
-            file = FileInspection(records, index, extent, is_newest=extent.start == newest)
-            yield from file.run()
+            has_index = extent.start in indexed
+            with self._directory.index(extent.start) if has_index else nullcontext() as index:
+                file = FileInspection(records, index, extent, is_newest=extent.start == newest)
+                yield from file.run()
             self._beyond += file.beyond
             self._lost_behind += file.lost_behind
             if file.torn_at is not None:
@@ -360,22 +343,20 @@ class Inspection:
                 return
 
     def _leftover(self, extent: Extent) -> Iterator[Finding]:
-        path = log_path_of(extent.start)
-        file = self._disk.open(path)
+        file = self._disk.open(log_path_of(extent.start))
         try:
             surplus = extent.start + file.size() - extent.end
         finally:
             file.close()
         if surplus > 0:
-            yield Finding(
-                kind="leftover",
-                severity=Severity.NOTE,
-                file=path,
+            yield log_finding(
+                "leftover",
+                Severity.NOTE,
+                f"{surplus} bytes lie behind position {extent.end}, where the next file begins: a "
+                "failed write leaves that; the broker removes them when it starts",
+                start=extent.start,
                 position=extent.end,
-                offset=extent.end - extent.start,
                 size=surplus,
-                text=f"{surplus} bytes lie behind position {extent.end}, where the next file "
-                "begins: a failed write leaves that; the broker removes them when it starts",
             )
 
 
@@ -390,7 +371,7 @@ def _config_refusal(path: str, error: StoreError) -> Finding:
 
 
 def _config_faults(file: CheckedFile, owner: str) -> Iterator[Finding]:
-    """The faults of one of two copies while the other one is usable."""
+    """The faults of one copy while the other one is usable."""
     for path, fault in file.find_faults(owner):
         if not fault:
             yield Finding(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from txmq_broker.store.index_check import QueueKey
+from txmq.protocol.span import Found
+from txmq_broker.store.index_check import HalfFinder, QueueKey, indexed
+from txmq_broker.store.log.segments import path_of as log_path_of
 
-__all__ = ["Finding", "InspectionSummary", "OffsetRange", "Severity", "joined_offsets"]
+__all__ = [
+    "Finding",
+    "InspectionSummary",
+    "OffsetRange",
+    "Severity",
+    "joined_offsets",
+    "log_finding",
+    "offsets_in",
+]
 
 _RANGES_MAX: Final = 1000
 """The maximum number of offset ranges in one finding."""
@@ -20,9 +30,9 @@ class Severity(StrEnum):
     """The severity of a finding."""
 
     NOTE = "note"
-    """Nothing is lost: a crash or an operator left this."""
+    """Nothing is lost: a crash or an operator caused this."""
     DAMAGE = "damage"
-    """Bytes differ from the written ones."""
+    """Bytes differ from those that were written."""
     LOSS = "loss"
     """Bytes or messages are missing."""
 
@@ -62,6 +72,21 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     """True if the broker can start once an operator has accepted the loss."""
 
 
+def log_finding(
+    kind: str, severity: Severity, text: str, *, start: int, position: int, **more: Any
+) -> Finding:
+    """A finding at a position of the log, in the file that starts at ``start``."""
+    return Finding(
+        kind=kind,
+        severity=severity,
+        text=text,
+        file=log_path_of(start),
+        position=position,
+        offset=position - start,
+        **more,
+    )
+
+
 class InspectionSummary(msgspec.Struct, kw_only=True):
     """The totals of what was read, and the number of findings of each severity."""
 
@@ -94,3 +119,20 @@ def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[OffsetRan
             runs.append(OffsetRange(topic, queue, first, last))
             count += 1
     return [run for runs in found.values() for run in runs]
+
+
+def offsets_in(
+    records: Iterable[tuple[Found, int, bytes]], find_half: HalfFinder
+) -> tuple[int, list[OffsetRange]]:
+    """The number of records, and the offsets that they have in their queues."""
+    count = 0
+
+    def places() -> Iterator[tuple[str, int, int, int]]:
+        nonlocal count
+        for found, position, data in records:
+            count += 1
+            for entry in indexed(find_half, found, position, data):
+                yield *entry.queue, entry.offset, entry.offset
+
+    ranges = joined_offsets(places())
+    return count, ranges

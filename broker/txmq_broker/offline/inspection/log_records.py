@@ -45,8 +45,8 @@ class LogRecord(NamedTuple):
     position: int
     size: int
     topic: str
-    """Its topic: for a decision the half message's, for a delayed message the final one; empty if
-    unreadable.
+    """Its topic; empty if unreadable. A decision has the topic of its half message, and a delayed
+    message the topic that it will be delivered to.
     """
     queue: int
     offset: int
@@ -62,7 +62,7 @@ class LogRecord(NamedTuple):
 
     @property
     def unique(self) -> str:
-        """The id from its producer, which is also the id of its transaction."""
+        """The id that its producer gave it; it is also the id of its transaction."""
         return self._property(properties.UNIQUE_KEY)
 
     @property
@@ -91,7 +91,7 @@ Item: TypeAlias = LogRecord | Gap | Broken
 
 
 class Selection(NamedTuple):
-    """The wanted records. Empty fields select all."""
+    """Which records are wanted. An empty field selects all."""
 
     kinds: frozenset[RecordKind] = frozenset()
     topic: str = ""
@@ -124,9 +124,9 @@ class Selection(NamedTuple):
 def select(
     log: LogReader, selection: Selection, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Item]:
-    """The wanted records of a log in order, and the skipped parts between them.
+    """The wanted records of a log in order, and the damaged parts between them.
 
-    Reading stops at a torn gap, where the broker would end the log.
+    Reading stops at a torn tail, where the broker would end the log.
 
     Args:
         log: An open log.
@@ -138,8 +138,7 @@ def select(
         after = extents[number + 1] if number + 1 < len(extents) else None
         if extent.start >= selection.end:
             return
-        # Times in a log never decrease, so all records of a file are older than the next file's
-        # first one.
+        # Times in a log never decrease, so the next file's first record bounds those of this file.
         until_ms = log.first_ms(after) if after is not None else None
         from_ms = log.first_ms(extent)
         is_early = until_ms is not None and until_ms < selection.since_ms

@@ -1,27 +1,24 @@
 """The repairs of a stopped broker's directory, each with the messages that it loses.
 
-A person chooses them. A repair copies every part that it cuts from the log to a directory that
-``txmq log`` can read: ``cut/POSITION-TIME/log``.
+An operator confirms each repair. Before a repair cuts the log, it copies the cut part to
+``cut/POSITION-TIME/log``, where ``txmq log`` can read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-from txmq.errors import CorruptRecord
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import SystemEntropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets as GroupOffsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.offline.inspection.findings import Finding, OffsetRange, joined_offsets
+from txmq_broker.offline.directory import BrokerDirectory, records_behind
+from txmq_broker.offline.inspection.findings import Finding, OffsetRange, offsets_in
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.index_check import indexed
 from txmq_broker.store.index_file import path_of
-from txmq_broker.store.log.identity import log_to_read, write_identity
-from txmq_broker.store.log.reader import LogReader, WholeSpan
+from txmq_broker.store.log.identity import write_identity
 from txmq_broker.store.log.segments import CUT_FOLDER, Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.message_store import MessageStore
@@ -45,9 +42,7 @@ class RemoveIndex(NamedTuple):
 
     def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
         """The messages of the missing log file; nothing if the file exists."""
-        offsets = self.finding.offsets
-        count = sum(run.last - run.first + 1 for run in offsets)
-        return RepairLoss(self.finding.size or 0 if offsets else 0, count, offsets)
+        return _named_loss(self.finding) if self.finding.offsets else RepairLoss(0, 0, [])
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
         """Delete it without a copy.
@@ -66,52 +61,29 @@ class Cut(NamedTuple):
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:
-        """The loss after the position, as far as the log is readable.
+        """The readable records after the position.
 
         Raises:
             OSError: The log cannot be read.
         """
-        log = _reader(disk)
-        try:
-            size = log.end - self.position
-            records = 0
-
-            def places() -> Iterator[tuple[str, int, int, int]]:
-                nonlocal records
-                for extent in log.extents():
-                    if extent.end <= self.position:
-                        continue
-                    for piece in log.pieces(extent, max(self.position, extent.start)):
-                        if not isinstance(piece, WholeSpan) or piece.end <= self.position:
-                            continue
-                        with suppress(CorruptRecord):
-                            for found, position, data in piece.found():
-                                records += 1
-                                for entry in indexed(log.record_at, found, position, data):
-                                    yield *entry.queue, entry.offset, entry.offset
-
-            offsets = joined_offsets(places())
-            return RepairLoss(size, records, offsets)
-        finally:
-            log.close()
+        with BrokerDirectory(disk).log() as log:
+            records, offsets = offsets_in(records_behind(log, self.position), log.record_at)
+            return RepairLoss(log.end - self.position, records, offsets)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:
-        """Copy the log after the position to a side directory, then end the log there; return the
-        side directory.
+        """Copy the log after the position to a side folder, then cut it; return the folder.
 
-        Every step is durable before the next one begins, and the last file is cut first. If the
-        repair is interrupted, it can be repeated.
+        Each step is durable before the next one, and the last file is cut first, so an interrupted
+        repair can be repeated.
 
         Raises:
             OSError: The disk refused.
         """
         side = cut_folder(self.position, now_ms)
-        write_identity(disk, log_to_read(disk), side)
-        log = _reader(disk)
-        try:
+        directory = BrokerDirectory(disk)
+        write_identity(disk, directory.log_id, side)
+        with directory.log() as log:
             extents = [extent for extent in log.extents() if extent.end > self.position]
-        finally:
-            log.close()
         for extent in reversed(extents):
             if extent.start >= self.position and extent is not extents[0]:
                 keep_aside(disk, extent, extent.start, side)
@@ -132,15 +104,13 @@ class Cut(NamedTuple):
 
 
 class AcceptLoss(NamedTuple):
-    """Accept the loss, as ``txmq serve --accept-loss`` does."""
+    """Accept a loss, as ``txmq serve --accept-loss`` does."""
 
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
-        """The loss that already happened."""
-        offsets = self.finding.offsets
-        count = sum(run.last - run.first + 1 for run in offsets)
-        return RepairLoss(self.finding.size or 0, count, offsets)
+        """The loss that has already happened."""
+        return _named_loss(self.finding)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:
         """Record the loss in the log, so that no offset is assigned again.
@@ -176,36 +146,29 @@ Repair: TypeAlias = Cut | RemoveIndex | AcceptLoss
 def plan(findings: Iterable[Finding]) -> list[Repair]:
     """The next repairs that let the broker start.
 
-    Each may make another one necessary, so call this again after they are done.
+    A repair may make another one necessary, so inspect the directory again afterwards.
     """
-    repairs: list[Repair] = []
-    cut: Cut | None = None
-    accept: AcceptLoss | None = None
-    for finding in findings:
-        if finding.is_acceptable:
-            accept = AcceptLoss(finding)
-        if finding.remove is not None:
-            repairs.append(RemoveIndex(finding.remove, finding))
-        if finding.refuses_start and finding.cut_at is not None:
-            at = finding.cut_at
-            if cut is None or at < cut.position:
-                cut = Cut(at, finding)
+    known = list(findings)
+    cuts = [
+        Cut(finding.cut_at, finding)
+        for finding in known
+        if finding.refuses_start and finding.cut_at is not None
+    ]
+    cut = min(cuts, key=lambda cut: cut.position, default=None)
+    # The cut removes the later index files, and with them the reason to delete them.
+    repairs: list[Repair] = [
+        RemoveIndex(finding.remove, finding)
+        for finding in known
+        if finding.remove is not None and (cut is None or finding.remove <= path_of(cut.position))
+    ]
     if cut is not None:
-        end = cut.position
-        # The cut removes the later index files, and with them the reason to delete them.
-        repairs = [repair for repair in repairs if not _is_behind(repair, end)]
         repairs.append(cut)
-    if not repairs and accept is not None:
+    if not repairs:
         # The total loss is known only after the other repairs.
-        repairs.append(accept)
+        repairs += [AcceptLoss(finding) for finding in known if finding.is_acceptable][-1:]
     return repairs
 
 
-def _reader(disk: Disk) -> LogReader:
-    log = LogReader(disk, log_to_read(disk))
-    log.open()
-    return log
-
-
-def _is_behind(repair: Repair, position: int) -> bool:
-    return isinstance(repair, RemoveIndex) and repair.path > path_of(position)
+def _named_loss(finding: Finding) -> RepairLoss:
+    count = sum(run.last - run.first + 1 for run in finding.offsets)
+    return RepairLoss(finding.size or 0, count, finding.offsets)

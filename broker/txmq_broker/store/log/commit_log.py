@@ -1,10 +1,10 @@
 """The log of all topics, and its high-water mark.
 
 Records are staged during a turn, then written together as one span. The mark says how far the log
-was durable, noted beside it after every sync. The log alone does not show that its newest file was
-cut: it looks like a shorter log. The mark shows it. It is written without a sync of its own, so it
-survives the death of the process, and after a power cut it may be older than the log; it never
-claims more than what was durable. A clean stop syncs it.
+was durable; it is noted in a file of its own after every sync. A log whose newest file was cut
+looks like a shorter log, and only the mark shows the difference. It is written without a sync of
+its own, so it survives the death of the process; after a power cut it may be older than the log,
+but it never claims more than was durable. A clean stop syncs it.
 
 The mark's file has two slots that are written in turn, so that a torn write leaves the other one.
 """

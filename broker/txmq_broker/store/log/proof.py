@@ -1,7 +1,7 @@
 """What the files of a stopped broker prove about the end of its log, without changing them.
 
 A member of a broker set looks here before it leads: a directory that lost a part of its log, or
-that was put back to an earlier state, looks like that of a member that is merely behind.
+that was put back to an earlier state, looks like that of a member that is only behind.
 """
 
 from __future__ import annotations

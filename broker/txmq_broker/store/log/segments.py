@@ -167,7 +167,7 @@ class Segments:
         This writes them again: after a failed sync the system may consider them clean although the
         disk does not have them, and then another sync has no effect on them.
 
-        A full disk may refuse even that. The bytes are readable meanwhile, and are made durable
+        A full disk may refuse even that. The bytes are readable at once, and are made durable
         before the next write.
         """
         try:

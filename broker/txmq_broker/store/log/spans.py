@@ -180,7 +180,7 @@ def whole_spans(
     """The bytes of one file from a position on, as far as its spans are intact.
 
     They come in large pieces, or in those of a given size, each with the head of its last span. The
-    caller copies them, so the file may grow meanwhile: a span that is being written ends the
+    caller copies them, so the file may grow during the read: a span that is being written ends the
     pieces.
     """
     window = window or _WINDOW

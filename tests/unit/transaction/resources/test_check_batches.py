@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
-from txmq.transaction.resources.check_batches import CheckBatches
 from txmq.transaction.resources.fence import ROLLED_BACK
 from txmq.transaction.resources.local import Claim, FenceRow
+from txmq.transaction.resources.sql import CheckBatches
 
 
 def claim(number):

@@ -1,0 +1,348 @@
+"""Transactions at their broker: their states in one table, and the decisions on them.
+
+ENDs, answers to checks and operators decide them. The table defines the allowed steps, but the log
+has the final word: a transaction exists only if its half message does, and a step counts once its
+marker is durable. Nothing here waits; the flusher makes staged steps durable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from txmq.errors import (
+    IllegalOperation,
+    NotFound,
+    ShouldCommit,
+    ShouldRollBack,
+    TransactionFailed,
+    TransactionGroupWrong,
+)
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.headers import EndTransaction
+from txmq.protocol.span import DecisionKind, DecisionSource
+from txmq.text import quantity
+from txmq_broker.config import CheckBackSettings
+from txmq_broker.core.topics import Topics
+from txmq_broker.store.half_store import HalfStore, NewDecision
+from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
+
+__all__ = ["STEPS", "Event", "State", "Tally", "TransactionStatus", "Transactions", "diagram"]
+
+
+log = logging.getLogger(__name__)
+
+
+class State(Enum):
+    """The state of a transaction."""
+
+    __hash__ = object.__hash__  # Enum's own hash takes as long as the rest of a step.
+
+    PREPARED = "prepared"
+    PARKED = "parked"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+
+
+class Event(Enum):
+    """An event that may change the state."""
+
+    __hash__ = object.__hash__
+
+    COMMIT = "END(commit)"
+    ROLL_BACK = "END(rollback)"
+    EXHAUSTED = "check_max checks without a decision"
+
+
+STEPS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.PREPARED, Event.COMMIT): State.COMMITTED,
+    (State.PREPARED, Event.ROLL_BACK): State.ROLLED_BACK,
+    (State.PREPARED, Event.EXHAUSTED): State.PARKED,
+    (State.PARKED, Event.COMMIT): State.COMMITTED,
+    (State.PARKED, Event.ROLL_BACK): State.ROLLED_BACK,
+    # A repeated event changes nothing and is not an error.
+    (State.PARKED, Event.EXHAUSTED): State.PARKED,
+    (State.COMMITTED, Event.COMMIT): State.COMMITTED,
+    (State.ROLLED_BACK, Event.ROLL_BACK): State.ROLLED_BACK,
+}
+"""All steps. A missing pair is a conflict: the first decision holds."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "stateDiagram-v2"
+    yield "    [*] --> PREPARED: half message stored"
+    for (state, event), target in STEPS.items():
+        if target is not state:
+            yield f"    {state.name} --> {target.name}: {event.value}"
+    for state in State:
+        if not any(was is state and now is not state for (was, _), now in STEPS.items()):
+            yield f"    {state.name} --> [*]"
+
+
+_PARKED, _PREPARED, _COMMIT = State.PARKED, State.PREPARED, Event.COMMIT
+_COMMITTED, _ROLLED_BACK = DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK
+_OPERATOR: Final = DecisionSource.OPERATOR
+"""Names for the hot path, because looking up an enum member is slow."""
+
+_KINDS: Final = {
+    int(SysFlag.COMMITTED): _COMMITTED,
+    int(SysFlag.ROLLED_BACK): _ROLLED_BACK,
+}
+"""The kinds of decision by the numbers that stand for them in an END."""
+
+_END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
+"""The source of a decision, by whether the END answers a check."""
+
+_SOURCES: Final = {
+    DecisionSource.PRODUCER: "its producer",
+    DecisionSource.CHECK: "a producer's answer to a check",
+    DecisionSource.OPERATOR: "an operator",
+    DecisionSource.BROKER: "the broker",
+}
+_STATES: Final = {
+    DecisionKind.COMMITTED: State.COMMITTED,
+    DecisionKind.ROLLED_BACK: State.ROLLED_BACK,
+}
+
+
+class TransactionStatus(msgspec.Struct, frozen=True, gc=False):
+    """A transaction's state: open with its half message, or decided."""
+
+    key: int
+    state: State
+    half: Half | None
+    """The half message while the transaction is open."""
+    group: str
+    offset: int
+    """The half message's offset in the half queue."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters since the start."""
+
+    prepared: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    parked: int = 0
+    forced: int = 0
+    repeated: int = 0
+    conflicts: int = 0
+    checks_sent: int = 0
+    checks_unknown: int = 0
+    checks_unanswered: int = 0
+    checks_lost: int = 0
+    refused: int = 0
+
+
+class Transactions:
+    """Decides transactions, each exactly once."""
+
+    def __init__(
+        self,
+        halves: HalfStore,
+        topics: Topics,
+        settings: CheckBackSettings,
+    ) -> None:
+        self.halves = halves
+        self.settings = settings
+        self.tally = Tally()
+        self._topics = topics
+
+    # Deciding
+
+    def end(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
+        """Stage the decisions at the beginning of a sequence of ENDs.
+
+        It stops at an END that does not name an open transaction by its id, its place and its
+        group, or that needs a copy of its message. Such an END needs :meth:`find` and
+        :meth:`decide`. An open transaction, parked or not, follows every END: STEPS refuses none.
+
+        Returns:
+            How many ENDs it took.
+        """
+        halves = self.halves
+        read, closing, oldest = halves.pending.read, halves.closing, halves.oldest_shown()
+        decisions: list[NewDecision] = []
+        decided: set[int] = set()
+        for end in ends:
+            kind = _KINDS.get(end.commit_or_rollback)
+            key = hash(end.msg_id or end.transaction_id or "") & KEY_MASK
+            found = read(key)
+            if kind is None or found is None or key in closing or key in decided:
+                break
+            entry, shared = found
+            position = entry[1]
+            if (
+                entry[0] != end.tran_state_table_offset
+                or position != end.commit_log_offset
+                or shared[1] != end.producer_group
+                or (kind is _COMMITTED and position < oldest)
+            ):
+                break
+            decided.add(key)
+            source = _END_SOURCES[end.from_transaction_check]
+            decisions.append((key, entry, shared, kind, source, b""))
+        if decisions:
+            self._stage(decisions, now_ms)
+        return len(decisions)
+
+    def find(self, header: EndTransaction) -> TransactionStatus:
+        """The transaction that an END names.
+
+        Raises:
+            NotFound: The half queue never had a message at this offset.
+            IllegalOperation: The offset and the position belong to different messages.
+            TransactionFailed: The half message was deleted long after its decision.
+            TransactionGroupWrong: It belongs to another producer group.
+        """
+        offset, position = header.tran_state_table_offset, header.commit_log_offset
+        key = transaction_key(header.msg_id or header.transaction_id or "")
+        half, is_open = self.halves.pending.find(key), True
+        if half is None or half.offset != offset or half.position != position:
+            # Clients may change the id; offset and position always come from the broker.
+            key, half, is_open = self._find_by_place(offset, position)
+        if half.group != header.producer_group:
+            raise TransactionGroupWrong(
+                f"the transaction belongs to {half.group}, not to {header.producer_group}"
+            )
+        return self._as_it_stands(key, half) if is_open else self._decided(key, half)
+
+    def _find_by_place(self, offset: int, position: int) -> tuple[int, Half, bool]:
+        queue = self.halves.half_queue
+        if not 0 <= offset < queue.max_offset:
+            raise NotFound(f"the half queue has no message at offset {offset}")
+        if offset < queue.min_offset:
+            raise TransactionFailed(
+                f"the half message at offset {offset} was decided and deleted long ago; "
+                f"the oldest kept one is at {queue.min_offset}"
+            )
+        found = self.halves.half_of(offset, position)
+        if found is None:
+            raise IllegalOperation(
+                f"the half message at offset {offset} is not at position {position}"
+            )
+        half, unique = found
+        key = transaction_key(unique)
+        known = self.halves.pending.find(key)
+        # A later half message may have the same id; it does not affect this one.
+        if known is not None and known.offset == offset:
+            return key, known, True
+        return key, half, False
+
+    def find_by_key(self, key: int) -> TransactionStatus | None:
+        """An open transaction, or ``None``."""
+        half = self.halves.pending.find(key)
+        return None if half is None else self._as_it_stands(key, half)
+
+    def _as_it_stands(self, key: int, half: Half) -> TransactionStatus:
+        kind = self.halves.closing.get(key)
+        if kind is not None:
+            return TransactionStatus(key, _STATES[kind], None, half.group, half.offset)
+        state = _PARKED if half.is_parked else _PREPARED
+        return TransactionStatus(key, state, half, half.group, half.offset)
+
+    def _decided(self, key: int, half: Half) -> TransactionStatus:
+        done = self.halves.find_done(key)
+        if done is not None and done.offset == half.offset:
+            return TransactionStatus(key, _STATES[done.kind], None, half.group, half.offset)
+        marker = self.halves.decision_on(half)
+        if marker is None:
+            raise NotFound(f"the transaction at offset {half.offset} of the half queue is unknown")
+        return TransactionStatus(key, _STATES[marker.kind], None, half.group, half.offset)
+
+    def decide(
+        self,
+        found: TransactionStatus,
+        event: Event,
+        source: DecisionSource,
+        now_ms: int,
+        reason: str = "",
+    ) -> None:
+        """Stage a decision, unless the same decision was made before.
+
+        Raises:
+            ShouldCommit: The transaction was committed before.
+            ShouldRollBack: The transaction was rolled back before.
+        """
+        target = STEPS.get((found.state, event))
+        if target is None:
+            self._conflict(found, event, source)
+        if target is found.state or found.half is None:
+            self.tally.repeated += 1
+            return
+        kind = _COMMITTED if event is _COMMIT else _ROLLED_BACK
+        self._stage_one(found.key, kind, source, reason, now_ms)
+        if source is _OPERATOR:
+            self.tally.forced += 1
+
+    def _stage_one(
+        self, key: int, kind: DecisionKind, source: DecisionSource, reason: str, now_ms: int
+    ) -> None:
+        found = self.halves.pending.read(key)
+        assert found is not None, "only an open transaction is decided"
+        self._stage([(key, *found, kind, source, reason.encode())], now_ms)
+
+    def _stage(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
+        self.halves.decide(decisions, now_ms)
+        topics, committed = self._topics.by_name, 0
+        for _, entry, (queue, _, _), kind, _, _ in decisions:
+            if kind is _COMMITTED:
+                committed += 1
+                topic = topics.get(queue.topic)
+                if topic is not None:
+                    topic.put_count += 1
+                    topic.put_bytes += entry[2]
+        self.tally.committed += committed
+        if decisions[0][3] is DecisionKind.PARKED:
+            self.tally.parked += len(decisions)
+        else:
+            self.tally.rolled_back += len(decisions) - committed
+
+    def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
+        self.tally.conflicts += 1
+        log.error(
+            "the transaction of %s at offset %d of the half queue is %s, but %s came from %s; "
+            "the first decision holds",
+            found.group,
+            found.offset,
+            found.state.value,
+            event.value,
+            _SOURCES[source],
+        )
+        if found.state is State.COMMITTED:
+            raise ShouldCommit("the transaction was committed before; the first decision holds")
+        raise ShouldRollBack("the transaction was rolled back before; the first decision holds")
+
+    # Checks without a decision
+
+    def spend_check(self, key: int, half: Half) -> bool:
+        """Count a check that brought no decision; returns whether to park the transaction."""
+        checks = half.checks + 1
+        self.halves.pending.count_checks(key, checks)
+        return not half.is_parked and checks >= self.settings.check_max
+
+    def park(self, key: int, now_ms: int) -> None:
+        """Stage that a transaction is parked until an operator decides it, if it is still open."""
+        half = self.halves.pending.find(key)
+        if half is None or key in self.halves.parking or key in self.halves.closing:
+            return
+        self._stage_one(key, DecisionKind.PARKED, DecisionSource.BROKER, "", now_ms)
+        sent = self.halves.sent_at(half.position)
+        log.error(
+            "the transaction %s of %s is parked: %s brought no decision; "
+            "once the cause is fixed, check it again with: txmq tx recheck",
+            f"with the damaged half message {half.offset}" if sent is None else sent.unique,
+            half.group,
+            quantity(half.checks, "check"),
+        )

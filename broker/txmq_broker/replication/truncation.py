@@ -1,0 +1,289 @@
+"""Cuts from a follower's log what its leader does not have, and keeps it in a side folder.
+
+The decision comes first: :func:`last_shared` finds where the two logs part, and
+:func:`refuse_to_lose` keeps what the set has acknowledged. So only bytes are cut that were never
+acknowledged, or that an operator gave up.
+
+The rest of this module carries a cut out, on a store that is taken and not open yet. Each step is
+durable before the next one: the tables lose what refers to the tail, the tail is copied aside, the
+cut is noted, and the log is cut. After a crash in between it is cut again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from txmq.errors import BrokerRefused
+from txmq.protocol.bodies import ConsumerOffsets
+from txmq.protocol.copies import CopiedTables
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, SpanHead, read_head
+from txmq.runtime.coordinator import LogEnd
+from txmq.runtime.disk import Disk
+from txmq_broker.services.keeper import CopyState, Keeper
+from txmq_broker.store.evidence import QueueOffsets
+from txmq_broker.store.index_check import indexed
+from txmq_broker.store.index_file import indexed_segments, path_of
+from txmq_broker.store.log.commit_log import CommitLog, Mark
+from txmq_broker.store.log.identity import write_identity
+from txmq_broker.store.log.reader import LogReader, WholeSpan
+from txmq_broker.store.log.segments import Extent, Segments, cut_folder, keep_aside
+from txmq_broker.store.log.segments import path_of as log_path_of
+
+__all__ = [
+    "finish_cut",
+    "keep_tail",
+    "last_shared",
+    "lower_tables",
+    "refuse_to_lose",
+    "set_aside",
+]
+
+
+# The decision
+
+
+class ComparedLog(Protocol):
+    """The log of a follower."""
+
+    last: SpanHead | None
+    """The head of its last span."""
+
+    @property
+    def doubt(self) -> str:
+        """Why it may lack something that it had; empty if there is no sign of that."""
+        ...
+
+    def span_starts(self) -> Iterator[Sequence[int]]:
+        """Where the spans of each file begin, newest file first."""
+        ...
+
+    def head_at(self, start: int) -> SpanHead:
+        """The head of the span that begins at a position."""
+        ...
+
+
+async def last_shared(
+    log: ComparedLog, is_shared: Callable[[SpanHead], Awaitable[bool]]
+) -> SpanHead | None:
+    """The last span that a follower and its leader both have; ``None`` if they share nothing.
+
+    Args:
+        log: The follower's log.
+        is_shared: Asks the leader whether it has a span, and so everything before it.
+    """
+
+    async def shared_at(start: int) -> SpanHead | None:
+        head = log.head_at(start)
+        return head if await is_shared(head) else None
+
+    for starts in log.span_starts():
+        if not starts or (last := await shared_at(starts[0])) is None:
+            continue
+        # The logs share a beginning, so the last shared span can be found by bisection.
+        low, high = 1, len(starts)
+        while low < high:
+            middle = (low + high) // 2
+            if (later := await shared_at(starts[middle])) is None:
+                high = middle
+            else:
+                last, low = later, middle + 1
+        return last
+    return None
+
+
+def refuse_to_lose(
+    log: ComparedLog, position: int, acknowledged: LogEnd | None, leader: str, way_out: str
+) -> None:
+    """Keep what the set has acknowledged, even if the leader lacks it.
+
+    Args:
+        log: The follower's log.
+        position: Where it would be cut.
+        acknowledged: The end of what the set has acknowledged, as far as its store knows.
+        leader: The leader.
+        way_out: The command that lets this follower lead.
+
+    Raises:
+        BrokerRefused: The cut would lose acknowledged bytes that this log has.
+    """
+    if acknowledged is None or log.last is None or log.doubt:
+        return
+    own = LogEnd(log.last.epoch, log.last.position + log.last.size)
+    if own >= acknowledged and position < acknowledged.position:
+        raise BrokerRefused(
+            f"{leader} leads without {acknowledged.position - position} bytes that the set has "
+            f"acknowledged, from position {position} on; this copy keeps them. Stop that leader, "
+            f"and let this member lead: {way_out}"
+        )
+
+
+# The tables beside the log
+
+
+def lower_tables(
+    keeper: Keeper, disk: Disk, log_id: int, position: int, leaders: CopiedTables
+) -> None:
+    """Save tables that refer to nothing behind a position of the log.
+
+    Topics and groups become the leader's. Committed offsets and floors stay, or come back to the
+    first message behind the position.
+
+    Args:
+        keeper: The tables of the directory.
+        disk: The directory.
+        log_id: Its log.
+        position: The position.
+        leaders: The tables of the leader.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    behind = _offsets_behind(disk, log_id, position)
+    offsets = ConsumerOffsets(
+        {
+            name: _lowest({topic: numbers}, behind)[topic]
+            for name, numbers in keeper.offsets().offset_table.items()
+            for topic in (name.partition("@")[0],)
+        }
+    )
+    floors = _lowest(keeper.floors().floors, behind)
+    keeper.adopt(CopiedTables(leaders.topics, leaders.groups, offsets, floors), position)
+
+
+def _lowest(offsets: QueueOffsets, behind: QueueOffsets) -> dict[str, dict[int, int]]:
+    """The lower offset of each queue that has one in the first mapping."""
+    return {
+        topic: {
+            number: min(offset, behind.get(topic, {}).get(number, offset))
+            for number, offset in numbers.items()
+        }
+        for topic, numbers in offsets.items()
+    }
+
+
+def _offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[int, int]]:
+    """The first offset of each queue that has messages at or behind a position of the log."""
+    first: dict[str, dict[int, int]] = {}
+    reader = LogReader(disk, log_id)
+    reader.open()
+    try:
+        for extent in reader.extents():
+            if extent.end <= position:
+                continue
+            for piece in reader.pieces(extent, max(position, extent.start)):
+                if not isinstance(piece, WholeSpan):
+                    continue
+                for found, place, data in piece.found():
+                    if isinstance(found, AcceptedLoss):
+                        # The queues jumped there; where they were before, it does not say.
+                        for topic, numbers in found.offsets.items():
+                            first.setdefault(topic, {}).update(dict.fromkeys(numbers, 0))
+                    for entry in indexed(reader.record_at, found, place, data):
+                        topic, number = entry.queue
+                        first.setdefault(topic, {}).setdefault(number, entry.offset)
+    finally:
+        reader.close()
+    return first
+
+
+# The files of the log
+
+
+def keep_tail(disk: Disk, log: CommitLog, position: int, now_ms: int) -> str:
+    """Copy the log behind a position to a side folder; returns the folder.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    segments = _opened(disk, log)
+    folder = cut_folder(position, now_ms)
+    tail = [extent for extent in segments.extents() if extent.end > position]
+    segments.close()
+    _keep(disk, segments.log_id, tail, position, folder)
+    return folder
+
+
+def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
+    """Carry out a cut that was noted, if there is one; returns what is known about the copy.
+
+    Args:
+        keeper: The tables of the directory.
+        disk: The directory.
+        log: Its log, which is taken and not open yet.
+
+    Raises:
+        DamagedFile: The file about the copy is damaged.
+        OSError: The disk refused.
+    """
+    state = keeper.copy_state()
+    if state.cut is not None:
+        _cut_tail(disk, log, *state.cut)
+        state = replace(state, cut=None)
+        keeper.save_copy_state(state)
+    return state
+
+
+def _cut_tail(disk: Disk, log: CommitLog, last: int, position: int) -> None:
+    """End the log behind the span that begins at ``last``; harmless when repeated.
+
+    If no span stays, ``last`` equals the position. The indexes of the cut files are removed,
+    because they describe what is cut.
+    """
+    segments = _opened(disk, log)
+    try:
+        first = segments.extent_at(position).start
+        for segment in indexed_segments(disk):
+            if segment >= first:
+                disk.remove(path_of(segment))
+        head = read_head(segments.read(last, HEAD_BYTES), 0, last) if last < position else None
+        checksum = 0 if head is None else head.checksum
+        mark = log.high_water.mark
+        accepted = 0 if mark is None else mark.accepted
+        # Before the cut: the mark never claims more than there is.
+        log.high_water.settle(Mark(segments.start, last, position, checksum, accepted))
+        segments.cut(position, is_last=True)
+    finally:
+        segments.close()
+
+
+def set_aside(disk: Disk, log: CommitLog, now_ms: int) -> str:
+    """Move the whole log to a side folder, and return that folder.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    segments = _opened(disk, log)
+    extents, log_id = segments.extents(), segments.log_id
+    segments.close()
+    folder = cut_folder(extents[0].start, now_ms)
+    log.high_water.forget()
+    # The newest file is first: a beginning of a log is a log.
+    for extent in reversed(extents):
+        _keep(disk, log_id, [extent], extent.start, folder)
+        for path in (path_of(extent.start), log_path_of(extent.start)):
+            disk.remove(path)
+    return folder
+
+
+def _opened(disk: Disk, log: CommitLog) -> Segments:
+    segments = Segments(disk, log.segment_size)
+    segments.log_id = log.segments.log_id
+    segments.open()
+    return segments
+
+
+def _keep(disk: Disk, log_id: int, extents: list[Extent], position: int, folder: str) -> None:
+    try:
+        write_identity(disk, log_id, folder)
+        for extent in extents:
+            keep_aside(disk, extent, max(position, extent.start), folder)
+    except OSError:
+        # Nothing was cut yet; on a full disk the copies would only take room.
+        with suppress(OSError):
+            for extent in extents:
+                disk.remove(f"{folder}/{log_path_of(max(position, extent.start))}")
+        raise

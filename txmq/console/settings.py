@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from txmq.errors import ConfigError
+from txmq.settings.values import Settings
 
 __all__ = ["ConsoleSettings", "OutboxAddress", "origins_of", "outbox_address"]
 
@@ -25,8 +26,7 @@ class OutboxAddress:
     schema: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleSettings:
+class ConsoleSettings(Settings, kw_only=True):
     """What a console shows, and to whom."""
 
     names: str

@@ -256,7 +256,7 @@ class UniqueKeyTable(Generic[S]):
         if older_s < least_s:
             raise ConfigError(
                 f"a message can be delivered again for {least_s:.0f} s, so rows that are "
-                f"{older_than:.0f} s old are still needed: keep them longer, or set horizon "
+                f"{older_s:.0f} s old are still needed: keep them longer, or set horizon "
                 "(--horizon) to the real time"
             )
         work = self._clean(int(older_s * 1000), max(1, batch))

@@ -173,9 +173,11 @@ def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
             await stage.call(stage.behind(plain(stage)), "a")
-            for too_short in (0, -1, redelivery_horizon() - 1):
+            for too_short in (0, "4d", redelivery_horizon() - 1):
                 with pytest.raises(ConfigError, match="still needed"):
                     await stage.call(stage.guard.clean, too_short)
+            with pytest.raises(ConfigError, match="older_than cannot be -1; it takes a duration"):
+                await stage.call(stage.guard.clean, -1)
             assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
 
     asyncio.run(story())

@@ -63,23 +63,22 @@ class StoreSettings(Settings, kw_only=True):
     """
 
     flush: FlushMode = "sync"
-    """"sync": a send is answered when it would survive a power cut; "async": when it is written."""
+    """"sync": a send is answered once its data would survive a power cut; "async": once it is
+    written."""
 
     flush_interval: Duration = Duration(0.5)
-    """With ``flush = "async"``, how often what was written is made durable."""
+    """How often written data is made durable, with ``flush = "async"``."""
 
     segment_size: Annotated[Size, Meta(ge=2 * SPAN_BYTES_MAX)] = Size(1024**3)
-    """The log is kept in files of this size."""
+    """The size of the log's files."""
 
     checkpoint_every: Annotated[Size, Meta(ge=64 * 1024)] = Size(32 * 1024**2)
-    """After this much log the indexes are saved; a restart after a crash reads at most about
-    this.
-    """
+    """The indexes are saved each time the log has grown by this much. A restart after a crash reads
+    about as much at most."""
 
     verify_bytes_per_second: Size = Size(20 * 1000**2)
-    """How fast the log is read again in the background to find what the disk has changed; 0 leaves
-    damage to be found by those who read it.
-    """
+    """How fast a background check reads the log to find damage by the disk. With 0, only readers of
+    a damaged message find it."""
 
 
 class RetentionSettings(Settings, kw_only=True):
@@ -90,27 +89,25 @@ class RetentionSettings(Settings, kw_only=True):
     """
 
     keep: Duration = Duration(72 * 3600.0)
-    """How long a message is kept at least, unless the disk runs full."""
+    """How long a message is kept at least, unless the disk fills up."""
 
     delete_at: str = "04"
-    """The hours of the day, separated by ``;``, in which old files are deleted; none where
-    empty.
-    """
+    """The hours of the day, separated by ``;``, in which old files are deleted. Empty: at no
+    hour."""
 
     delete_above: float = 0.75
-    """Used part of the disk above which old files are deleted at any hour."""
+    """When more than this part of the disk is used, old files are deleted at any hour."""
 
     force_above: float = 0.85
-    """Used part of the disk above which files are deleted before they are old."""
+    """When more than this part of the disk is used, files are deleted before they are old."""
 
     refuse_halves_above: Annotated[float, Meta(gt=0, le=1)] = 0.88
-    """Used part of the disk above which new half messages are refused, to leave room for the
-    decisions on those that are open."""
+    """When more than this part of the disk is used, new half messages are refused. This leaves room
+    for decisions on open ones."""
 
     refuse_above: float = 0.90
-    """Used part of the disk above which sends are refused; decisions are still taken, and messages
-    that wait for their time still come.
-    """
+    """When more than this part of the disk is used, sends are refused. Decisions are still
+    accepted, and delayed messages are still delivered."""
 
     def _check(self) -> None:
         for hour in self.delete_at.split(";") if self.delete_at else []:
@@ -143,7 +140,7 @@ class ReplicationSettings(Settings, kw_only=True):
     """The name of this member, different for each member of a broker set."""
 
     address: str = ""
-    """Where the members of the set reach this one, if that is not where clients do."""
+    """Where the other members reach this one, if not at the address for clients."""
 
     role: ReplicationRole = "leader"
     """Without a coordinator: "leader" takes sends; "follower" copies the log of the leader of its
@@ -156,32 +153,29 @@ class ReplicationSettings(Settings, kw_only=True):
     """
 
     min_in_sync: Annotated[int, Meta(ge=1)] = 1
-    """How many copies, with the leader's, have to be in sync; with fewer, sends are refused."""
+    """How many copies must be in sync, including the leader's. With fewer, sends are refused."""
 
     lag_max: Annotated[Duration, Meta(gt=0)] = Duration(10.0)
-    """How far behind a follower may be, in time, before it is no longer in sync."""
+    """How far behind the leader, in time, a follower may be and still count as in sync."""
 
     wait_max: Annotated[Duration, Meta(gt=0)] = Duration(2.0)
-    """How long the answer to a send waits for followers, with "sync"; those that are late are then
-    no longer in sync. Stock clients wait 3 s for an answer.
-    """
+    """How long a send waits for followers, with "sync". A follower that is later than that leaves
+    the in-sync set. Stock clients wait 3 s for an answer."""
 
     reads: bool = False
-    """Whether consumers may read from followers: a follower serves pulls and queries, and a leader
-    sends consumers to one that are ``far_behind``; RocketMQ's ``slaveReadEnable``.
-    """
+    """Whether consumers may read from followers. If so, a follower serves pulls and queries, and a
+    leader sends consumers that are ``far_behind`` to a follower. RocketMQ's ``slaveReadEnable``."""
 
     far_behind: Annotated[float, Meta(ge=0)] = 0.4
-    """How far behind the end of the log a consumer is sent to a follower, as a part of the size of
-    this machine's memory.
-    """
+    """A consumer that is further than this behind the end of the log reads from a follower; a
+    fraction of this machine's memory."""
 
     lease: Annotated[Duration, Meta(ge=2)] = Duration(5.0)
-    """After how long without a sign of the leader another member leads, in whole seconds."""
+    """Another member takes over after this long without a sign of the leader; whole seconds."""
 
     @property
     def far_behind_bytes(self) -> int:
-        """How many bytes behind the end of the log a consumer is far behind."""
+        """The distance in bytes from which a consumer is far behind."""
         return int(self.far_behind * memory_bytes())
 
     @property
@@ -213,28 +207,28 @@ class TopicDefaults(Settings, kw_only=True):
     """
 
     auto_create: bool = True
-    """Whether sending to an unknown topic makes it."""
+    """Whether a send to an unknown topic creates it."""
 
     queues: Annotated[int, Meta(ge=1, le=1024)] = 8
-    """Queues of the template ``TBW102``; a client asks for up to as many, stock ones for 4."""
+    """Queues of the template ``TBW102``: the most that a send can ask for. Stock clients ask for
+    4."""
 
     auto_create_groups: bool = True
-    """Whether a consumer group comes into being by consuming."""
+    """Whether the first consumer of an unknown group creates it."""
 
     message_size_max: Annotated[Size, Meta(ge=1, le=_BODY_MAX)] = Size(MESSAGE_BODY_BYTES_MAX)
     """The largest body, as sent."""
 
     traces: bool = True
-    """Whether the topic of traces, ``RMQ_SYS_TRACE_TOPIC``, is there from the start."""
+    """Whether the topic of traces, ``RMQ_SYS_TRACE_TOPIC``, exists from the start."""
 
 
 class FilterSettings(Settings, kw_only=True):
-    """By what consumers may have the broker filter."""
+    """How consumers may filter."""
 
     sql: bool = False
-    """Whether consumers may give conditions on properties (SQL92) besides tags; RocketMQ's
-    ``enablePropertyFilter``.
-    """
+    """Whether consumers may filter by conditions on properties (SQL92), not only by tags;
+    RocketMQ's ``enablePropertyFilter``."""
 
 
 class CheckBackSettings(Settings, kw_only=True):
@@ -245,38 +239,34 @@ class CheckBackSettings(Settings, kw_only=True):
     """
 
     timeout: Duration = Duration(60.0)
-    """How long after a half message its producer is first asked, if it has not decided; 0 asks at
-    once. Also ``transactionTimeout``, and RocketMQ's ``transactionTimeOut`` in milliseconds.
-    """
+    """How long the broker waits for a decision before it asks the producer; 0 asks at once. Also
+    ``transactionTimeout``, and RocketMQ's ``transactionTimeOut`` in milliseconds."""
 
     check_interval: Annotated[Duration, Meta(gt=0)] = Duration(60.0)
-    """How long between one check of a transaction and the next; also ``transactionCheckInterval``.
-    """
+    """The time between two checks of a transaction; also ``transactionCheckInterval``."""
 
     check_max: Annotated[int, Meta(ge=1, le=60_000)] = 15
-    """After so many checks that brought no decision a transaction is parked; also
-    ``transactionCheckMax``.
-    """
+    """A transaction is parked after this many checks without a decision; also
+    ``transactionCheckMax``."""
 
     pending_max: Annotated[int, Meta(ge=0)] = 1_000_000
-    """Transactions open at once; further half messages are refused, decisions never. 0 refuses
-    every half message."""
+    """How many transactions may be open at once. Further half messages are refused, decisions
+    never; 0 refuses every half message."""
 
 
 class DelaySettings(Settings, kw_only=True):
-    """How long messages may wait that are sent for later.
+    """Delayed messages.
 
     Raises:
         ConfigError: A value is invalid.
     """
 
     levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    """How long each delay level takes, from level 1 on; retries begin with level 3. Also
-    ``messageDelayLevel``.
-    """
+    """The delays of the levels, from level 1; retries begin with level 3. Also
+    ``messageDelayLevel``."""
 
     longest: Annotated[Duration, Meta(gt=0)] = Duration(3 * 86_400.0)
-    """How far away the time may be for which a message is sent; also ``timerMaxDelaySec``."""
+    """The longest delay of a message; also ``timerMaxDelaySec``."""
 
     def _check(self) -> None:
         self.levels_ms()
@@ -305,15 +295,12 @@ class SecuritySettings(Settings, kw_only=True):
     """Which peers beyond loopback are served without an account."""
 
     trust: str = ""
-    """The addresses and networks, separated by ``,``, whose clients may send and consume although
-    there is no ``acl``; ``*`` is every address. Only peers on
-    loopback may do what operators do.
-    """
+    """Addresses and networks, separated by ``,``, whose clients may send and consume without an
+    ``acl``; ``*`` is every address. Operators' requests are accepted from loopback only."""
 
     trust_brokers: str = ""
-    """The addresses and networks, separated by ``,``, whose brokers may register with its own name
-    server without an account: RocketMQ's brokers sign no registration.
-    """
+    """Addresses and networks, separated by ``,``, whose brokers may register with its own name
+    server without an account: RocketMQ's brokers do not sign registrations."""
 
 
 class ServerTlsSettings(Settings, kw_only=True):
@@ -357,30 +344,29 @@ class BrokerSettings(Settings, kw_only=True):
     """
 
     name: str = "broker-a"
-    """This broker's name; brokers that share a cluster must differ in it."""
+    """This broker's name, unique in its cluster."""
 
     cluster: str = "DefaultCluster"
-    """The cluster it belongs to."""
+    """The name of its cluster."""
 
     data: str = "txmq-data"
-    """The directory that holds everything it keeps."""
+    """The directory of all its data."""
 
     listen: str = "127.0.0.1:10911"
-    """Where clients reach it."""
+    """The address on which it accepts clients."""
 
     advertise: str = ""
-    """The address that clients use if it differs from ``listen``; numeric, because records need
-    a number.
-    """
+    """The address that clients use, if not ``listen``; numeric, because stored records contain
+    it."""
 
     names_listen: str = "127.0.0.1:9876"
-    """Where its own name server listens."""
+    """The address of its own name server."""
 
     names: str = ""
-    """Name servers elsewhere, separated by ``;``; with any, it runs none of its own."""
+    """Other name servers, separated by ``;``. If there are any, it does not run its own."""
 
     http_listen: str = ""
-    """Where it serves metrics and health over HTTP, without accounts; empty: nowhere."""
+    """The address of metrics and health over HTTP, without accounts; empty: none."""
 
     acl: str = ""
     """A file of accounts as RocketMQ's ``plain_acl.yml``, or a directory of such files. With it,
@@ -388,20 +374,19 @@ class BrokerSettings(Settings, kw_only=True):
     """
 
     connections_max: int = 10_000
-    """Connections open at once, at the broker and at its own name server; one more is closed."""
+    """Connections open at once, at the broker and at its own name server. Further ones are
+    closed."""
 
     hold_max: Duration = Duration(20.0)
     """The longest a pull is held open; stock clients give up after 30 s."""
 
     long_polling: bool = True
-    """Whether a pull at the end of its queue waits up to ``hold_max`` for a message; where false,
-    up to ``short_polling``.
-    """
+    """Whether a pull at the end of its queue waits up to ``hold_max`` for a message; if false, up
+    to ``short_polling``."""
 
     short_polling: Duration = Duration(1.0)
-    """The longest a pull is held open where ``long_polling`` is false; with 0 it is answered at
-    once.
-    """
+    """The longest a pull is held open if ``long_polling`` is false; with 0 it is answered at
+    once."""
 
     store: StoreSettings = StoreSettings()
     tls: ServerTlsSettings = ServerTlsSettings()

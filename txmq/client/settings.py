@@ -68,12 +68,12 @@ class ProducerSettings(Settings, kw_only=True):
     there is one, else after a pause. Attempts that reach no broker do not count; if it is 0, these
     are not repeated either."""
     retries_nowait: Annotated[int, Meta(ge=0)] = 2
-    """The same for ``send_nowait``, on the same broker."""
+    """Further attempts of ``send_nowait``, on the same broker."""
     retry_not_safe: bool = False
-    """Try another broker also if the first stored the message, but not safely: not on its disk in
-    time, or on no replica. The message may then be stored twice."""
+    """Try another broker if the first stored the message but not safely: not on its disk in time,
+    or on no replica. The message may then be stored twice."""
     avoid_slow_brokers: bool = False
-    """Avoid brokers for a while that failed or were slow."""
+    """For a while, avoid brokers that failed or were slow."""
     compress_from: Annotated[Size, Meta(ge=1)] = Size(4096)
     """Bodies of this size and larger are compressed."""
     compression: Algorithm = "zlib"
@@ -135,14 +135,15 @@ class ConsumerSettings(Settings, kw_only=True):
     hold_max: Duration = Duration(15.0)
     """How long a broker may hold an empty pull open."""
     cached_max: Annotated[int, Meta(ge=1)] = 1000
-    """Messages of one queue that are fetched and not consumed, before fetching pauses."""
+    """Fetching of a queue pauses while this many of its messages wait to be consumed."""
     cached_size_max: Annotated[Size, Meta(ge=1)] = Size(100 * 1024 * 1024)
-    """The same, by the size of their bodies."""
+    """Fetching of a queue pauses while its waiting messages have bodies of this size."""
     topic_cached_max: Annotated[int | None, Meta(ge=1)] = None
-    """The same over all queues of a topic, shared among them."""
+    """As ``cached_max``, for all queues of a topic together."""
     topic_cached_size_max: Annotated[OptionalSize, Meta(ge=1)] = UNSET
+    """As ``cached_size_max``, for all queues of a topic together."""
     all_cached_max: Annotated[int | None, Meta(ge=1)] = None
-    """The same over all queues, shared among them: 10,000 for a pull consumer, otherwise
+    """As ``cached_max``, for all queues together: 10,000 for a pull consumer, otherwise
     unlimited."""
     span_max: Annotated[int, Meta(ge=1)] = 2000
     """The maximum distance between a queue's first and last unconsumed message, unless orderly."""

@@ -272,7 +272,7 @@ def _typed(kind: Any, bounds: Meta, value: Any) -> Any:
     return float(value) if kind in {float, Duration} else value
 
 
-def _is_within(kind: Any, bounds: Meta, number: float) -> bool:
+def _is_within(kind: Any, bounds: Meta, number: Any) -> bool:
     least = 0 if kind in _FROM_TEXT and bounds.ge is None else bounds.ge
     return (
         math.isfinite(number)

@@ -253,7 +253,7 @@ def delay(names, topic, key):
 
     async def send(admin, _session):
         await admin.send(Message(topic=topic, body=b"x", keys=("later",), delay_level=9))
-        late = Message(topic=topic, body=b"x", properties={"note": key}, deliver_after_s=3_600)
+        late = Message(topic=topic, body=b"x", properties={"note": key}, deliver_after=3_600)
         return (await admin.send(late)).recall_handle
 
     return asked(names, send)

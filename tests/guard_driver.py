@@ -44,7 +44,7 @@ def in_front(plan, source):
     """Redis before the table."""
     kind = redis.asyncio.Redis if plan.is_async else redis.Redis
     client = kind.from_url(plan.store, socket_timeout=5)
-    return RedisGuard(client, lease_s=LEASE_S, prefix=plan.group).before(UniqueKeyTable(source))
+    return RedisGuard(client, lease=LEASE_S, prefix=plan.group).before(UniqueKeyTable(source))
 
 
 def key_of(plan, message):
@@ -189,8 +189,8 @@ class Life:
             concurrency=plan.handlers,
             pull_batch=8,
             cached_max=16,
-            rebalance_s=0.5,
-            commit_s=0.2,
+            rebalance_interval=0.5,
+            commit_interval=0.2,
         )
         async with self.source() as source:
             consumer = PushConsumer(plan.group, plan.names, settings)

@@ -25,7 +25,7 @@ from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.errors import TxmqError
 
 QUEUES = 4
-SHORT_TIMERS = ClientSettings(heartbeat_s=1.0, route_refresh_s=1.0)
+SHORT_TIMERS = ClientSettings(heartbeat=1.0, route_refresh=1.0)
 PATIENCE_S = 40
 PAUSE_S = 0.005
 
@@ -138,7 +138,9 @@ class Traffic:
             consumer = PushConsumer(
                 f"{self.topic}-readers",
                 client,
-                ConsumerSettings(start=StartFrom.FIRST, rebalance_s=1.0, commit_s=0.3),
+                ConsumerSettings(
+                    start=StartFrom.FIRST, rebalance_interval=1.0, commit_interval=0.3
+                ),
             )
 
             @consumer.on(self.topic)
@@ -164,7 +166,7 @@ class Traffic:
 
     async def _send(self, client):
         number = 0
-        async with Producer(f"{self.topic}-plain", client, ProducerSettings(timeout_s=2)) as sender:
+        async with Producer(f"{self.topic}-plain", client, ProducerSettings(timeout=2)) as sender:
             while not self._leaving.is_set():
                 text = f"plain {number}"
                 number += 1
@@ -175,7 +177,7 @@ class Traffic:
 
     async def _transact(self, client):
         number = 0
-        settings = TransactionSettings(timeout_s=2)
+        settings = TransactionSettings(timeout=2)
         async with TransactionProducer(
             f"{self.topic}-bank", client, EveryOther(), settings
         ) as producer:

@@ -46,7 +46,7 @@ SENDERS = 3
 PRODUCERS = 3
 OBSERVERS = 2
 LATEST = 10
-SHORT_TIMERS = ClientSettings(heartbeat_s=1.0, route_refresh_s=1.0, answer_s=2.0)
+SHORT_TIMERS = ClientSettings(heartbeat=1.0, route_refresh=1.0, answer_timeout=2.0)
 ANSWER_S = 2.0
 PAUSE_S = 0.02
 PATIENCE_S = 40
@@ -170,7 +170,9 @@ class WitnessedClients:
         async with Client(self.names, SHORT_TIMERS) as client, asyncio.TaskGroup() as observers:
             watching = [observers.create_task(self._observe(n)) for n in range(OBSERVERS)]
             watching.append(observers.create_task(self._operate()))
-            settings = ConsumerSettings(start=StartFrom.FIRST, rebalance_s=1.0, commit_s=0.3)
+            settings = ConsumerSettings(
+                start=StartFrom.FIRST, rebalance_interval=1.0, commit_interval=0.3
+            )
             consumer = PushConsumer(f"{self.topic}-readers", client, settings)
             consumer.on(self.topic)(self._handle)
             async with consumer, asyncio.TaskGroup() as senders:
@@ -184,7 +186,7 @@ class WitnessedClients:
     # Sends
 
     async def _send(self, client):
-        settings = ProducerSettings(timeout_s=ANSWER_S, retries=0)
+        settings = ProducerSettings(timeout=ANSWER_S, retries=0)
         producer = Producer(f"{self.topic}-plain", client, settings)
         async with producer, asyncio.TaskGroup() as lanes:
             for _ in range(SENDERS):
@@ -216,7 +218,7 @@ class WitnessedClients:
     # Transactions
 
     async def _transact(self, client):
-        settings = TransactionSettings(timeout_s=ANSWER_S, end_timeout_s=ANSWER_S, retries=0)
+        settings = TransactionSettings(timeout=ANSWER_S, end_timeout=ANSWER_S, retries=0)
         async with TransactionProducer(
             f"{self.topic}-bank", client, self.listener, settings
         ) as producer:

@@ -235,7 +235,7 @@ async def row(recorder: Recorder, names: str) -> dict[str, set[tuple[str, str]]]
         engine = create_engine(f"sqlite:///{folder}/bank.db")
         await asyncio.to_thread(create_outbox, engine, "txmq_outbox", None)
         outbox = Outbox()
-        async with Relay(engine, names, RelaySettings(poll_s=0.05), outbox=outbox):
+        async with Relay(engine, names, RelaySettings(poll_interval=0.05), outbox=outbox):
 
             async def carried() -> None:
                 with engine.begin() as connection:

@@ -53,6 +53,7 @@ from txmq.message import Message, Queue, ReceivedMessage
 from txmq.runtime.background import Background
 from txmq.runtime.facade import AsyncContext, Facade, OpenableFacade, in_loop, iterates, waits
 from txmq.runtime.tasks import Threads
+from txmq.settings.units import DurationLike
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.machine import Transaction
 from txmq.transaction.manager import Entered, Work, signed
@@ -478,7 +479,7 @@ class PullContext:
     """The argument of a :class:`ScheduledPull` task for one call."""
 
     consumer: PullConsumer
-    next_delay_s: float
+    next_delay: DurationLike
 
 
 PullTask = Callable[[Queue, PullContext], None]
@@ -525,10 +526,10 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
 
         def decorate(task: K) -> K:
             async def call(queue: Queue, context: txmq.PullContext) -> None:
-                here = PullContext(self.consumer, context.next_delay_s)
+                here = PullContext(self.consumer, context.next_delay)
                 # The thread runs in the caller's context, as with asyncio.to_thread.
                 await self._threads.run(partial(copy_context().run, task, queue, here))
-                context.next_delay_s = here.next_delay_s
+                context.next_delay = here.next_delay
 
             self._real.on(topic)(call)
             return task

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NewType
 
 from txmq.errors import LocalProtocolError
+from txmq.settings.units import UNSET, DurationLike, OptionalDuration, seconds
 
 __all__ = [
     "DEAD_LETTER",
@@ -60,8 +61,8 @@ class Message:
     """Deliver it after this level's delay in the broker's table; 0 is at once."""
     deliver_at_ms: int | None = None
     """Deliver it at this wall time, in milliseconds; needs our broker or RocketMQ 5."""
-    deliver_after_s: float | None = None
-    """Deliver it this many seconds after it is stored, to the millisecond; needs our broker or
+    deliver_after: DurationLike | None = None
+    """Deliver it this long after it is stored, to the millisecond; needs our broker or
     RocketMQ 5."""
     wait_stored: bool = True
     """Whether the broker answers only after the syncs and copies that its settings require. If
@@ -102,6 +103,7 @@ class Later:
 
     Raises:
         LocalProtocolError: The level or the first message is negative.
+        ConfigError: ``suspend`` is not a duration.
     """
 
     level: int = 0
@@ -110,14 +112,16 @@ class Later:
     :data:`DEAD_LETTER`."""
     first: int = 0
     """In a batch, the index of the first message to receive again; earlier ones are consumed."""
-    suspend_s: float | None = None
+    suspend: OptionalDuration = UNSET
     """How long an orderly consumer pauses the queue; ``None`` uses the consumer's setting."""
     reason: str = ""
     """The reason in a few words; the broker keeps it with a dead letter. If the handler raised, it
     is the exception."""
 
     def __post_init__(self) -> None:
-        """Refuse negative values."""
+        """Refuse negative values, and read the duration."""
+        if self.suspend is not None:
+            object.__setattr__(self, "suspend", seconds("suspend", self.suspend))
         if self.level < DEAD_LETTER or self.first < 0:
             raise LocalProtocolError(
                 f"{self}: level must be at least {DEAD_LETTER}, and first at least 0"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta
 
 from txmq.errors import ConfigError
 from txmq.limits import (
@@ -21,7 +21,8 @@ from txmq.limits import (
 )
 from txmq.remoting.pool import split_address
 from txmq.runtime.process import memory_bytes
-from txmq.settings.values import Duration, Size, parse_duration
+from txmq.settings.units import Duration, Size, parse_duration
+from txmq.settings.values import Settings
 
 __all__ = [
     "HOW_TO_ADVERTISE",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 
+_BODY_MAX: Final = FRAME_BYTES_MAX - 128 * 1024
+"""The rest of a frame is for the header."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 FlushMode = Literal["sync", "async"]
@@ -51,7 +55,7 @@ HOW_TO_ADVERTISE: Final = (
 """What an error advises if clients cannot know the address of the broker."""
 
 
-class StoreSettings(Struct, frozen=True, kw_only=True):
+class StoreSettings(Settings, kw_only=True):
     """How the log is kept.
 
     Raises:
@@ -64,10 +68,10 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     flush_interval: Duration = Duration(0.5)
     """With ``flush = "async"``, how often what was written is made durable."""
 
-    segment_size: Size = Size(1024**3)
+    segment_size: Annotated[Size, Meta(ge=2 * SPAN_BYTES_MAX)] = Size(1024**3)
     """The log is kept in files of this size."""
 
-    checkpoint_every: Size = Size(32 * 1024**2)
+    checkpoint_every: Annotated[Size, Meta(ge=64 * 1024)] = Size(32 * 1024**2)
     """After this much log the indexes are saved; a restart after a crash reads at most about
     this.
     """
@@ -77,15 +81,8 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     damage to be found by those who read it.
     """
 
-    def __post_init__(self) -> None:
-        """Refuse invalid sizes."""
-        if self.segment_size < 2 * SPAN_BYTES_MAX:
-            raise ConfigError(f"store.segment_size must be at least {2 * SPAN_BYTES_MAX} bytes")
-        if self.checkpoint_every < 64 * 1024:
-            raise ConfigError("store.checkpoint_every must be at least 64KiB")
 
-
-class RetentionSettings(Struct, frozen=True, kw_only=True):
+class RetentionSettings(Settings, kw_only=True):
     """When stored messages are deleted.
 
     Raises:
@@ -106,7 +103,7 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
     force_above: float = 0.85
     """Used part of the disk above which files are deleted before they are old."""
 
-    refuse_halves_above: float = 0.88
+    refuse_halves_above: Annotated[float, Meta(gt=0, le=1)] = 0.88
     """Used part of the disk above which new half messages are refused, to leave room for the
     decisions on those that are open."""
 
@@ -115,8 +112,7 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
     that wait for their time still come.
     """
 
-    def __post_init__(self) -> None:
-        """Refuse invalid hours, and limits out of order."""
+    def _check(self) -> None:
         for hour in self.delete_at.split(";") if self.delete_at else []:
             if not (hour.strip().isdecimal() and int(hour) < 24):
                 raise ConfigError(
@@ -128,11 +124,9 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 "retention marks must rise: 0 < delete_above <= force_above <= refuse_above <= 1"
             )
-        if not 0 < self.refuse_halves_above <= 1:
-            raise ConfigError("retention.refuse_halves_above must be from 0 to 1")
 
 
-class ReplicationSettings(Struct, frozen=True, kw_only=True):
+class ReplicationSettings(Settings, kw_only=True):
     """The copies of the broker's log.
 
     Raises:
@@ -161,13 +155,13 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     too; "async", on its own. Empty: "sync" with a coordinator, and else "async".
     """
 
-    min_in_sync: int = 1
+    min_in_sync: Annotated[int, Meta(ge=1)] = 1
     """How many copies, with the leader's, have to be in sync; with fewer, sends are refused."""
 
-    lag_max: Duration = Duration(10.0)
+    lag_max: Annotated[Duration, Meta(gt=0)] = Duration(10.0)
     """How far behind a follower may be, in time, before it is no longer in sync."""
 
-    wait_max: Duration = Duration(2.0)
+    wait_max: Annotated[Duration, Meta(gt=0)] = Duration(2.0)
     """How long the answer to a send waits for followers, with "sync"; those that are late are then
     no longer in sync. Stock clients wait 3 s for an answer.
     """
@@ -177,13 +171,13 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     sends consumers to one that are ``far_behind``; RocketMQ's ``slaveReadEnable``.
     """
 
-    far_behind: float = 0.4
+    far_behind: Annotated[float, Meta(ge=0)] = 0.4
     """How far behind the end of the log a consumer is sent to a follower, as a part of the size of
     this machine's memory.
     """
 
-    lease: int = 5
-    """After how many seconds without a sign of the leader another member leads."""
+    lease: Annotated[Duration, Meta(ge=2)] = Duration(5.0)
+    """After how long without a sign of the leader another member leads, in whole seconds."""
 
     @property
     def far_behind_bytes(self) -> int:
@@ -195,8 +189,7 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
         """Whether answers wait for followers."""
         return (self.mode or ("sync" if self.coordinator else "async")) == "sync"
 
-    def __post_init__(self) -> None:
-        """Refuse a member without a name, and values that cannot be."""
+    def _check(self) -> None:
         if (self.coordinator or self.role == "follower") and not _NAME.fullmatch(self.member):
             raise ConfigError(
                 f"replication.member cannot be {self.member!r} for a member of a broker set; it "
@@ -208,19 +201,11 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
                     "replication.role is for sets without a coordinator; leave out one of the two"
                 )
             etcd_address(self.coordinator)
-        if self.min_in_sync < 1:
-            raise ConfigError("replication.min_in_sync must be at least 1")
-        if self.lease < 2:
-            raise ConfigError("replication.lease must be at least 2 seconds")
-        if self.far_behind < 0:
-            raise ConfigError("replication.far_behind must be 0 or more")
-        if self.lag_max <= 0:
-            raise ConfigError("replication.lag_max must be above 0")
-        if self.wait_max <= 0:
-            raise ConfigError("replication.wait_max must be above 0")
+        if not self.lease.is_integer():
+            raise ConfigError(f"replication.lease cannot be {self.lease}; it takes whole seconds")
 
 
-class TopicDefaults(Struct, frozen=True, kw_only=True):
+class TopicDefaults(Settings, kw_only=True):
     """How topics and groups are created.
 
     Raises:
@@ -230,29 +215,20 @@ class TopicDefaults(Struct, frozen=True, kw_only=True):
     auto_create: bool = True
     """Whether sending to an unknown topic makes it."""
 
-    queues: int = 8
+    queues: Annotated[int, Meta(ge=1, le=1024)] = 8
     """Queues of the template ``TBW102``; a client asks for up to as many, stock ones for 4."""
 
     auto_create_groups: bool = True
     """Whether a consumer group comes into being by consuming."""
 
-    message_size_max: Size = Size(MESSAGE_BODY_BYTES_MAX)
+    message_size_max: Annotated[Size, Meta(ge=1, le=_BODY_MAX)] = Size(MESSAGE_BODY_BYTES_MAX)
     """The largest body, as sent."""
 
     traces: bool = True
     """Whether the topic of traces, ``RMQ_SYS_TRACE_TOPIC``, is there from the start."""
 
-    def __post_init__(self) -> None:
-        """Refuse a body size that no frame can carry."""
-        if not 0 < self.message_size_max <= FRAME_BYTES_MAX - 128 * 1024:
-            raise ConfigError(
-                f"topics.message_size_max must fit a frame of {FRAME_BYTES_MAX} bytes"
-            )
-        if not 1 <= self.queues <= 1024:
-            raise ConfigError("topics.queues must be from 1 to 1024")
 
-
-class FilterSettings(Struct, frozen=True, kw_only=True):
+class FilterSettings(Settings, kw_only=True):
     """By what consumers may have the broker filter."""
 
     sql: bool = False
@@ -261,7 +237,7 @@ class FilterSettings(Struct, frozen=True, kw_only=True):
     """
 
 
-class CheckBackSettings(Struct, frozen=True, kw_only=True):
+class CheckBackSettings(Settings, kw_only=True):
     """How the broker asks producers for the state of open transactions.
 
     Raises:
@@ -269,39 +245,25 @@ class CheckBackSettings(Struct, frozen=True, kw_only=True):
     """
 
     timeout: Duration = Duration(60.0)
-    """How long after a half message its producer is first asked, if it has not decided; also
-    ``transactionTimeout``, and RocketMQ's ``transactionTimeOut`` in milliseconds.
+    """How long after a half message its producer is first asked, if it has not decided; 0 asks at
+    once. Also ``transactionTimeout``, and RocketMQ's ``transactionTimeOut`` in milliseconds.
     """
 
-    check_interval: Duration = Duration(60.0)
+    check_interval: Annotated[Duration, Meta(gt=0)] = Duration(60.0)
     """How long between one check of a transaction and the next; also ``transactionCheckInterval``.
     """
 
-    check_max: int = 15
+    check_max: Annotated[int, Meta(ge=1, le=60_000)] = 15
     """After so many checks that brought no decision a transaction is parked; also
     ``transactionCheckMax``.
     """
 
-    pending_max: int = 1_000_000
-    """Transactions open at once; further half messages are refused, decisions never."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid times and numbers."""
-        if self.timeout < 0:
-            raise ConfigError(
-                "transaction.timeout cannot be negative; with 0 producers are asked at once"
-            )
-        if self.check_interval <= 0:
-            raise ConfigError("transaction.check_interval must be more than 0")
-        if not 1 <= self.check_max <= 60_000:
-            raise ConfigError("transaction.check_max must be from 1 to 60000")
-        if self.pending_max < 0:
-            raise ConfigError(
-                "transaction.pending_max must be 0 or more; 0 refuses every half message"
-            )
+    pending_max: Annotated[int, Meta(ge=0)] = 1_000_000
+    """Transactions open at once; further half messages are refused, decisions never. 0 refuses
+    every half message."""
 
 
-class DelaySettings(Struct, frozen=True, kw_only=True):
+class DelaySettings(Settings, kw_only=True):
     """How long messages may wait that are sent for later.
 
     Raises:
@@ -313,14 +275,11 @@ class DelaySettings(Struct, frozen=True, kw_only=True):
     ``messageDelayLevel``.
     """
 
-    longest: Duration = Duration(3 * 86_400.0)
+    longest: Annotated[Duration, Meta(gt=0)] = Duration(3 * 86_400.0)
     """How far away the time may be for which a message is sent; also ``timerMaxDelaySec``."""
 
-    def __post_init__(self) -> None:
-        """Refuse invalid delay levels."""
+    def _check(self) -> None:
         self.levels_ms()
-        if self.longest <= 0:
-            raise ConfigError("delay.longest must be more than 0")
 
     def levels_ms(self) -> tuple[int, ...]:
         """How long each level takes, in milliseconds.
@@ -342,7 +301,7 @@ class DelaySettings(Struct, frozen=True, kw_only=True):
         return levels
 
 
-class SecuritySettings(Struct, frozen=True, kw_only=True):
+class SecuritySettings(Settings, kw_only=True):
     """Which peers beyond loopback are served without an account."""
 
     trust: str = ""
@@ -357,7 +316,7 @@ class SecuritySettings(Struct, frozen=True, kw_only=True):
     """
 
 
-class ServerTlsSettings(Struct, frozen=True, kw_only=True):
+class ServerTlsSettings(Settings, kw_only=True):
     """How the ports of the broker and of its name server speak TLS.
 
     Raises:
@@ -383,15 +342,14 @@ class ServerTlsSettings(Struct, frozen=True, kw_only=True):
     that one of them signed; ``tlsSubject`` in the file of accounts makes it an account.
     """
 
-    def __post_init__(self) -> None:
-        """Refuse TLS without a certificate."""
+    def _check(self) -> None:
         if self.mode != "disabled":
             for setting in ("certificate", "key"):
                 if not getattr(self, setting):
                     raise ConfigError(f"tls.mode {self.mode!r} needs tls.{setting}, a PEM file")
 
 
-class BrokerSettings(Struct, frozen=True, kw_only=True):
+class BrokerSettings(Settings, kw_only=True):
     """All settings of ``txmq serve``.
 
     Raises:
@@ -460,8 +418,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
         """The longest a pull is held open, in seconds."""
         return self.hold_max if self.long_polling else self.short_polling
 
-    def __post_init__(self) -> None:
-        """Refuse invalid names and addresses, before any file or port is opened."""
+    def _check(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"name cannot be {self.name!r}; it takes letters, digits, and -_.@")
         if self.acl and self.security.trust:

@@ -44,7 +44,7 @@ POSTGRES: Final = {"options": "-c lock_timeout=3s"}
 """A killed program may leave an account locked by a prepared transaction. Transfers that wait for
 it must give up their connections, so that the recovery gets one."""
 
-RELAYING: Final = RelaySettings(lease_s=5.0, poll_s=0.1)
+RELAYING: Final = RelaySettings(lease=5.0, poll_interval=0.1)
 """A killed bank is back soon, and takes over from itself. SQLite does not notify the relay of new
 rows, so the relay polls often."""
 

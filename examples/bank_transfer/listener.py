@@ -64,7 +64,7 @@ TAGS: Final = ("TAGA", "TAGB", "TAGC")
 INTERRUPTED: Final = 130
 
 # The tutorial's 20 s, and its thread pool: up to five checks at once, and two hundred waiting.
-SETTINGS: Final = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
+SETTINGS: Final = TransactionSettings(timeout="20s", check_workers=5, check_queue=200)
 
 
 class ICBCTransactionListener:

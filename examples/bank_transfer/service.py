@@ -191,7 +191,7 @@ async def opened(settings: BankSettings, ending: asyncio.Event) -> AsyncIterator
         guard: SessionGuard[str, AsyncSession] = UniqueKeyTable(writing)
         if settings.redis:
             redis = await opening.enter_async_context(redis_of(settings.redis))
-            guard = RedisGuard(redis, lease_s=LEASE_S).before(UniqueKeyTable(writing))
+            guard = RedisGuard(redis, lease=LEASE_S).before(UniqueKeyTable(writing))
         links = "/transfers/" if settings.name == "icbc" else "/api/transfers/"
         teller = TellerPage(settings.name.upper(), writing, queries, links)
         routes: list[BaseRoute] = [*api_of(queries), *teller.routes(), static_files()]

@@ -13,7 +13,7 @@ from txmq import Message, Producer, ProducerSettings, SendResult
 
 __all__ = ["produce"]
 
-SETTINGS = ProducerSettings(retries_nowait=0, queues_of_new_topics=2, timeout_s=20)
+SETTINGS = ProducerSettings(retries_nowait=0, queues_of_new_topics=2, timeout="20s")
 
 
 def show(sent: asyncio.Future[SendResult]) -> None:

@@ -7,7 +7,7 @@ from txmq import Message, Producer, ProducerSettings
 
 __all__ = ["produce"]
 
-SETTINGS = ProducerSettings(timeout_s=20)
+SETTINGS = ProducerSettings(timeout="20s")
 
 
 async def produce(names: str) -> None:

@@ -9,7 +9,7 @@ from txmq import Message, Producer, ProducerSettings, Queue
 
 __all__ = ["produce"]
 
-SETTINGS = ProducerSettings(timeout_s=20)
+SETTINGS = ProducerSettings(timeout="20s")
 
 
 def queue_of(queues: Sequence[Queue], message: Message, order_id: int) -> Queue:

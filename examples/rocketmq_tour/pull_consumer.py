@@ -15,7 +15,7 @@ HOLD_S = 1.0
 async def read_to_end(consumer: PullConsumer, queue: Queue, offset: int, until: Until) -> int:
     """Show the messages of a queue from an offset on; returns the next offset."""
     while not until.is_over:
-        pulled = await consumer.pull(queue, offset, 32, hold_s=HOLD_S)
+        pulled = await consumer.pull(queue, offset, 32, hold=HOLD_S)
         offset = pulled.next_offset
         if pulled.outcome is PullOutcome.FOUND:
             for message in pulled.messages:

@@ -25,7 +25,7 @@ async def consume(names: str, until: Until) -> None:
         for message in pulled.messages:
             print(message.body.decode(errors="replace"))
         consumer.note_offset(queue, pulled.next_offset)
-        context.next_delay_s = 10.0
+        context.next_delay = 10.0
         until.saw(len(pulled.messages))
 
     async with schedule:

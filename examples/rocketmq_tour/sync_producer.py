@@ -7,7 +7,7 @@ from txmq import Message, Producer, ProducerSettings
 
 __all__ = ["produce"]
 
-SETTINGS = ProducerSettings(retries=3, timeout_s=20)
+SETTINGS = ProducerSettings(retries=3, timeout="20s")
 
 
 async def produce(names: str) -> None:

@@ -14,7 +14,7 @@ from txmq import Message, TransactionProducer, TransactionSettings
 __all__ = ["produce"]
 
 # The thread pool of the Java program: up to five checks at once, two hundred that wait.
-SETTINGS = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
+SETTINGS = TransactionSettings(timeout="20s", check_workers=5, check_queue=200)
 
 
 async def produce(names: str) -> None:

@@ -16,7 +16,7 @@ from txmq.client import Session
 from txmq.idempotent import UniqueKeyTable, idempotent
 from txmq.idempotent.unique_key import create_done
 from txmq.outbox.table import create_outbox
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, RetentionSettings

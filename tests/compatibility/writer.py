@@ -70,7 +70,7 @@ async def write_messages(names, admin):
             )
             await producer.send_ordered(message, number)
         await producer.send_batch([Message(topic="Orders", body=b"tea") for _ in range(3)])
-        await producer.send(Message(topic="Later", body=b"delayed", deliver_after_s=10))
+        await producer.send(Message(topic="Later", body=b"delayed", deliver_after=10))
     consumer = PullConsumer("billing", names, ConsumerSettings(start=StartFrom.FIRST))
     consumer.subscribe("Orders")
     async with consumer:

@@ -24,7 +24,7 @@ from txmq.protocol.headers import SendBack
 QUEUES = 4
 PATIENCE_S = 60.0
 POLL_S = 0.02
-SOON = ClientSettings(heartbeat_s=5.0, route_refresh_s=2.0, answer_s=10.0)
+SOON = ClientSettings(heartbeat=5.0, route_refresh=2.0, answer_timeout=10.0)
 
 # Delay level 1 is a second in every stock table; level 0 would begin with 10 s.
 SHORTEST_DELAY = 1
@@ -125,7 +125,7 @@ class Cluster:
         return name
 
     def producer(self, **settings):
-        settings = {"timeout_s": 10.0, **settings}
+        settings = {"timeout": 10.0, **settings}
         return Producer(self.name(), self.client, ProducerSettings(**settings))
 
     def listener(self, group, topic, tags="*", **settings):
@@ -178,7 +178,7 @@ class Cluster:
         """The message at this place, which an acknowledged message must have at once."""
 
         async def found():
-            batch = await self.admin.pull(queue, offset, 1, hold_ms=1000)
+            batch = await self.admin.pull(queue, offset, 1, hold=1.0)
             return batch.messages
 
         (message,) = await self.until(found, f"the message at {queue}@{offset}")
@@ -238,7 +238,7 @@ class Listener:
         self._stack = AsyncExitStack()
         self.client = Client(cluster.names, SOON)
         self.group, self.topic = group, topic
-        chosen = {"rebalance_s": 1.0, "commit_s": 0.3, **settings}
+        chosen = {"rebalance_interval": 1.0, "commit_interval": 0.3, **settings}
         self.consumer = PushConsumer(group, self.client, ConsumerSettings(**chosen))
         self.messages = []
         self.handle = self.take

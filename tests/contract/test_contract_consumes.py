@@ -74,9 +74,7 @@ async def test_an_orderly_consumer_keeps_order_through_failures(cluster):
             for number, key in itertools.product(range(10), ["lisbon", "oslo", "quito"])
         ]
     failing = {results[number].id: 2 for number in (0, 7, 14)}
-    listener = cluster.listener(
-        group, topic, start=StartFrom.FIRST, is_orderly=True, suspend_s=0.02
-    )
+    listener = cluster.listener(group, topic, start=StartFrom.FIRST, is_orderly=True, suspend=0.02)
     busy, overlaps = Counter(), []
 
     async def handle(message):

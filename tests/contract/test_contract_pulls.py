@@ -17,7 +17,12 @@ async def send(cluster, parts):
 @asynccontextmanager
 async def asking(cluster, group, topic=None, **settings):
     """A pull consumer in a client of its own, subscribed where a topic is given."""
-    chosen = {"rebalance_s": 1.0, "commit_s": 0.3, "start": StartFrom.FIRST, **settings}
+    chosen = {
+        "rebalance_interval": 1.0,
+        "commit_interval": 0.3,
+        "start": StartFrom.FIRST,
+        **settings,
+    }
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(cluster.names, SOON))
         consumer = PullConsumer(group, client, ConsumerSettings(**chosen))
@@ -104,7 +109,7 @@ async def test_single_pulls_say_how_they_ended(cluster):
         none = await consumer.pull(queue, 0, tags="B")
         beyond = await consumer.pull(queue, 1000)
         end = await consumer.pull(queue, 10)
-        held = asyncio.create_task(consumer.pull(queue, 10, hold_s=10.0))
+        held = asyncio.create_task(consumer.pull(queue, 10, hold=10.0))
         (late,) = await send(cluster, messages(queue.topic, 1, "late"))
         came = await held
         consumer.note_offset(queue, 5)

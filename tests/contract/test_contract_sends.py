@@ -95,7 +95,7 @@ async def test_a_batch_lies_in_one_queue_without_a_gap(cluster):
 
 async def test_messages_that_linger_travel_together(cluster):
     sent = messages(await cluster.topic(), 100, tags="T")
-    async with cluster.producer(linger_s=0.05) as producer:
+    async with cluster.producer(linger=0.05) as producer:
         results = await asyncio.gather(*[producer.send(each) for each in sent])
 
     changes = sum(before.queue != after.queue for before, after in itertools.pairwise(results))
@@ -177,7 +177,7 @@ async def test_a_delayed_message_comes_not_before_its_time(cluster):
 async def test_a_message_that_waits_is_recalled(cluster):
     topic = await cluster.topic()
     async with cluster.producer() as producer:
-        result = await producer.send(Message(topic=topic, body=b"x", deliver_after_s=3600))
+        result = await producer.send(Message(topic=topic, body=b"x", deliver_after=3600))
         if result.recall_handle is None:
             cluster.cannot("no message can be recalled at this broker")
         try:

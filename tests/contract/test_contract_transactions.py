@@ -25,7 +25,7 @@ from txmq.transaction import (
 from txmq.transaction.resources.schema import create_fence
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
-SETTINGS = TransactionSettings(timeout_s=10.0, end_timeout_s=10.0)
+SETTINGS = TransactionSettings(timeout=10.0, end_timeout=10.0)
 
 # A stock broker looks for what is to be checked every 30 or 60 s, and may need two rounds.
 CHECKED_WITHIN_S = 150.0
@@ -145,7 +145,7 @@ def file(tmp_path):
 @asynccontextmanager
 async def manager(cluster, file):
     engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
-    settings = ManagerSettings(timeout_s=10.0, end_timeout_s=10.0)
+    settings = ManagerSettings(timeout=10.0, end_timeout=10.0)
     async with TransactionManager(
         cluster.name(), cluster.client, SQLResource(engine), settings
     ) as found:

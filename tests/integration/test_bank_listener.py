@@ -33,7 +33,7 @@ from txmq import (
     TransactionProducer,
     TransactionState,
 )
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 

@@ -129,7 +129,7 @@ def test_a_client_starts_and_stops_the_consumers_of_its_functions(names):
 
 def test_what_waits_for_its_time_is_recalled(names):
     with blocking.Producer("writers", names) as producer:
-        later = producer.send(Message(topic="Orders", body=b"x", deliver_after_s=60))
+        later = producer.send(Message(topic="Orders", body=b"x", deliver_after=60))
         assert producer.recall("Orders", later.recall_handle) == later.id
         by_level = producer.send(Message(topic="Orders", body=b"x", delay_level=3))
         with blocking.Client(names) as client:
@@ -235,7 +235,7 @@ def test_a_function_is_called_for_each_queue(names):
             pulled = context.consumer.pull(queue, offset)
             got.extend(each.body for each in pulled.messages)
             context.consumer.note_offset(queue, pulled.next_offset)
-            context.next_delay_s = 0.01
+            context.next_delay = 0.01
             if len(got) == 6:
                 enough.set()
 

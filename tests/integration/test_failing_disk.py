@@ -69,7 +69,7 @@ def test_a_broker_whose_disk_fails_stops_and_acknowledges_nothing_more(failing, 
         acknowledged = []
 
         async def send():
-            settings = ProducerSettings(timeout_s=2, retries=0)
+            settings = ProducerSettings(timeout=2, retries=0)
             async with Producer("p", broker.names, settings) as producer:
                 while True:
                     acknowledged.append(await producer.send(Message(topic="T", body=BODY)))

@@ -101,7 +101,7 @@ def send(names, texts):
 
     async def run():
         async with Producer(
-            group="copies", names=names, settings=ProducerSettings(timeout_s=10)
+            group="copies", names=names, settings=ProducerSettings(timeout=10)
         ) as producer:
             return [
                 (await producer.send(Message(topic=TOPIC, body=text.encode()))).status

@@ -76,10 +76,10 @@ def send(members, text, key=SHOP):
     """Send a message, also while leadership changes."""
 
     async def run():
-        shop = ClientSettings(route_refresh_s=0.5, credentials=key)
+        shop = ClientSettings(route_refresh=0.5, credentials=key)
         async with (
             Client(members.names.names, shop) as client,
-            Producer("shop", client, ProducerSettings(timeout_s=3)) as producer,
+            Producer("shop", client, ProducerSettings(timeout=3)) as producer,
         ):
             end = time.monotonic() + 20
             while True:
@@ -235,7 +235,7 @@ async def honest_sends(members, seconds):
     taken, shop = [], ClientSettings(credentials=SHOP)
     async with (
         Client(members.names.names, shop) as client,
-        Producer("shop", client, ProducerSettings(timeout_s=30)) as producer,
+        Producer("shop", client, ProducerSettings(timeout=30)) as producer,
     ):
         end = time.monotonic() + seconds
         while (begun := time.monotonic()) < end:

@@ -20,7 +20,7 @@ from tests.serving import environment
 from txmq import blocking
 from txmq.errors import TopicNotFound
 from txmq.runtime.background import Background
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread

@@ -28,8 +28,8 @@ RETRY_PAUSE_S = 0.1
 LINE_BYTES_MAX = 1 << 20
 
 # Its own timers are made for production (up to 30 s); tests wait for what they bring about.
-SHORT_TIMERS = {"heartbeat_s": 1.0, "route_refresh_s": 1.0}
-SHORT_ROUNDS = {"rebalance_s": 1.0, "commit_s": 0.3}
+SHORT_TIMERS = {"heartbeat": 1.0, "route_refresh": 1.0}
+SHORT_ROUNDS = {"rebalance_interval": 1.0, "commit_interval": 0.3}
 
 
 def now_ms():
@@ -96,7 +96,7 @@ def facts(result):
 
 
 async def produce(options, client, lines):
-    settings = ProducerSettings(linger_s=options.linger_ms / 1000)
+    settings = ProducerSettings(linger=options.linger_ms / 1000)
     async with Producer(options.group, client, settings) as producer, asyncio.TaskGroup() as tasks:
         emit("ready")
         async for text in lines:

@@ -86,14 +86,14 @@ def check(world):
     world.tell(state)
 
 
-def recovery(world, horizon_s=0.0):
+def recovery(world, horizon=0.0):
     for bank in BANKS:
         if bank not in world.prepared:
             yield
             continue
         decided = world.row
         yield
-        what = duty(decided, 1.0, horizon_s)
+        what = duty(decided, 1.0, horizon)
         if what is Duty.ASK:
             what = duty(world.claim(ROLLBACK), 0.0, 1.0)
             yield

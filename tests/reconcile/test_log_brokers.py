@@ -16,7 +16,7 @@ from txmq import (
     TransactionProducer,
 )
 from txmq.reconcile.rules import Constant, DayWindow, Flow
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
@@ -162,16 +162,14 @@ async def test_messages_outside_of_transactions(stage):
     async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
         plain = await producer.send(transfer("1"))
         await producer.send(Message(topic="Other", body=order("x")))
-        waits = await producer.send(
-            Message(topic="Transfers", body=order("2"), deliver_after_s=3600)
-        )
+        waits = await producer.send(Message(topic="Transfers", body=order("2"), deliver_after=3600))
         recalled = await producer.send(
-            Message(topic="Transfers", body=order("3"), deliver_after_s=3600)
+            Message(topic="Transfers", body=order("3"), deliver_after=3600)
         )
         await asyncio.sleep(1)  # The broker's clock may be ahead.
         before_recall = stage.now_ms()
         await producer.recall("Transfers", recalled.recall_handle)
-        soon = await producer.send(Message(topic="Transfers", body=order("4"), deliver_after_s=5))
+        soon = await producer.send(Message(topic="Transfers", body=order("4"), deliver_after=5))
         await asyncio.sleep(2)
         between = stage.now_ms()
         await asyncio.sleep(10)
@@ -274,7 +272,7 @@ async def test_what_cannot_be_read_is_told(stage):
 
 @staged
 async def test_what_consumers_give_back(stage):
-    settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_s=1.0)
+    settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_interval=1.0)
     consumer = PushConsumer("ccb", stage.broker.names, settings, *stage.ports().values())
     handled = []
 

@@ -22,7 +22,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.log import cluster_log
 from txmq.reconcile.log.cluster_log import number_brokers
 from txmq.reconcile.rules import DayWindow, Flow
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings
 from txmq_broker.testing import settings_for_test
@@ -146,8 +146,8 @@ async def a_day(cluster):
     for number in range(8):
         await cluster.send(f"p{number}", tags="bad" if number == 5 else "")
     await cluster.send("unreadable", b"\xff{")
-    await cluster.send("later", deliver_after_s=3600)
-    settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_s=0.1)
+    await cluster.send("later", deliver_after=3600)
+    settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_interval=0.1)
     consumer, handled = PushConsumer("ccb", cluster.client, settings), []
 
     @consumer.on("Transfers")

@@ -49,8 +49,8 @@ class GroupMix:
     fail_chance: float = 0.0
     stay_s: float = 0.0
     """How long a member stays before it leaves and comes back, on average; 0 stays to the end."""
-    rebalance_s: float = 5.0
-    commit_s: float = 1.0
+    rebalance_interval: float = 5.0
+    commit_interval: float = 1.0
     stop_s: float = 5.0
 
     @classmethod
@@ -72,8 +72,8 @@ class GroupMix:
             work_s=one(0.0, 0.05, 0.5),
             fail_chance=0.0 if is_pulled else one(0.0, 0.0, 0.1),
             stay_s=one(0.0, 3.0, 10.0),
-            rebalance_s=one(2.0, 20.0),
-            commit_s=one(0.2, 5.0),
+            rebalance_interval=one(2.0, 20.0),
+            commit_interval=one(0.2, 5.0),
             stop_s=one(0.0, 1.0, 10.0),
         )
 

@@ -35,7 +35,7 @@ class _Person(Someone):
 
     def _client(self, network=None) -> Client:
         machine = self.machine
-        settings = ClientSettings(instance=self.name, host="here", heartbeat_s=10.0)
+        settings = ClientSettings(instance=self.name, host="here", heartbeat=10.0)
         ports = (network or machine.network, machine.clock, machine.entropy)
         return Client(self._names, settings, *ports)
 
@@ -160,11 +160,11 @@ class Member(_Person):
             concurrency=dials.concurrency,
             pull_batch=dials.batch,
             cached_max=dials.cached_max,
-            rebalance_s=dials.rebalance_s,
-            commit_s=dials.commit_s,
-            stop_s=dials.stop_s,
-            hold_s=5.0,
-            suspend_s=0.2,
+            rebalance_interval=dials.rebalance_interval,
+            commit_interval=dials.commit_interval,
+            stop_timeout=dials.stop_s,
+            hold_max=5.0,
+            suspend=0.2,
         )
 
     def _stay_s(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from tests.simulation.mix import Mix, TransactionMix, kib
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.testing import Conditions, SeededEntropy
 from txmq_broker.config import BrokerSettings, ReplicationMode, ReplicationSettings
 

@@ -90,7 +90,7 @@ class PatientSender(Sender):
             message,
             delay_level=wish.level,
             deliver_at_ms=wish.at_ms or None,
-            deliver_after_s=wish.after_s or None,
+            deliver_after=wish.after_s or None,
         )
         return later, wish
 
@@ -171,7 +171,7 @@ class TryingMember(Member):
         return replace(
             super()._settings(),
             attempts_max=self.mix.attempts_max,
-            consume_timeout_s=self.mix.timeout_s,
+            consume_timeout=self.mix.timeout_s,
         )
 
     def _pushed(self, client: Client, settings: ConsumerSettings) -> PushConsumer:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self, TypeVar
 
 from txmq.limits import SPAN_BYTES_MAX
-from txmq.settings.values import Duration, Size
+from txmq.settings.units import Duration, Size
 from txmq.testing import Conditions, SeededEntropy
 from txmq_broker.config import BrokerSettings, CheckBackSettings, RetentionSettings, StoreSettings
 

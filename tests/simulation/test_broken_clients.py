@@ -20,7 +20,9 @@ from txmq.client.consume.fetcher import ConsumeWindow, QueueFetcher
 from txmq.client.consume.offset_store import BrokerOffsets
 from txmq.client.consume.orderly_workers import HeldLocks, OrderlyWorkers
 
-RESTLESS = GroupMix(members=3, work_s=0.5, fail_chance=0.1, stay_s=3.0, stop_s=1.0, rebalance_s=2.0)
+RESTLESS = GroupMix(
+    members=3, work_s=0.5, fail_chance=0.1, stay_s=3.0, stop_s=1.0, rebalance_interval=2.0
+)
 """Members come and go all the time, and handlers fail."""
 
 SETTLED = GroupMix(members=2, work_s=0.1, fail_chance=0.1)

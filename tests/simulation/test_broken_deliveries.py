@@ -29,7 +29,7 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.due_messages import NOWHERE, DueMessages
 
-RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_s=2.0)
+RESTLESS = GroupMix(members=2, work_s=0.1, stay_s=5.0, stop_s=1.0, rebalance_interval=2.0)
 """Members come and go all the time."""
 
 MIX = DeliveryMix(

@@ -11,7 +11,7 @@ from tests.crash_driver import Driver, connected
 from tests.crash_points import COPY, LABELS, SAVE, phase_of, watched
 from tests.simulation.mix import SmallStore, kib
 from tests.soak import count
-from txmq.settings.values import Duration, Size
+from txmq.settings.units import Duration, Size
 from txmq.testing import Loss, Machine, MachineCrashedError, World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings

@@ -317,9 +317,9 @@ class Consumer(Client):
             return offset
 
     async def _pull(self, admin: Admin, queue: Queue, offset: int) -> int:
-        hold_ms = int(1000 * self.mix.hold_s * self._draw.fraction())
+        hold_s = self.mix.hold_s * self._draw.fraction()
         count = 1 + self._draw.below(32)
-        got = await admin.pull(queue, offset, count, self.group, hold_ms, tags=self._tags)
+        got = await admin.pull(queue, offset, count, self.group, hold=hold_s, tags=self._tags)
         now, further = self.now(), int(got.next_offset)
         if got.outcome is PullOutcome.MOVED:
             self.history.add(Moved(now, self.group, queue, offset, further))

@@ -28,7 +28,7 @@ from txmq.idempotent import (
     VersionGuard,
     create_done,
     idempotent,
-    redelivery_horizon_s,
+    redelivery_horizon,
 )
 
 
@@ -61,9 +61,9 @@ def consume(names: str) -> None:
 def follow(names: str, accounts: Table) -> Verdict:
     """Versions, and tokens of calls that are no messages."""
     engine = create_engine("sqlite://")
-    versions = VersionGuard(engine, accounts, version="version", gaps="wait", wait_s=1.0)
-    removed: int = UniqueKeyTable(engine).clean(redelivery_horizon_s() + 1)
-    tokens = TokenGuard(UniqueKeyTable(engine), secret=b"0" * 32, good_for_s=600.0)
+    versions = VersionGuard(engine, accounts, version="version", gaps="wait", wait=1.0)
+    removed: int = UniqueKeyTable(engine).clean(redelivery_horizon() + 1)
+    tokens = TokenGuard(UniqueKeyTable(engine), secret=b"0" * 32, good_for=600.0)
 
     @idempotent(versions, key=lambda message: (message.key, int(message.properties["version"])))
     def change(session: Session, message: ReceivedMessage) -> None:
@@ -94,7 +94,7 @@ async def consume_awaited(message: ReceivedMessage) -> str | None:
         connection.execute("SELECT 1")
 
     count(7)
-    quick = RedisGuard(redis.Redis(socket_timeout=0.25), lease_s=5.0)
+    quick = RedisGuard(redis.Redis(socket_timeout=0.25), lease=5.0)
 
     @idempotent(quick, key=lambda number: str(number))
     def mail(number: int) -> None:
@@ -107,7 +107,7 @@ async def consume_awaited(message: ReceivedMessage) -> str | None:
     mail(7)
     count_quickly(7)
     await guard.verify()
-    removed: int = await guard.clean(redelivery_horizon_s(kept_s=3600.0) + 1)
+    removed: int = await guard.clean(redelivery_horizon(kept=3600.0) + 1)
     async with guard.attempt("key", scope="report", payload=b"1") as attempt:
         if attempt.verdict is Verdict.FIRST:
             attempt.keep(removed)

@@ -98,7 +98,11 @@ def told(sent: asyncio.Future[SendResult]) -> None:
 
 async def send(names: str) -> QueueOffset:
     """Every way to send."""
-    settings = ProducerSettings(timeout_s=20, retries=3, queues_of_new_topics=2, linger_s=0.001)
+    settings = ProducerSettings(
+        timeout="20s", retries=3, queues_of_new_topics=2, linger=0.001, in_flight_max="16MiB"
+    )
+    patience: float = settings.timeout
+    room: int = settings.in_flight_max
     order = Message(
         topic="Orders", body=b"tea", tags="Paid", keys=("order-7",), properties={"shop": "7"}
     )
@@ -110,13 +114,13 @@ async def send(names: str) -> QueueOffset:
         results: list[SendResult] = await producer.send_batch([order, order])
         await producer.send_to(order, of_order, 7)
         await producer.send_ordered(order, "order-7")
-        later: SendResult = await producer.send(replace(order, deliver_after_s=90))
+        later: SendResult = await producer.send(replace(order, deliver_after="90s"))
         if later.recall_handle is not None:
             recalled: str = await producer.recall("Orders", later.recall_handle)
             print(recalled == later.id)
         in_flight: int = producer.bytes_in_flight
-        reply: ReceivedMessage = await producer.request(order, timeout_s=3.0)
-        print(results, in_flight, reply.body)
+        reply: ReceivedMessage = await producer.request(order, timeout=3.0)
+        print(results, in_flight, reply.body, patience, room)
     return result.offset
 
 
@@ -177,7 +181,7 @@ async def consume(names: str, example: ReceivedMessage) -> Mapping[Queue, QueueO
 
         @consumer.on_batch("Visits")
         async def count(messages: Sequence[ReceivedMessage]) -> Later:
-            return Later(first=len(messages) - 1, suspend_s=0.1)
+            return Later(first=len(messages) - 1, suspend=0.1)
 
         async with consumer:
             queues: list[Queue] = consumer.queues
@@ -210,7 +214,7 @@ class Bank(TransactionListener):
 
 async def transfer(names: str, order: Message) -> str:
     """Send a message that is seen only if the money was taken."""
-    settings = TransactionSettings(timeout_s=20, check_workers=5, check_queue=200)
+    settings = TransactionSettings(timeout=20, check_workers=5, check_queue=200)
     async with TransactionProducer("bank", names, Bank(), settings) as producer:
         try:
             outcome: TransactionOutcome = await producer.send_in_transaction(order, 100)
@@ -227,7 +231,7 @@ async def transfer(names: str, order: Message) -> str:
 async def decorate(names: str, order: Message) -> TransactionOutcome:
     """The same without a listener: a database knows."""
     resource = SQLResource(create_async_engine("sqlite+aiosqlite://"))
-    settings = ManagerSettings(local_timeout_s=10.0, local_attempts=3, timeout_s=5.0)
+    settings = ManagerSettings(local_timeout=10.0, local_attempts=3, timeout=5.0)
     async with TransactionManager("bank", names, resource, settings) as tm:
 
         @tm.transactional(topic="Orders", tags="CCB", keys=lambda number, amount: str(number))
@@ -258,7 +262,7 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
 async def decorate_two(names: str) -> TransactionOutcome:
     """Two databases in one transaction."""
     engines = {name: create_async_engine(f"postgresql+psycopg:///{name}") for name in ("A", "B")}
-    resource = XAResource(engines, horizon_s=120.0)
+    resource = XAResource(engines, horizon=120.0)
     async with TransactionManager("banks", names, resource) as tm:
 
         @tm.transactional(topic="Orders")
@@ -291,7 +295,7 @@ def add_at_once(session: Session, order: Message) -> list[str]:
 
 async def publish(names: str) -> int:
     """A program that does nothing but to send what is in an outbox."""
-    settings = RelaySettings(on_poison="dead_letter", dead_letter_topic="Dead", lease_s=5.0)
+    settings = RelaySettings(on_poison="dead_letter", dead_letter_topic="Dead", lease=5.0)
     engine = create_engine("sqlite://")
     async with Client(names) as client, Relay(engine, client, settings, outbox=Outbox()) as relay:
         await relay.wait()
@@ -350,7 +354,7 @@ async def serve_bodies(names: str) -> None:
     async def report(moment: datetime) -> Mapping[str, str]:
         return {"day": moment.date().isoformat()}
 
-    @client.every(topic="Ticks", seconds=60, tags="Tick", name="tick")
+    @client.every(topic="Ticks", interval=60, tags="Tick", name="tick")
     def tick() -> bytes:
         return b"tick"
 
@@ -384,14 +388,14 @@ async def pull(names: str) -> PulledBatch:
             print(first.born_ms, first.stored_ms)
             await consumer.commit()
             break
-        more: list[ReceivedMessage] = await consumer.poll(timeout_s=1.0)
+        more: list[ReceivedMessage] = await consumer.poll(timeout=1.0)
         queue = (await consumer.queues_of("Orders"))[0]
         await consumer.seek(queue, 0)
         await consumer.seek_to_begin(queue)
         await consumer.seek_to_end(queue)
         await consumer.seek_to_time(queue, 0)
         print(len(more))
-        return await consumer.pull(queue, await consumer.committed(queue) or 0, 32, hold_s=1.0)
+        return await consumer.pull(queue, await consumer.committed(queue) or 0, 32, hold="1s")
 
 
 async def pull_by_schedule(names: str) -> None:
@@ -403,7 +407,7 @@ async def pull_by_schedule(names: str) -> None:
         pulled: PulledBatch = await context.consumer.pull(queue, 0)
         if pulled.outcome is PullOutcome.FOUND:
             context.consumer.note_offset(queue, pulled.next_offset)
-        context.next_delay_s = 10.0
+        context.next_delay = 10.0
 
     async with schedule:
         await schedule.wait()
@@ -461,7 +465,7 @@ def without_await(names: str) -> SendResult:
         @schedule.on("Orders")
         def task(queue: Queue, context: blocking.PullContext) -> None:
             context.consumer.note_offset(queue, context.consumer.pull(queue, 0).next_offset)
-            context.next_delay_s = 10.0
+            context.next_delay = 10.0
 
         with schedule:
             schedule.wait()

@@ -9,12 +9,13 @@ from msgspec import Struct
 from txmq.errors import ConfigError
 from txmq.settings.description import describe
 from txmq.settings.loading import load, variable
-from txmq.settings.values import Duration, Size, parse_duration, parse_size, show
+from txmq.settings.units import Duration, Size, parse_duration, parse_size
+from txmq.settings.values import Settings, show
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.rocketmq_settings import NAMES
 
 
-class Inner(Struct, frozen=True, kw_only=True):
+class Inner(Settings, kw_only=True):
     """Settings of a part."""
 
     mode: Literal["fast", "safe"] = "safe"
@@ -26,7 +27,7 @@ class Inner(Struct, frozen=True, kw_only=True):
 
     room: Size = Size(1024)
 
-    def __post_init__(self):
+    def _check(self):
         if self.room < 10:
             raise ConfigError("inner.room must be at least 10")
 
@@ -157,13 +158,16 @@ FLSH, FLUSH, QUICK = "store.flsh=async", "flush=async", "store.flush=quick"
         (QUICK, f'cannot be \'quick\' (in argument {QUICK}); it takes "sync" or "async"'),
         ("hold_max=soon", "it takes a duration such as 20s"),
         ("hold_max=-5s", "it takes a duration"),
-        ("store.segment_size=1XB", "it takes a size such as 64KiB"),
+        ("store.segment_size=1XB", "it takes a size of at least 16MiB"),
         ("connections_max=many", "it takes a whole number"),
         ("connections_max=1.5", "it takes a whole number"),
         ("retention.delete_above=half", "it takes a number"),
         ("retention.delete_above=nan", "it takes a number"),
         ("topics.auto_create=perhaps", "it takes true or false"),
-        ("store.segment_size=1KiB", "store.segment_size must be at least"),
+        (
+            "store.segment_size=1KiB",
+            "store.segment_size cannot be '1KiB'",
+        ),
         ("listen=127.0.0.1:99999", "listen cannot be '127.0.0.1:99999'; it takes host:port, the"),
         ("listen=[::]:10911", "set advertise to the address clients shall use, for instance --set"),
         ("names_listen=9876", "names_listen cannot be '9876'; it takes host:port"),

@@ -26,7 +26,7 @@ from txmq.ops.moments import moment_ms
 from txmq.ops.queries import ASKED_TOGETHER_MAX, for_each, in_doubt, sentence_of
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 from txmq.text import printable
 
 __all__ = [

@@ -100,7 +100,7 @@ def send(
         keys=tuple(key or ()),
         properties=dict(_pair(pair) for pair in property_ or ()),
         delay_level=delay_level,
-        deliver_after_s=None if after is None else duration_of(after, "--after"),
+        deliver_after=None if after is None else duration_of(after, "--after"),
     )
     target = None if queue is None else queue_of(topic, queue)
     receipt = ask(lambda admin: admin.send(message, target), changes=True, topic=topic)
@@ -185,7 +185,7 @@ def pull(
             queues: tuple[Queue, ...] = (queue_of(topic, queue),)
         else:
             queues = (await admin.route(topic)).queues_to_read
-        pulls = partial(admin.pull, hold_ms=hold_ms, tags=tags, on_damage=note)
+        pulls = partial(admin.pull, hold=hold_ms / 1000, tags=tags, on_damage=note)
         found: list[ReceivedMessage] = []
         for source in queues:
             found += await _fetch(admin, source, offset, count, pulls)

@@ -80,7 +80,7 @@ def relay(
             on_poison=on_poison,  # type: ignore[arg-type]  # which checks it itself
             dead_letter_topic=dead_letter_topic,
             group=group,
-            lease_s=lease,
+            lease=lease,
         )
         table = Outbox(outbox, schema)
         shown = engine.url.render_as_string(hide_password=True)

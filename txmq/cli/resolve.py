@@ -188,7 +188,7 @@ class Resolver:
         self._group = group
         self._plan = plan
         self._resource = resource
-        keep = ClientSettings(heartbeat_s=HEARTBEAT_S, route_refresh_s=HEARTBEAT_S)
+        keep = ClientSettings(heartbeat=HEARTBEAT_S, route_refresh=HEARTBEAT_S)
         self._client = Client(plan.names, keep)
         self._clock = self._client.session.clock
         self._stopped = asyncio.Event()
@@ -292,8 +292,8 @@ class Resolver:
         settings = ManagerSettings(
             check_workers=self._plan.workers,
             check_queue=2 * CHECKS_PER_PRODUCER_MAX * max(1, len(await self._masters())),
-            check_timeout_s=HANDLER_S,
-            stop_s=STOP_S,
+            check_timeout=HANDLER_S,
+            stop_timeout=STOP_S,
         )
         manager = TransactionManager(self._group, self._client, self._resource, settings)
         async with manager:

@@ -130,7 +130,7 @@ def clean(
 
         guard = UniqueKeyTable(engine, table=done, schema=schema)
         # Only a guard with an asyncio engine returns a coroutine.
-        removed = cast("int", guard.clean(older_s, horizon_s=least_s))
+        removed = cast("int", guard.clean(older_s, horizon=least_s))
         say(f"{quantity(removed, 'row')} removed from {done}")
 
 

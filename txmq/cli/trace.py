@@ -19,7 +19,7 @@ from txmq.protocol.topics import TRACES
 
 __all__ = ["app"]
 
-HOLD_MS: Final = 15_000
+HOLD_S: Final = 15.0
 AGAIN_S: Final = 1.0
 
 app = Commands("Follow the traces that clients leave.")
@@ -92,7 +92,7 @@ async def _follow(
         at = await admin.offset_by_time(queue, since_ms)
     while True:
         try:
-            pulled = await admin.pull(queue, at, hold_ms=HOLD_MS, on_damage=note)
+            pulled = await admin.pull(queue, at, hold=HOLD_S, on_damage=note)
         except TransportError as error:
             # A broker that restarts must not end this.
             note(f"txmq: {sentence_of(error)}")

@@ -90,12 +90,12 @@ def list_(
     is_complete: bool = flag("Also those of other programs, which stay untouched.", "--all"),
 ) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
-    horizon_s = branches.horizon_s
+    horizon = branches.horizon_s
     with branches.resource() as resource:
 
         async def look() -> Look:
             await resource.verify(only_fence=True)
-            return await resource.look(horizon_s, also_others=is_complete)
+            return await resource.look(horizon, also_others=is_complete)
 
         found = asyncio.run(look())
     reasons = [f"{name} did not answer: {why}" for name, why in found.silent.items()]
@@ -158,14 +158,14 @@ def recover(
 class RecoveryPlan(NamedTuple):
     """The options of the command."""
 
-    horizon_s: float
+    horizon: float
     every_s: float
     is_json: bool
 
 
 async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
     await resource.verify(only_fence=True)
-    return await resource.recover(plan.horizon_s)
+    return await resource.recover(plan.horizon)
 
 
 async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:
@@ -255,6 +255,6 @@ def xa_resource_of(named: list[str], fence: str, schema: str | None) -> Iterator
         for name, url in databases_of(named).items():
             engines[name] = engine_of(url)
             stack.callback(engines[name].dispose)
-        resource = XAResource(engines, fence=fence, schema=schema, confirm_s=ROUND_S)
+        resource = XAResource(engines, fence=fence, schema=schema, confirm_timeout=ROUND_S)
         stack.callback(resource.close)
         yield resource

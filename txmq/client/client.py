@@ -22,6 +22,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks, Threads
+from txmq.settings.units import DurationLike
 
 __all__ = ["Client"]
 
@@ -177,7 +178,7 @@ class Client(ClusterClient):
         self,
         *,
         topic: str,
-        seconds: float | None = None,
+        interval: DurationLike | None = None,
         daily: str | None = None,
         zone: tzinfo = UTC,
         tags: str = "",
@@ -198,7 +199,7 @@ class Client(ClusterClient):
 
         Args:
             topic: The topic.
-            seconds: The interval, at least 1; its times are the multiples since 1970.
+            interval: The interval, at least 1 s; its times are the multiples since 1970.
             daily: Instead, the time of the day, such as ``"02:00"``.
             zone: The time zone of ``daily``.
             tags: The message's tag.
@@ -209,11 +210,12 @@ class Client(ClusterClient):
 
         Raises:
             UsageError: The client is open, the times are not clear, or the name is taken.
+            ConfigError: The interval is invalid.
             LocalProtocolError: The topic's name is invalid.
         """
         if self._is_open:
             raise UsageError("register schedules before the client opens")
-        timetable = timetable_of(seconds, daily, zone)
+        timetable = timetable_of(interval, daily, zone)
 
         def decorate(make: F) -> F:
             found = ScheduledMessage.of(make, name, topic, tags, timetable)

@@ -25,7 +25,7 @@ from txmq.client.observe.worker_process import CURRENT
 from txmq.client.received_message import received
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
-from txmq.client.settings import ClientSettings, settings_or
+from txmq.client.settings import ClientSettings
 from txmq.errors import (
     BrokerRefused,
     InternalError,
@@ -67,6 +67,7 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks
+from txmq.settings.values import settings_or
 
 __all__ = [
     "BrokerRequests",
@@ -209,9 +210,9 @@ class ClusterClient(Lifecycle):
             entropy,
             service=Dispatcher(BrokerRequests(self, clock, names).table()),
             on_open=self._opened,
-            answer_s=self.settings.answer_s,
+            answer_s=self.settings.answer_timeout,
             # Refresh in the background well before the route expires.
-            fresh_s=2 * self.settings.route_refresh_s,
+            fresh_s=2 * self.settings.route_refresh,
             credentials=self.settings.credentials,
             tls=self.settings.tls,
         )
@@ -413,7 +414,7 @@ class ClusterClient(Lifecycle):
         return None
 
     async def _beat_over(self, connection: Connection) -> None:
-        asked_at, limit = self.session.clock.monotonic(), self.settings.answer_s
+        asked_at, limit = self.session.clock.monotonic(), self.settings.answer_timeout
         try:
             await connection.request(
                 RequestCode.HEART_BEAT, body=self._heartbeat(), timeout_s=limit
@@ -441,7 +442,7 @@ class ClusterClient(Lifecycle):
 
     async def _beat_always(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.heartbeat_s)
+            await asyncio.sleep(self.settings.heartbeat)
             addresses = self._addresses()
             self._beaten = {address: None for address in self._beaten if address in addresses}
             self._to_beat = +self._to_beat  # Drops zero counts.
@@ -451,7 +452,7 @@ class ClusterClient(Lifecycle):
 
     async def _refresh_always(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.route_refresh_s)
+            await asyncio.sleep(self.settings.route_refresh)
             try:
                 moved = await self.session.refresh()
             except TxmqError as error:

@@ -57,7 +57,7 @@ def opened(record: Record, broker: str) -> ReceivedMessage:
     message.properties = named
     message.flag = record.flag
     message.delay_level = 0
-    message.deliver_at_ms = message.deliver_after_s = None
+    message.deliver_at_ms = message.deliver_after = None
     message.wait_stored = True
     message.queue = _queue_of(record.topic, broker, record.queue_id)
     message.offset = record.queue_offset

@@ -29,6 +29,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.signatures import signature_of
 from txmq.runtime.tasks import Threads
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = [
     "SCHEDULED_AT",
@@ -63,7 +64,7 @@ MadeBody: TypeAlias = Callable[..., Awaitable[Any] | Any]
 class ScheduleOptions(TypedDict, total=False):
     """The options of :meth:`txmq.Client.every`."""
 
-    seconds: float | None
+    interval: DurationLike | None
     daily: str | None
     zone: tzinfo
     tags: str
@@ -107,18 +108,17 @@ class Daily:
             day += timedelta(days=1)
 
 
-def timetable_of(seconds: float | None, daily: str | None, zone: tzinfo) -> Timetable:
+def timetable_of(interval: DurationLike | None, daily: str | None, zone: tzinfo) -> Timetable:
     """The timetable of the arguments of ``every``.
 
     Raises:
-        UsageError: Neither or both are given, or a value is invalid.
+        UsageError: Neither or both are given, or ``daily`` is not a time.
+        ConfigError: The interval is invalid.
     """
-    if (seconds is None) == (daily is None):
-        raise UsageError('give either seconds=60 or daily="02:00"')
-    if seconds is not None:
-        if not seconds >= 1:
-            raise UsageError(f"seconds is at least 1, not {seconds}")
-        return Interval(round(seconds * 1000))
+    if (interval is None) == (daily is None):
+        raise UsageError('give either interval="60s" or daily="02:00"')
+    if interval is not None:
+        return Interval(round(seconds("interval", interval, least=1.0) * 1000))
     match = _TIME.fullmatch(daily or "")
     if match is None:
         raise UsageError(f'daily is a time such as "02:00" or "23:59:30", not {daily!r}')

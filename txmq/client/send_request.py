@@ -16,7 +16,7 @@ import msgspec
 
 from txmq.client.names import check_name
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import LimitExceeded, LocalProtocolError, TxmqError, refusal
+from txmq.errors import ConfigError, LimitExceeded, LocalProtocolError, TxmqError, refusal
 from txmq.limits import (
     BATCH_MESSAGES_MAX,
     MESSAGE_BODY_BYTES_MAX,
@@ -29,6 +29,7 @@ from txmq.protocol.command import Command
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.headers import SendAnswer
 from txmq.protocol.topics import RETRY
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = [
     "STOCK",
@@ -133,7 +134,7 @@ def sealed(
         or not message.wait_stored
         or message.delay_level
         or message.deliver_at_ms is not None
-        or message.deliver_after_s is not None
+        or message.deliver_after is not None
     ):
         named = _properties(message)
         fresh_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
@@ -263,7 +264,7 @@ def _properties(message: Message) -> dict[str, str]:
     if (
         message.delay_level
         or message.deliver_at_ms is not None
-        or message.deliver_after_s is not None
+        or message.deliver_after is not None
     ):
         _add_delay(message, named)
     return named
@@ -273,29 +274,31 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
     wanted = {
         properties.DELAY: ("delay_level", message.delay_level or None),
         properties.DELIVER_AT: ("deliver_at_ms", message.deliver_at_ms),
-        properties.DELIVER_AFTER: ("deliver_after_s", message.deliver_after_s),
+        properties.DELIVER_AFTER: ("deliver_after", message.deliver_after),
     }
     given = {name: option for name, option in wanted.items() if option[1] is not None}
     if len(given) > 1 or any(name in named for name in properties.DELAYS):
         raise LocalProtocolError(
-            "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
+            "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after"
         )
     for name, (field, value) in given.items():
-        if name == properties.DELIVER_AFTER and isinstance(value, float):
-            _add_fraction(value, named)
+        if name == properties.DELIVER_AFTER and value is not None:
+            _add_after(value, named)
         elif not isinstance(value, int) or value < 0:
             raise LocalProtocolError(f"{field} is a whole number from 0 on, not {value!r}")
         else:
             named[name] = str(value)
 
 
-def _add_fraction(seconds: float, named: dict[str, str]) -> None:
-    if not 0 <= seconds < math.inf:
-        raise LocalProtocolError(f"deliver_after_s is a number from 0 on, not {seconds!r}")
-    if seconds.is_integer():
-        named[properties.DELIVER_AFTER] = str(int(seconds))
+def _add_after(value: DurationLike, named: dict[str, str]) -> None:
+    try:
+        after_s = seconds("deliver_after", value)
+    except ConfigError as error:
+        raise LocalProtocolError(str(error)) from error
+    if after_s.is_integer():
+        named[properties.DELIVER_AFTER] = str(int(after_s))
     else:
-        named[properties.DELIVER_AFTER_MS] = str(math.ceil(seconds * 1000))
+        named[properties.DELIVER_AFTER_MS] = str(math.ceil(after_s * 1000))
 
 
 # Requests
@@ -395,7 +398,7 @@ def travels_alone(message: Message) -> bool:
     """Whether a message cannot be in a batch: it is delayed, a retry, or a half message."""
     if message.delay_level or message.deliver_at_ms is not None:
         return True
-    if message.deliver_after_s is not None or message.topic.startswith(RETRY):
+    if message.deliver_after is not None or message.topic.startswith(RETRY):
         return True
     return bool(message.properties) and not _ALONE.isdisjoint(message.properties)
 

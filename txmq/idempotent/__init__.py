@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         SessionGuard,
         Verdict,
         idempotent,
-        redelivery_horizon_s,
+        redelivery_horizon,
     )
     from txmq.idempotent.redis import RedisGuard
     from txmq.idempotent.token import TokenGuard
@@ -49,7 +49,7 @@ __all__ = [
     "VersionGuard",
     "create_done",
     "idempotent",
-    "redelivery_horizon_s",
+    "redelivery_horizon",
 ]
 
 if find_spec("redis") is None:
@@ -68,7 +68,7 @@ _MODULES: Final = {
     "VersionGuard": "version",
     "create_done": "unique_key",
     "idempotent": "guard",
-    "redelivery_horizon_s": "guard",
+    "redelivery_horizon": "guard",
 }
 
 

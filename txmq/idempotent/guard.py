@@ -39,6 +39,7 @@ from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, 
 from txmq.limits import KEY_CHARS_MAX, STORED_RESULT_BYTES_MAX
 from txmq.message import HANDLED_BODY, Later
 from txmq.runtime.signatures import object_parameter, signature_of
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = [
     "Attempt",
@@ -53,7 +54,7 @@ __all__ = [
     "fingerprint",
     "idempotent",
     "judge",
-    "redelivery_horizon_s",
+    "redelivery_horizon",
 ]
 
 K_contra = TypeVar("K_contra", contravariant=True)
@@ -587,21 +588,25 @@ def check_text(text: object, what: str = "key") -> str:
     return text
 
 
-def redelivery_horizon_s(
+def redelivery_horizon(
     *,
-    kept_s: float = 72 * 3600.0,
-    retries_s: float = 4 * 3600.0 + 46 * 60.0,
-    longest_stop_s: float = 24 * 3600.0,
+    kept: DurationLike = 72 * 3600.0,
+    retry_time: DurationLike = 4 * 3600.0 + 46 * 60.0,
+    longest_stop: DurationLike = 24 * 3600.0,
 ) -> float:
     """The longest time between the handling of a message and its next delivery; with the defaults
     four days and five hours.
 
-    A message can return while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
+    A message can return while its broker keeps it (``kept``, a broker's ``fileReservedTime``):
     an operator resets an offset, a new consumer group starts, a dead letter is sent again. Its last
-    retry comes ``retries_s`` later (a group's 16 retries). A consumer that holds it may also be
-    stopped for ``longest_stop_s``.
+    retry comes ``retry_time`` later (a group's 16 retries). A consumer that holds it may also be
+    stopped for ``longest_stop``.
     """
-    return kept_s + retries_s + longest_stop_s
+    return (
+        seconds("kept", kept)
+        + seconds("retry_time", retry_time)
+        + seconds("longest_stop", longest_stop)
+    )
 
 
 class Verdict(Enum):

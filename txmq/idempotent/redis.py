@@ -32,9 +32,10 @@ from txmq.idempotent.guard import (
     check_text,
     fingerprint,
     judge,
-    redelivery_horizon_s,
+    redelivery_horizon,
 )
 from txmq.runtime.clock import Clock, SystemClock
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["CachedGuard", "Outage", "RedisGuard"]
 
@@ -95,7 +96,7 @@ class RedisGuard:
 
     - Redis evicts the key, is flushed, or restarts without its data;
     - Redis fails over to a replica that has not received the key;
-    - the function takes longer than ``lease_s``, and the message is delivered again while it runs;
+    - the function takes longer than ``lease``, and the message is delivered again while it runs;
     - the process dies between the work and the end, or Redis does not answer at the end: the work
       is done again once the lease has expired.
 
@@ -111,11 +112,11 @@ class RedisGuard:
     Args:
         client: A client of redis-py, blocking or asyncio, for one server, sentinels or a cluster.
             You close it.
-        lease_s: The time limit of the function. In front of a table it is only the time until the
+        lease: The time limit of the function. In front of a table it is only the time until the
             key of a dead process is free.
-        keep_s: The time for which done keys are remembered; :func:`redelivery_horizon_s` by
+        keep: The time for which done keys are remembered; :func:`redelivery_horizon` by
             default.
-        horizon_s: The time for which messages can be delivered again, if shorter. In front of a
+        horizon: The time for which messages can be delivered again, if shorter. In front of a
             table any value works, because the table remembers.
         prefix: The beginning of its keys. Each database that shares a Redis needs a prefix of its
             own, for example each service or each stage: "done" holds for one database only.
@@ -132,24 +133,23 @@ class RedisGuard:
         self,
         client: Client,
         *,
-        lease_s: float = 60.0,
-        keep_s: float | None = None,
-        horizon_s: float | None = None,
+        lease: DurationLike = 60.0,
+        keep: DurationLike | None = None,
+        horizon: DurationLike | None = None,
         prefix: str = "txmq:done:",
         clock: Clock | None = None,
     ) -> None:
-        least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
-        kept_s = least_s if keep_s is None else keep_s
-        if lease_s < 0.001:
-            raise ConfigError(f"lease_s is {lease_s}; the shortest lease is 0.001 s")
+        least_s = redelivery_horizon() if horizon is None else seconds("horizon", horizon)
+        kept_s = least_s if keep is None else seconds("keep", keep)
+        lease_s = seconds("lease", lease, least=0.001)
         if kept_s < least_s:
             raise ConfigError(
-                f"a message can be delivered again for {least_s:.0f} s, but keep_s is only "
-                f"{kept_s:.0f} s: raise keep_s, or set horizon_s to the real time"
+                f"a message can be delivered again for {least_s:.0f} s, but keep is only "
+                f"{kept_s:.0f} s: raise keep, or set horizon to the real time"
             )
         if kept_s < lease_s:
             raise ConfigError(
-                f"keep_s is {kept_s} and lease_s is {lease_s}: keep_s must be at least lease_s"
+                f"keep is {kept_s} and lease is {lease_s}: keep must be at least lease"
             )
         self._redis = RedisConnection(client)
         self.is_blocking: bool = self._redis.is_blocking

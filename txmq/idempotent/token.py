@@ -15,6 +15,7 @@ from txmq.errors import ConfigError, TokenRefused, UsageError
 from txmq.idempotent.guard import Attempt, Payload, PlainGuard, SessionGuard
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["TokenGuard"]
 
@@ -34,7 +35,7 @@ class TokenOptions(TypedDict, total=False):
     """The options of a :class:`TokenGuard`."""
 
     secret: bytes | None
-    good_for_s: float
+    good_for: DurationLike
     clock: Clock | None
     entropy: Entropy | None
 
@@ -46,14 +47,14 @@ class TokenGuard(Generic[S, H]):
 
     The same token with another payload is a conflict; during the work it is in progress. The inner
     guard alone determines what can be lost. A token is refused before that guard forgets it, if it
-    remembers keys for longer than ``good_for_s`` plus a minute.
+    remembers keys for longer than ``good_for`` plus a minute.
 
     Args:
         inner: The guard that knows which keys are done, and stores results.
         secret: Accept only tokens issued with this secret: 16 or more unguessable bytes, the same
             in all processes that accept them. Without a secret, callers can forge tokens with any
             time of issue.
-        good_for_s: The time after its issue for which a token is accepted, in the first or a
+        good_for: The time after its issue for which a token is accepted, in the first or a
             repeated call.
         clock: Gives the time.
         entropy: Gives randomness.
@@ -81,17 +82,15 @@ class TokenGuard(Generic[S, H]):
         inner: Any,
         *,
         secret: bytes | None = None,
-        good_for_s: float = 3600.0,
+        good_for: DurationLike = 3600.0,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
     ) -> None:
         if secret is not None and len(secret) < SECRET_BYTES_MIN:
             raise ConfigError(f"a secret needs {SECRET_BYTES_MIN} bytes or more, not {len(secret)}")
-        if good_for_s <= 0:
-            raise ConfigError(f"good_for_s is {good_for_s}: it must be more than 0")
         self._inner = inner
         self._secret = secret
-        self._good_for_ms = int(good_for_s * 1000)
+        self._good_for_ms = int(seconds("good_for", good_for, least=0.001) * 1000)
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
 

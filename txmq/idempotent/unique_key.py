@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from txmq.settings.extras import named_extra
+from txmq.settings.units import DurationLike, seconds
 
 with named_extra():
     from sqlalchemy import (
@@ -67,7 +68,7 @@ from txmq.idempotent.guard import (
     check_text,
     fingerprint,
     judge,
-    redelivery_horizon_s,
+    redelivery_horizon,
 )
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
 from txmq.limits import DONE_ROWS_REMOVED, KEY_CHARS_MAX
@@ -108,7 +109,7 @@ class UniqueKeyOptions(TypedDict, total=False):
 class CleanOptions(TypedDict, total=False):
     """The options of :meth:`UniqueKeyTable.clean`."""
 
-    horizon_s: float | None
+    horizon: DurationLike | None
     batch: int
 
 
@@ -216,19 +217,19 @@ class UniqueKeyTable(Generic[S]):
 
     @overload
     def clean(
-        self: UniqueKeyTable[AwaitedS], older_than_s: float, **options: Unpack[CleanOptions]
+        self: UniqueKeyTable[AwaitedS], older_than: DurationLike, **options: Unpack[CleanOptions]
     ) -> Coroutine[Any, Any, int]: ...
     @overload
     def clean(
         self: UniqueKeyTable[BlockingS] | UniqueKeyTable[C],
-        older_than_s: float,
+        older_than: DurationLike,
         **options: Unpack[CleanOptions],
     ) -> int: ...
     def clean(
         self,
-        older_than_s: float,
+        older_than: DurationLike,
         *,
-        horizon_s: float | None = None,
+        horizon: DurationLike | None = None,
         batch: int = DONE_ROWS_REMOVED,
     ) -> int | Coroutine[Any, Any, int]:
         """Remove the rows of old keys, in batches; call it from time to time.
@@ -237,9 +238,9 @@ class UniqueKeyTable(Generic[S]):
         is one for asyncio, await it; otherwise it blocks, as the work of its keys does.
 
         Args:
-            older_than_s: The age from which rows are removed, by the database's clock.
-            horizon_s: The time for which messages can be delivered again; see
-                :func:`redelivery_horizon_s`.
+            older_than: The age from which rows are removed, by the database's clock.
+            horizon: The time for which messages can be delivered again; see
+                :func:`redelivery_horizon`.
             batch: The number of rows that one database transaction removes.
 
         Returns:
@@ -250,14 +251,15 @@ class UniqueKeyTable(Generic[S]):
             TableMissing: There is no such table.
             DatabaseFailed: The database does not answer; call again.
         """
-        least_s = redelivery_horizon_s() if horizon_s is None else horizon_s
-        if older_than_s < least_s:
+        least_s = redelivery_horizon() if horizon is None else seconds("horizon", horizon)
+        older_s = seconds("older_than", older_than)
+        if older_s < least_s:
             raise ConfigError(
                 f"a message can be delivered again for {least_s:.0f} s, so rows that are "
-                f"{older_than_s:.0f} s old are still needed: keep them longer, or set horizon_s "
+                f"{older_s:.0f} s old are still needed: keep them longer, or set horizon "
                 "(--horizon) to the real time"
             )
-        work = self._clean(int(older_than_s * 1000), max(1, batch))
+        work = self._clean(int(older_s * 1000), max(1, batch))
         return drive(work) if self.is_blocking else work
 
     async def _clean(self, older_ms: int, batch: int) -> int:

@@ -62,6 +62,7 @@ from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, KeyState, Payload, Verdict
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
 from txmq.runtime.clock import Clock, SystemClock
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["Gaps", "VersionGuard"]
 
@@ -81,7 +82,7 @@ class VersionOptions(TypedDict, total=False):
     version: Any
     key: Any
     gaps: Gaps
-    wait_s: float
+    wait: DurationLike
     first: int
     clock: Clock
 
@@ -113,7 +114,7 @@ class VersionGuard(Generic[S]):
             :class:`VersionGap`; consumers of txmq deliver the message again later. ``wait``: wait
             for the missing versions, without a connection, then do the same. ``accept``: skip the
             missing versions for good, because the newest state contains them.
-        wait_s: The longest time of ``wait``.
+        wait: The longest time of ``gaps="wait"``.
         first: The version of a new row.
         clock: Where the time comes from.
 
@@ -158,7 +159,7 @@ class VersionGuard(Generic[S]):
         version: Any = "version",
         key: Any = None,
         gaps: Gaps = "retry",
-        wait_s: float = 5.0,
+        wait: DurationLike = 5.0,
         first: int = 1,
         clock: Clock | None = None,
     ) -> None:
@@ -170,7 +171,7 @@ class VersionGuard(Generic[S]):
         self._rows = VersionedRows(model, version, key, first=first, takes_gaps=gaps == "accept")
         self._bump = self._rows.bump(self._adapter.kind)
         self._sessions = CallerSessions(self._rows.table)
-        self._wait_s = wait_s if gaps == "wait" else 0.0
+        self._wait_s = seconds("wait", wait) if gaps == "wait" else 0.0
         self._clock = clock or SystemClock()
 
     def attempt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 
 __all__ = ["EARLIEST", "LATEST", "age_of", "moment_ms", "time_text"]
 

@@ -127,7 +127,7 @@ class Publisher:
         """Start all sends that are possible now."""
         while len(self._tasks) < self._settings.sends_max:
             now = self._clock.monotonic()
-            if not self._slots.are_safe(now + self._producer.settings.timeout_s):
+            if not self._slots.are_safe(now + self._producer.settings.timeout):
                 return  # The lease could end before the send does.
             if (batch := self._lanes.take(now)) is None:
                 return
@@ -163,7 +163,7 @@ class Publisher:
         session, settings = self._producer.client.session, self._producer.settings
         route = session.known_route_to_write(topic)
         if route is None:
-            async with asyncio.timeout(settings.timeout_s):
+            async with asyncio.timeout(settings.timeout):
                 route = await session.route_to_write(topic, settings.queues_of_new_topics)
         return route.queues_to_write()
 
@@ -227,7 +227,7 @@ class Publisher:
     async def _has_no_leaders(self) -> bool:
         """True if the name servers know no leader, and so may report every topic as missing."""
         try:
-            async with asyncio.timeout(self._producer.settings.timeout_s):
+            async with asyncio.timeout(self._producer.settings.timeout):
                 brokers = await self._producer.client.admin.cluster()
                 return not any(MASTER in broker.addresses for broker in brokers)
         except (TxmqError, TimeoutError) as error:
@@ -303,7 +303,7 @@ class Publisher:
                 properties=dead_properties,
                 delay_level=0,
                 deliver_at_ms=None,
-                deliver_after_s=None,
+                deliver_after=None,
             )
         )
         self.tally.dead_letters += 1
@@ -316,7 +316,7 @@ class Publisher:
             await self._store.note(row.id, why)
         except self._store.problems as worse:
             log.warning("could not record why %s waits: %s", name, worse)
-        self._lanes.rest(row, self._clock.monotonic() + self._settings.blocked_s)
+        self._lanes.rest(row, self._clock.monotonic() + self._settings.blocked_interval)
 
 
 REMOVED_TOGETHER: Final = 2_000

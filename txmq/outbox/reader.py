@@ -150,7 +150,7 @@ class OutboxReader:
 
     @property
     def _room(self) -> tuple[int, int]:
-        size = self._settings.bytes_max - self._lanes.bytes
+        size = self._settings.size_max - self._lanes.bytes
         rows = min(self._lanes.room, PAGE_ROWS) if size > 0 else 0
         return max(0, rows), size
 
@@ -216,7 +216,7 @@ class OutboxReader:
         self, rows: list[OutboxRow], gaps: list[LanePosition], low: int
     ) -> tuple[list[OutboxRow], int]:
         turns = self._slots.turns()  # Not _begin: `gone` must keep the rows of the first read.
-        page = await self._store.lanes(gaps, low, PAGE_ROWS, self._settings.bytes_max)
+        page = await self._store.lanes(gaps, low, PAGE_ROWS, self._settings.size_max)
         if page.is_cut:
             self._lanes.leave_behind(gaps)
             self.has_more = True
@@ -258,7 +258,7 @@ class OutboxReader:
         message.properties[properties.OUTBOX] = f"{self._mark}:{row.id}"
         if row.lane is not None:
             message.properties.setdefault(properties.SHARDING_KEY, row.lane)
-        is_alone = travels_alone(message) or len(message.body) > self._settings.batch_bytes
+        is_alone = travels_alone(message) or len(message.body) > self._settings.batch_size
         return OutboxRow(
             row.id, row.slot, row.lane, row.topic, len(message.body), message, is_alone=is_alone
         )

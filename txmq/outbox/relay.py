@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
-from txmq.client.settings import ProducerSettings, settings_or
+from txmq.client.settings import ProducerSettings
 from txmq.databases.failures import words
 from txmq.databases.postgres import LISTENING_PROBLEMS, likeness, listen
 from txmq.databases.sources import adapter_of
@@ -30,6 +30,7 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.process import until_stopped
 from txmq.runtime.tasks import Tasks
+from txmq.settings.values import settings_or
 from txmq.text import quantity
 
 __all__ = ["Relay", "WakeUp"]
@@ -83,13 +84,13 @@ class Relay(Lifecycle):
         self._adapter = adapter_of(source)
         self._producer, self._is_own = _producer_of(names, chosen)
         self._store = OutboxStore(
-            self._outbox, self._adapter, self._entropy.token(12).hex(), chosen.lease_s,
-            max(ANSWER_S, chosen.lease_s),
+            self._outbox, self._adapter, self._entropy.token(12).hex(), chosen.lease,
+            max(ANSWER_S, chosen.lease),
         )  # fmt: skip
-        self._slots = Slots(chosen.lease_s)
+        self._slots = Slots(chosen.lease)
         self._lanes = Lanes(
             chosen.rows_max, max(1, min(chosen.batch_rows, chosen.rows_max // 4)),
-            chosen.batch_rows, chosen.batch_bytes, chosen.bytes_max,
+            chosen.batch_rows, chosen.batch_size, chosen.size_max,
         )  # fmt: skip
         self._beat_soon = asyncio.Event()
         self._send_soon = asyncio.Event()
@@ -102,7 +103,7 @@ class Relay(Lifecycle):
             self._lanes, self._slots, self._producer, self._store, self._published, chosen,
             self._clock, self._entropy, self._on_send_ended,
         )  # fmt: skip
-        self._wake_up = WakeUp(chosen.poll_s)
+        self._wake_up = WakeUp(chosen.poll_interval)
         self._tasks = Tasks()
         self._stopped: asyncio.Event | None = None
         self._is_stopping = False
@@ -168,7 +169,7 @@ class Relay(Lifecycle):
         self._stopped.set()
         async with self._closing:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.stop_s):
+                async with asyncio.timeout(self.settings.stop_timeout):
                     while len(self._publisher):
                         self._send_soon.clear()
                         await self._send_soon.wait()
@@ -267,7 +268,7 @@ class Relay(Lifecycle):
         backoff = self._backoff()
         while True:
             is_short = len(self._slots) < fair_share(self._living)
-            pause_s = self.settings.lease_s / (10 if is_short else 3)
+            pause_s = self.settings.lease / (10 if is_short else 3)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._beat_soon.wait()
@@ -277,7 +278,7 @@ class Relay(Lifecycle):
                 await self._release_leaving()
             except self._store.problems as error:
                 log.warning("the leases cannot be renewed now: %s", words(error))
-                await asyncio.sleep(min(backoff.next_pause(), self.settings.lease_s / 10))
+                await asyncio.sleep(min(backoff.next_pause(), self.settings.lease / 10))
                 self._beat_soon.set()
             else:
                 backoff.reset()
@@ -324,13 +325,13 @@ class Relay(Lifecycle):
 
 def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tuple[Producer, bool]:
     if isinstance(names, Producer):
-        if names.settings.timeout_s > settings.lease_s / 2:
+        if names.settings.timeout > settings.lease / 2:
             raise ConfigError(
-                f"a send may take {names.settings.timeout_s} s, but a lease lasts only "
-                f"{settings.lease_s} s: set lease_s to at least twice the send timeout_s"
+                f"a send may take {names.settings.timeout} s, but a lease lasts only "
+                f"{settings.lease} s: set lease to at least twice the send timeout"
             )
         return names, False
-    own = ProducerSettings(timeout_s=min(ProducerSettings().timeout_s, settings.lease_s / 3))
+    own = ProducerSettings(timeout=min(ProducerSettings().timeout, settings.lease / 3))
     return Producer(settings.group, names, own), True
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from txmq.client.settings import check_bounds
 from txmq.errors import ConfigError
+from txmq.settings.units import Duration, Size
+from txmq.settings.values import Settings
 
 __all__ = ["OnPoison", "RelaySettings"]
 
 OnPoison: TypeAlias = Literal["block", "skip", "dead_letter"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings:
-    """A relay's settings. Durations are seconds, sizes bytes.
+class RelaySettings(Settings, kw_only=True):
+    """A relay's settings.
 
     Raises:
         ConfigError: A value is out of range, or two values contradict each other.
@@ -34,32 +33,28 @@ class RelaySettings:
     """The number of refusals for a temporary reason after which the refusal counts as final. An
     error in the message itself is final at once. An unreachable or busy broker never counts.
     """
-    blocked_s: Annotated[float, Meta(ge=0.001)] = 60.0
+    blocked_interval: Annotated[Duration, Meta(ge=0.001)] = Duration(60.0)
     """The interval at which a blocked row is sent again."""
     group: str = "txmq_relay"
     """The producer group, if the relay makes its own producer."""
-    lease_s: Annotated[float, Meta(ge=0.1)] = 10.0
+    lease: Annotated[Duration, Meta(ge=0.1)] = Duration(10.0)
     """The lease. When it expires, another relay takes over the rows of a relay that died. A relay
     renews it three times per lease."""
-    poll_s: Annotated[float, Meta(ge=0.001)] = 1.0
+    poll_interval: Annotated[Duration, Meta(ge=0.001)] = Duration(1.0)
     """The longest interval between two looks for rows."""
     rows_max: Annotated[int, Meta(ge=1)] = 4_000
     """The maximum number of rows in memory."""
-    bytes_max: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    size_max: Annotated[Size, Meta(ge=1)] = Size(32 * 1024 * 1024)
     """Bytes of bodies in memory; one body may exceed it."""
     batch_rows: Annotated[int, Meta(ge=1)] = 500
     """Messages in one request."""
-    batch_bytes: Annotated[int, Meta(ge=1)] = 512 * 1024
+    batch_size: Annotated[Size, Meta(ge=1)] = Size(512 * 1024)
     """Bytes of bodies in one request; a larger message travels alone."""
     sends_max: Annotated[int, Meta(ge=1)] = 16
     """Requests in flight at once."""
-    stop_s: Annotated[float, Meta(ge=0.0)] = 10.0
+    stop_timeout: Duration = Duration(10.0)
     """How long a stop waits for requests in flight."""
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_bounds(self)
-        if self.on_poison not in get_args(OnPoison):
-            raise ConfigError(f"on_poison is block, skip or dead_letter, not {self.on_poison!r}")
+    def _check(self) -> None:
         if (self.on_poison == "dead_letter") != bool(self.dead_letter_topic):
             raise ConfigError('on_poison="dead_letter" and dead_letter_topic="..." belong together')

@@ -63,6 +63,7 @@ from txmq.message import Message
 from txmq.protocol import properties
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.settings.units import seconds
 from txmq.text import quantity
 
 __all__ = ["LANES", "SLOTS", "Outbox", "OutboxWriter", "create_outbox"]
@@ -535,6 +536,7 @@ def _check(outbox: Outbox, kind: str, connection: Connection) -> None:
 _MARK_CHARS: Final = 256
 """Room for the properties that a relay adds."""
 _NOT_WAITING: Final = {properties.WAIT: "false"}
+_AFTER: Final = "deliver_after_s"
 _MARK: Final = {"TXMQ_OUTBOX": "-" * _MARK_CHARS}
 
 
@@ -580,11 +582,13 @@ def pack(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
         raise LocalProtocolError("a tag or a message's id holds a character 0")
     if len(envelope.id) > MESSAGE_ID_CHARS_MAX:
         raise LimitExceeded("the length of a message's id", MESSAGE_ID_CHARS_MAX, len(envelope.id))
-    delay = {
-        name: value
-        for name in ("delay_level", "deliver_at_ms", "deliver_after_s")
-        if (value := getattr(message, name)) or (value is not None and name != "delay_level")
+    after = message.deliver_after
+    wanted = {
+        "delay_level": message.delay_level or None,
+        "deliver_at_ms": message.deliver_at_ms,
+        _AFTER: None if after is None else seconds("deliver_after", after),
     }
+    delay = {name: value for name, value in wanted.items() if value is not None}
     return {
         "slot": slot_of(lane or envelope.id),
         "lane": lane,
@@ -615,5 +619,7 @@ def unpack(row: Any) -> Message:
         keys=msgspec.json.decode(row.keys_, type=tuple[str, ...]),
         properties={**stored, properties.UNIQUE_KEY: row.message_id},
         flag=row.flag,
-        **delay,
+        delay_level=delay.get("delay_level", 0),
+        deliver_at_ms=delay.get("deliver_at_ms"),
+        deliver_after=delay.get(_AFTER),
     )

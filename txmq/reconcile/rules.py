@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from txmq.reconcile.summary import digest_of
-from txmq.settings.values import parse_duration
+from txmq.settings.units import parse_duration
 
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Weekday: TypeAlias = Literal[

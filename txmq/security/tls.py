@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
-
 from txmq.errors import ConfigError
 from txmq.security.credentials import check_private
 from txmq.security.watched_files import WatchedFiles
+from txmq.settings.values import Settings
 
 __all__ = [
     "TLS_VARIABLES",
@@ -37,7 +36,7 @@ TLS_VARIABLES: Final = (_TLS, _CA, _CERTIFICATE, _KEY, _SERVER_NAME, _CHECK_NAME
 _TRUTHS: Final = {"on": True, "off": False}
 
 
-class ClientTls(Struct, frozen=True, kw_only=True):
+class ClientTls(Settings, kw_only=True):
     """How a client connects with TLS.
 
     Raises:
@@ -56,8 +55,7 @@ class ClientTls(Struct, frozen=True, kw_only=True):
     """Whether the name in a server's certificate must match. Without the check, every server whose
     certificate the authorities signed can pretend to be a broker."""
 
-    def __post_init__(self) -> None:
-        """Refuse half of a pair, and a name that nothing compares."""
+    def _check(self) -> None:
         if (self.certificate is None) != (self.key is None):
             there, missing = ("certificate", "key") if self.key is None else ("key", "certificate")
             raise ConfigError(f"tls has a {there} and no {missing}; name both files or neither")

@@ -6,13 +6,13 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import NODEFAULT, Struct
 
 from txmq.settings.loading import default_of, is_group
-from txmq.settings.values import show
+from txmq.settings.values import kind_name, show
 
 __all__ = ["Setting", "describe", "texts_under"]
 
@@ -45,18 +45,9 @@ def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]
         else:
             shown = "" if given is None else show(field.type, given)
             text = texts.get(field.name, "")
-            yield Setting(prefix + field.name, _kind_name(field.type), shown, text)
+            yield Setting(prefix + field.name, kind_name(field.type), shown, text)
     for group in groups:
         yield from _described(*group)
-
-
-def _kind_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{choice}"' for choice in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"list of {_kind_name(get_args(kind)[0])}"
-    named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    return named.get(kind) or kind.__name__.lower()
 
 
 def texts_under(shape: type[Struct]) -> dict[str, str]:

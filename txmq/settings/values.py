@@ -1,77 +1,124 @@
-"""The values of settings: durations, sizes and others, from texts and as texts. Pure."""
+"""The values of settings: how they are declared, checked, read from texts, and shown. Pure.
+
+A class of settings is a :class:`Settings`. The type of a field says what it accepts;
+``Annotated[int, Meta(ge=1)]`` adds bounds. In code, a duration or a size is a number or a text such
+as ``"20s"`` or ``"16MiB"``, and reads as seconds or bytes.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from decimal import Decimal
-from typing import Any, Final, Literal, NewType, get_args, get_origin
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-__all__ = ["Duration", "Size", "convert", "parse_duration", "parse_size", "show"]
+import msgspec
+from msgspec import Meta, Struct
 
-Duration = NewType("Duration", float)
-"""Seconds; written as ``20s``, ``500ms``, ``3h``."""
+from txmq.errors import ConfigError
+from txmq.settings.units import (
+    DURATION_EXAMPLES,
+    SIZE_EXAMPLES,
+    Duration,
+    Size,
+    parse_duration,
+    parse_size,
+    show_duration,
+    show_size,
+)
 
-Size = NewType("Size", int)
-"""Bytes; written as ``1GiB``, ``64KiB``, ``1000``."""
+__all__ = ["Settings", "convert", "kind_name", "settings_or", "show"]
 
-_SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
-_BYTES: Final = {
-    "TiB": 1024**4, "GiB": 1024**3, "MiB": 1024**2, "KiB": 1024,
-    "TB": 1000**4, "GB": 1000**3, "MB": 1000**2, "KB": 1000, "B": 1,
-}  # fmt: skip
-_ANY_CASE: Final = {unit.lower(): size for unit, size in _BYTES.items()}
-_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_WHOLE: Final = re.compile(r"[+-]?[0-9]+")
 _TRUTHS: Final = {
     "true": True, "yes": True, "on": True, "1": True,
     "false": False, "no": False, "off": False, "0": False,
 }  # fmt: skip
 
 
-def parse_duration(text: str) -> Duration:
-    """Seconds of ``20s``, ``500ms``, ``3h``, ``2d``, ``1h30m``; a plain number is seconds.
+if TYPE_CHECKING:
+    # mypy understands the descriptors of Duration and Size only in classes that it does not know to
+    # be frozen.
+    Frozen = Struct
+else:
+
+    class Frozen(Struct, frozen=True):
+        """Refuses changes."""
+
+
+class Settings(Frozen):
+    """The base of all classes of settings: a constructor that checks and converts its values.
+
+    Subclasses are declared with ``kw_only=True``. Their values cannot be changed;
+    :func:`msgspec.structs.replace` makes a copy with other ones.
 
     Raises:
-        ValueError: The text is not a duration.
+        ConfigError: A value is invalid.
     """
-    total, at = 0.0, 0
-    text = text.strip()
-    while at < len(text):
-        found = _AMOUNT.match(text, at)
-        if found is None or found[2].lower() not in ("", *_SECONDS):
-            break
-        if not found[2] and (at or found.end() < len(text)):
-            break  # "1h30": thirty what?
-        total += float(found[1]) * _SECONDS[found[2].lower() or "s"]
-        at = found.end()
-    if not text or at < len(text) or not math.isfinite(total):
-        raise ValueError("a duration such as 20s, 500ms, 3h or 2d")
-    return Duration(total)
+
+    def __post_init__(self) -> None:
+        """Convert each value, and then check what depends on several."""
+        for name, kind in _kinds(type(self)):
+            given = getattr(self, name)
+            value = _checked(kind, given, name)
+            if value is not given:
+                msgspec.structs.force_setattr(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """Check what the types of the fields do not say.
+
+        Raises:
+            ConfigError: A value is invalid.
+        """
 
 
-def parse_size(text: str) -> Size:
-    """Bytes of ``64KiB``, ``1GiB``, ``4MB``; a plain number is bytes.
+S = TypeVar("S", bound=Settings)
+
+
+@cache
+def _kinds(shape: type[Settings]) -> tuple[tuple[str, Any], ...]:
+    return tuple((field.name, field.type) for field in msgspec.structs.fields(shape))
+
+
+def settings_or(kind: type[S], given: S | None) -> S:
+    """The given settings, or else the defaults.
 
     Raises:
-        ValueError: The text is not a size, or not a whole number of bytes.
+        ConfigError: The settings have the wrong type.
     """
-    found = _AMOUNT.fullmatch(text.strip())
-    unit = None if found is None else _ANY_CASE.get(found[2].lower() or "b")
-    if found is None or unit is None or not (float(found[1]) * unit).is_integer():
-        raise ValueError("a size such as 64KiB, 1GiB, 4MB or 1000")
-    return Size(int(found[1]) * unit if found[1].isdecimal() else int(float(found[1]) * unit))
+    if given is None:
+        return kind()
+    if isinstance(given, kind):
+        return given
+    hint = ""
+    if isinstance(given, dict):
+        pairs = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        hint = f"; write {kind.__name__}({pairs})"
+    raise ConfigError(f"settings are a {kind.__name__}, not {given!r}{hint}")
 
 
-def show(kind: Any, value: object) -> str:
+def show(kind: Any, value: Any) -> str:
     """A value as a settings file has it."""
-    if kind is Duration and isinstance(value, int | float):
-        for unit, seconds in _SECONDS.items():
-            if value and (value / seconds).is_integer():
-                return f'"{int(value / seconds)}{unit}"'
-    if kind is Size and isinstance(value, int):
-        for unit, size in _BYTES.items():
-            if value and value % size == 0 and unit.endswith("iB"):
-                return f'"{value // size}{unit}"'
+    kind = _rule(kind).kind
+    if kind in _SHOWN and not isinstance(value, str):
+        shown: str = _SHOWN[kind](value)
+        return f'"{shown}"' if shown[-1].isalpha() else shown
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
@@ -79,69 +126,157 @@ def show(kind: Any, value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[+-]?[0-9]+", text.strip()):
-        raise ValueError("a whole number")
-    return int(text)
+# What a type accepts
 
 
-def _number(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise ValueError("a number")
-    return found
+class _Rule(NamedTuple):
+    """A type without its bounds and without ``None``."""
+
+    kind: Any
+    bounds: Meta
+    is_optional: bool
 
 
-def _truth(text: str) -> bool:
-    found = _TRUTHS.get(text.strip().lower())
-    if found is None:
-        raise ValueError("true or false")
-    return found
+@cache
+def _rule(kind: Any) -> _Rule:
+    bounds = Meta()
+    if get_origin(kind) is Annotated:
+        kind, bounds = get_args(kind)
+    if is_optional := get_origin(kind) in {Union, UnionType}:
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    return _Rule(kind, bounds, is_optional)
 
 
-_FROM_TEXT: Final[dict[Any, Any]] = {
-    bool: _truth,
-    int: _whole,
-    float: _number,
-    str: str,
-    Duration: parse_duration,
-    Size: parse_size,
-}
-_NUMBERS: Final[dict[Any, Any]] = {int: int, float: int | float, Duration: int | float, Size: int}
+_NAMES: Final[Mapping[Any, str]] = MappingProxyType(
+    {
+        bool: "true or false",
+        int: "whole number",
+        float: "number",
+        str: "text",
+        Duration: "duration",
+        Size: "size",
+    }
+)
+_NUMBERS: Final[Mapping[Any, Any]] = MappingProxyType(
+    {int: int, float: int | float, Duration: int | float, Size: int}
+)
+_FROM_TEXT: Final[Mapping[Any, Any]] = MappingProxyType(
+    {Duration: parse_duration, Size: parse_size, Path: Path}
+)
+_SHOWN: Final[Mapping[Any, Any]] = MappingProxyType({Duration: show_duration, Size: show_size})
+_EXAMPLES: Final[Mapping[Any, str]] = MappingProxyType(
+    {Duration: DURATION_EXAMPLES, Size: SIZE_EXAMPLES}
+)
 
 
-def convert(kind: Any, value: object) -> object:
+def kind_name(kind: Any) -> str:
+    """The name of a type with its bounds: ``whole number from 1 to 16``."""
+    inner, bounds, _ = _rule(kind)
+    if get_origin(inner) is Literal:
+        return " or ".join(f'"{choice}"' for choice in get_args(inner))
+    if get_origin(inner) is tuple:
+        return f"list of {kind_name(get_args(inner)[0])}"
+    name = _NAMES.get(inner) or inner.__name__
+    least, above, most = (
+        None if bound is None else show(inner, bound).strip('"')
+        for bound in (bounds.ge, bounds.gt, bounds.le)
+    )
+    if least is not None and most is not None:
+        return f"{name} from {least} to {most}"
+    limits = {"of at least": least, "above": above, "of at most": most}
+    words = [f"{word} {bound}" for word, bound in limits.items() if bound is not None]
+    return f"{name} {' and '.join(words)}".strip()
+
+
+def _takes(kind: Any) -> str:
+    inner, bounds, is_optional = _rule(kind)
+    if get_origin(inner) is Literal or inner is bool:
+        return kind_name(kind)
+    if get_origin(inner) is tuple:
+        return "a list"
+    if isinstance(inner, type) and issubclass(inner, Enum):
+        return " or ".join(map(str, inner))
+    text = "a text in quotes" if inner is str else f"a {kind_name(kind)}"
+    if inner in _EXAMPLES and not (bounds.ge or bounds.le):  # Bounds are examples, too.
+        text += f" {_EXAMPLES[inner]}"
+    return f"{text}, or None" if is_optional else text
+
+
+def convert(kind: Any, value: object) -> Any:
     """The value of one setting, from a text or from a value in a file.
 
     Raises:
         ValueError: The value is invalid; the text of the error is what the setting accepts.
     """
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if value not in choices:
-            raise ValueError(" or ".join(f'"{choice}"' for choice in choices))
-        return value
-    if get_origin(kind) is tuple:
-        if isinstance(value, str):
-            value = [item.strip() for item in value.split(",") if item.strip()]
-        if not isinstance(value, list):
-            raise ValueError("a list")
-        return tuple(convert(get_args(kind)[0], item) for item in value)
-    assert kind in _FROM_TEXT, f"settings of type {kind} are not supported"
-    return _FROM_TEXT[kind](_as_text(kind, value))
+    inner = _rule(kind).kind
+    is_list = get_origin(inner) is tuple
+    if isinstance(value, str) and is_list:
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    if isinstance(value, list) and is_list:
+        return tuple(convert(get_args(inner)[0], item) for item in value)
+    return _accepted(kind, _from_text(inner, value) if isinstance(value, str) else value)
 
 
-def _as_text(kind: Any, value: object) -> str:
-    # A file has typed values; those that fit become text, which is read like the other sources'.
-    if isinstance(value, str):
-        return value
-    if kind is bool and isinstance(value, bool):
-        return str(value)
-    if kind in _NUMBERS and isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool):
-        return format(Decimal(str(value)), "f")  # Without an exponent.
-    if kind is str:
-        raise ValueError("a text in quotes")
-    return ""  # The reader refuses an empty text with its own error.
+def _from_text(kind: Any, text: str) -> object:
+    """The value that a text means where every value is a text; otherwise the text."""
+    if kind is bool:
+        return _TRUTHS.get(text.strip().lower(), text)
+    try:
+        if kind is int and _WHOLE.fullmatch(text.strip()):
+            return int(text)
+        return float(text) if kind is float else text
+    except ValueError:
+        return text
+
+
+def _checked(kind: Any, value: object, name: str) -> Any:
+    try:
+        return _accepted(kind, value)
+    except ValueError as error:
+        # A value of another class may hold secrets.
+        is_plain = value is None or isinstance(value, str | int | float)
+        given = repr(value) if is_plain else f"a {type(value).__name__}"
+        raise ConfigError(f"{name} cannot be {given}; it takes {error}") from error
+
+
+def _accepted(kind: Any, value: object) -> Any:
+    """The value as the settings keep it.
+
+    Raises:
+        ValueError: The value is invalid; the text of the error is what the setting accepts.
+    """
+    inner, bounds, is_optional = _rule(kind)
+    if value is None and is_optional:
+        return None
+    try:
+        return _typed(inner, bounds, value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(_takes(kind)) from error
+
+
+def _typed(kind: Any, bounds: Meta, value: Any) -> Any:
+    if isinstance(value, str) and kind in _FROM_TEXT:
+        value = _FROM_TEXT[kind](value)
+    wanted = get_origin(kind) or kind
+    if kind in _NUMBERS:
+        is_number = isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+        is_right = is_number and _is_within(kind, bounds, value)
+    elif wanted is Literal:
+        is_right = value in get_args(kind)
+    elif isinstance(wanted, type) and not getattr(wanted, "_is_protocol", False):
+        is_right = isinstance(value, wanted)
+    else:
+        is_right = True
+    if not is_right:
+        raise TypeError(value)
+    return float(value) if kind in {float, Duration} else value
+
+
+def _is_within(kind: Any, bounds: Meta, number: float) -> bool:
+    least = 0 if kind in _FROM_TEXT and bounds.ge is None else bounds.ge
+    return (
+        math.isfinite(number)
+        and (least is None or number >= least)
+        and (bounds.gt is None or number > bounds.gt)
+        and (bounds.le is None or number <= bounds.le)
+    )

@@ -170,7 +170,7 @@ class CheckAnswerer:
         # One task and one timer: a group that comes back may receive a hundred thousand checks.
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        late = loop.call_later(self._settings.check_timeout_s, self._write_off, xid, check, task)
+        late = loop.call_later(self._settings.check_timeout, self._write_off, xid, check, task)
         with ExitStack() as check.counted:
             check.counted.enter_context(self.active)
             try:
@@ -193,7 +193,7 @@ class CheckAnswerer:
         log.error(
             "the check of transaction %s takes longer than %s s and is answered with "
             '"unknown" for now; %d hang',
-            xid, self._settings.check_timeout_s, len(self._hung),
+            xid, self._settings.check_timeout, len(self._hung),
         )  # fmt: skip
         # From now on, a stop waits for this answer and not for the handler.
         self.active.until_done(self._start(self._answer(check, _UNKNOWN), xid))

@@ -603,7 +603,7 @@ class EndSender:
             topic=queue.topic,
         )
         now = clock.monotonic()
-        deadline = now + self._settings.end_timeout_s
+        deadline = now + self._settings.end_timeout
         backoff: Backoff | None = None
         route = session.routes.get(queue.topic, now)
         # If this message created the topic, there is no route yet.
@@ -674,7 +674,7 @@ class EndSender:
                 # Stock brokers never answer an "unknown".
                 connection.oneway(_END, end)
                 return EndAnswer(EndReply.NONE)
-            await connection.request(_END, end, timeout_s=self._settings.end_timeout_s)
+            await connection.request(_END, end, timeout_s=self._settings.end_timeout)
         except TxmqError as error:
             return _answer_of(error)
         return EndAnswer(EndReply.TAKEN)

@@ -34,7 +34,6 @@ from typing import (
 
 from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
-from txmq.client.settings import settings_or
 from txmq.errors import (
     ConfigError,
     OutcomeUnknown,
@@ -53,6 +52,7 @@ from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.signatures import object_parameter, signature_of
 from txmq.runtime.tasks import Runner
+from txmq.settings.values import settings_or
 from txmq.transaction.machine import LocalAnswer, Transaction
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
 from txmq.transaction.producer import HalfMessageProducer
@@ -151,7 +151,7 @@ class Work(Generic[S]):
     def open(self) -> LocalTransaction[S]:
         """Begin an attempt; the first one starts the time."""
         if not self.deadline:
-            self.deadline = self.clock.monotonic() + self.settings.local_timeout_s
+            self.deadline = self.clock.monotonic() + self.settings.local_timeout
         transaction = self.transaction
         self.local = self.resource.local(transaction.xid, transaction.group, self.born_ms)
         return self.local
@@ -257,7 +257,7 @@ class Work(Generic[S]):
         """The error of a transaction that takes too long."""
         return TransactionOverdue(
             f"the local transaction of {self.transaction.xid} took longer than "
-            f"{self.settings.local_timeout_s} s"
+            f"{self.settings.local_timeout} s"
         )
 
 
@@ -502,11 +502,11 @@ class TransactionManager(Lifecycle, Generic[S]):
             UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
-        limit_s = self._settings.local_timeout_s
+        limit_s = self._settings.local_timeout
         if made_from == "result" and limit_s > LATE_SECONDS_MAX:
             # The fence row could be cleaned up before a check arrives.
             raise ConfigError(
-                f"local_timeout_s is {limit_s}, but a message made from a result must be sent "
+                f"local_timeout is {limit_s}, but a message made from a result must be sent "
                 f"within {LATE_SECONDS_MAX} s"
             )
         if _MARK in getattr(function, "__dict__", {}):
@@ -649,7 +649,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             session.clock, session.entropy, call, late,
         )  # fmt: skip
         if late is not None:
-            work.deadline = session.clock.monotonic() + self._settings.local_timeout_s
+            work.deadline = session.clock.monotonic() + self._settings.local_timeout
         return work
 
     async def _begin_late(self, transaction: Transaction[Any], message: Message) -> None:

@@ -16,7 +16,6 @@ from typing import Any, Final, Self
 
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer, Sender, check_kind
-from txmq.client.settings import settings_or
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, ReceivedMessage
@@ -27,6 +26,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Runner, Tasks
+from txmq.settings.values import settings_or
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
@@ -146,7 +146,7 @@ class HalfMessageProducer(Producer):
         """Let transactions and checks in progress end, while brokers send no new checks here."""
         context.is_closing = True
         try:
-            async with asyncio.timeout(self.settings.stop_s):
+            async with asyncio.timeout(self.settings.stop_timeout):
                 await self.client.leave(self)
                 await context.idle.wait()
                 await checks.active.wait()
@@ -236,7 +236,7 @@ class HalfMessageProducer(Producer):
         if (
             message.delay_level
             or message.deliver_at_ms is not None
-            or message.deliver_after_s is not None
+            or message.deliver_after is not None
             or (named and not _DELAYS.isdisjoint(named))
         ):
             raise LocalProtocolError("a message of a transaction cannot be delayed")

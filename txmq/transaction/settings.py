@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
 from txmq.client.settings import ProducerSettings
+from txmq.settings.units import Duration
 
 __all__ = ["ManagerSettings", "TransactionSettings"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionSettings(ProducerSettings):
+class TransactionSettings(ProducerSettings, kw_only=True):
     """How a transactional producer sends, ends and answers.
 
     ``retries`` counts further attempts to send a half message that is not stored yet.
@@ -22,7 +21,7 @@ class TransactionSettings(ProducerSettings):
         ConfigError: A value is out of its bounds.
     """
 
-    end_timeout_s: Annotated[float, Meta(ge=0.001)] = 3.0
+    end_timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(3.0)
     """How long the broker may take to acknowledge a decision, over all attempts."""
     awaits_end: bool = True
     """Wait until the broker has confirmed the decision. Otherwise a caller receives the outcome
@@ -39,21 +38,20 @@ class TransactionSettings(ProducerSettings):
     check_queue: Annotated[int, Meta(ge=0)] = 1024
     """Checks that may wait, each with its message. One more is dropped: the broker asks again, and
     counts this check. A txmq broker never asks a producer about more at once."""
-    check_timeout_s: Annotated[float, Meta(ge=0.001)] = 10.0
+    check_timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(10.0)
     """A check that takes longer is answered with "unknown" for now."""
-    stop_s: Annotated[float, Meta(ge=0.0)] = 30.0
+    stop_timeout: Duration = Duration(30.0)
     """How long a stop waits for local transactions and checks in progress."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerSettings(TransactionSettings):
+class ManagerSettings(TransactionSettings, kw_only=True):
     """How a transaction manager runs local transactions.
 
     Raises:
         ConfigError: A value is out of its bounds.
     """
 
-    local_timeout_s: Annotated[float, Meta(ge=0.001)] = 60.0
+    local_timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(60.0)
     """How long a local transaction may take, with all attempts; then it is rolled back. The default
     is the time that brokers wait before they check it. A plain function cannot be interrupted: it
     is rolled back when it returns."""

@@ -429,7 +429,7 @@ class SetMember:
             view = view._replace(epoch=self._epoch + _UNSEEN_EPOCHS)
         try:
             leadership = await self._coordinator.lead(
-                Leader(self.name, address), view, copies.lease, end
+                Leader(self.name, address), view, int(copies.lease), end
             )
         except TransportError as error:
             self._report(error)

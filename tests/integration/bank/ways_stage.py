@@ -14,7 +14,7 @@ from examples.bank_transfer.service import BankSettings, opened
 from examples.bank_transfer.web.security import SecurityMiddleware
 from tests.unit.bank.books_stage import Books
 from txmq import Client, Message, Producer
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 

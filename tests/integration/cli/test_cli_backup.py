@@ -107,7 +107,7 @@ class Load:
 
     async def _delay(self, producer):
         while not self._is_over:
-            message = Message(topic="Later", body=b"later", deliver_after_s=3600)
+            message = Message(topic="Later", body=b"later", deliver_after=3600)
             self.delayed.add((await producer.send(message)).id)
 
 

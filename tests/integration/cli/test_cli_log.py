@@ -58,7 +58,7 @@ async def write(data):
             )
             await send(topic="Orders", body="grün ".encode(), keys=("text",))
             await send(topic="Orders", body=b" ", keys=("blank",))
-            await send(topic="Later", body=b"much later", deliver_after_s=3600)
+            await send(topic="Later", body=b"much later", deliver_after=3600)
         async with TransactionProducer("bank", broker.names, Bank()) as producer:
             for state in ("COMMIT", "ROLLBACK", "UNKNOWN"):
                 message = Message(topic="Transfers", body=f"{state} 1".encode(), keys=(state,))

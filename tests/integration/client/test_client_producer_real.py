@@ -31,10 +31,10 @@ async def everything(admin, topic):
     return found
 
 
-@pytest.mark.parametrize("linger_s", [0.0, 0.002])
-def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
+@pytest.mark.parametrize("linger", [0.0, 0.002])
+def test_a_real_broker_stores_what_is_sent_in_every_way(linger):
     async def scenario():
-        settings = ProducerSettings(linger_s=linger_s, linger_messages=7)
+        settings = ProducerSettings(linger=linger, linger_messages=7)
         async with embedded() as broker, Producer("g", broker.names, settings) as producer:
             admin = producer.client.admin
             (queue, *_) = (await admin.create_topic("T", queues=4)).writable
@@ -47,11 +47,11 @@ def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
             results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
             results.append(await producer.send(message(b"x" * 9000), queue))
             await producer.send_oneway(message(b"one way"), queue)
-            later = await producer.send(message(b"later", deliver_after_s=3600), queue)
+            later = await producer.send(message(b"later", deliver_after=3600), queue)
             assert later.queue == queue
             assert await producer.recall("T", later.recall_handle) == later.id
             with pytest.raises(MessageIllegal, match="a delay is at most"):
-                await producer.send(message(deliver_after_s=4 * 86_400))
+                await producer.send(message(deliver_after=4 * 86_400))
             stored = await everything(admin, "T")
             while b"one way" not in stored[queue]:
                 await asyncio.sleep(0.01)
@@ -67,14 +67,14 @@ def test_a_real_broker_stores_what_is_sent_in_every_way(linger_s):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("linger_s", [0.0, 0.005])
+@pytest.mark.parametrize("linger", [0.0, 0.005])
 @pytest.mark.parametrize("seed", range(12))
-def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s):
+def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger):
     """Connections break at any time; a result means that it is there."""
 
     async def scenario(world):
         server, client = world.machine("server"), world.machine("client")
-        settings = ProducerSettings(linger_s=linger_s, in_flight_bytes_max=200, timeout_s=1.0)
+        settings = ProducerSettings(linger=linger, in_flight_max=200, timeout=1.0)
         async with FakeCluster(
             server.network, server.clock, host=server.address, brokers=3
         ) as cluster:
@@ -110,7 +110,7 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s)
                 await post.drain()
                 await asyncio.sleep(2)
                 assert (len(post), post.bytes_in_flight, len(post._room_line)) == (0, 0, 0)
-                assert linger_s == 0 or not len(producer._sender.accumulator)
+                assert linger == 0 or not len(producer._sender.accumulator)
                 await producer.send(message(b"after the storm"))
             stored = {
                 (broker.name, number, at): record.body

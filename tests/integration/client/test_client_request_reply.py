@@ -289,7 +289,7 @@ def test_without_a_way_to_a_broker_nothing_was_asked():
 def test_a_reply_travels_in_one_way_only():
     async def scenario():
         reply = reply_to(got(**ASKED), b"42")
-        settings = ProducerSettings(retries=0, timeout_s=1.0)
+        settings = ProducerSettings(retries=0, timeout=1.0)
         async with embedded() as broker, Producer("repliers", broker.names, settings) as replier:
             with pytest.raises(UsageError, match=r"Producer\.send"):
                 replier.send_nowait(reply)

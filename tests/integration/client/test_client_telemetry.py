@@ -224,7 +224,7 @@ def test_the_message_trace_is_not_measured():
 def test_what_is_cancelled_has_not_failed():
     async def scenario():
         spans, working = Spans(), asyncio.Event()
-        settings = ConsumerSettings(start=StartFrom.FIRST, stop_s=0.0)
+        settings = ConsumerSettings(start=StartFrom.FIRST, stop_timeout=0.0)
         async with measured(spans) as client:
             consumer = PushConsumer("cg", client, settings)
 

@@ -403,7 +403,7 @@ def test_traces_leave_no_traces():
 
 def test_a_trace_topic_of_ones_own_can_be_named():
     async def scenario():
-        settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger_s=0.001)
+        settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger=0.001)
         async with embedded() as broker, Client(broker.names) as client:
             async with Producer("pg", client, settings) as producer:
                 await asyncio.gather(
@@ -420,5 +420,5 @@ def test_half_and_delayed_messages_are_named_so():
     half = Message(topic=TOPIC, body=b"?", properties={"TRAN_MSG": "true"})
     assert _kind(half) is MessageKind.HALF
     assert _kind(Message(topic=TOPIC, body=b"?", delay_level=3)) is MessageKind.DELAYED
-    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after_s=3)) is MessageKind.DELAYED
+    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after=3)) is MessageKind.DELAYED
     assert _kind(Message(topic=TOPIC, body=b"?")) is MessageKind.NORMAL

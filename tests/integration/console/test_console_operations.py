@@ -208,7 +208,7 @@ def test_a_delayed_message_is_listed_and_recalled_under_the_persons_name(broker,
         await admin.create_topic("Later", queues=1)
         for level in (5, 9):
             await admin.send(Message(topic="Later", body=b"x", keys=("k",), delay_level=level))
-        return await admin.send(Message(topic="Later", body=b"x", deliver_after_s=3_000))
+        return await admin.send(Message(topic="Later", body=b"x", deliver_after=3_000))
 
     receipt = ask(broker, make)
     everything = text_of(visitor.get("/delayed"))

@@ -110,7 +110,7 @@ async def fill(broker, topic, keys, seed):
     random.Random(seed).shuffle(messages)
     async with Session(broker.names) as session:
         await Admin(session).create_topic(topic, QUEUES)
-    settings = ProducerSettings(linger_s=0.005)
+    settings = ProducerSettings(linger=0.005)
     async with Producer(f"{topic}-shop", broker.names, settings) as producer:
         for begin in range(0, len(messages), 1000):
             await asyncio.gather(

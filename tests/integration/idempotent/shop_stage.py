@@ -89,7 +89,7 @@ def in_redis(source, shop):
 def before_a_table(source, shop):
     table = UniqueKeyTable(source)
     client = shop.redis_client(table.is_blocking)
-    return RedisGuard(client, lease_s=LEASE_S).before(table)
+    return RedisGuard(client, lease=LEASE_S).before(table)
 
 
 BY_DEFAULT = [

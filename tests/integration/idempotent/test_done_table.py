@@ -19,12 +19,12 @@ from txmq.errors import (
     TableMissing,
     UsageError,
 )
-from txmq.idempotent.guard import redelivery_horizon_s
+from txmq.idempotent.guard import redelivery_horizon
 from txmq.idempotent.unique_key import DoneTable, UniqueKeyTable
 
 NO_KEYS = ["", " ", "a ", "a\n", "a\0", "\ud800", "a\u00a0"]
 LONGEST = "长" * 255
-AGE_S = redelivery_horizon_s() + 1
+AGE_S = redelivery_horizon() + 1
 ROWS = 200
 
 
@@ -173,10 +173,10 @@ def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
             await stage.call(stage.behind(plain(stage)), "a")
-            for too_short in (0, -1, redelivery_horizon_s() - 1):
+            for too_short in (0, -1, redelivery_horizon() - 1):
                 with pytest.raises(ConfigError, match="still needed"):
                     await stage.call(stage.guard.clean, too_short)
-            assert await stage.call(stage.guard.clean, 3600, horizon_s=60) == 0
+            assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
 
     asyncio.run(story())
 

@@ -69,7 +69,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
 
     async with stage:
         clients = [stage.client(socket_timeout=0.1) for _ in range(2)]
-        guard, another = (stage.guard(client, lease_s=0.2) for client in clients)
+        guard, another = (stage.guard(client, lease=0.2) for client in clients)
         is_mended = False
         try:
             happens_at("before")
@@ -97,7 +97,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
 @awaited
 async def test_work_that_outlasts_its_lease_is_done_by_one(stage):
     async with stage:
-        guard, another = stage.guard(lease_s=0.1), stage.guard(lease_s=0.1)
+        guard, another = stage.guard(lease=0.1), stage.guard(lease=0.1)
 
         async with entered(guard.attempt(KEY)) as slow:
             await stage.effect(slow, KEY)
@@ -299,7 +299,7 @@ async def consumed(stage, deliveries, seed, said):
     for delivery in deliveries:
         waiting.put(delivery)
     async with stage:
-        guard = stage.guard(stage.client(socket_timeout=0.1), lease_s=0.05, clock=Hasty())
+        guard = stage.guard(stage.client(socket_timeout=0.1), lease=0.05, clock=Hasty())
         count_questions(stage)
 
         async def consume(number):

@@ -119,7 +119,7 @@ async def test_an_attempt_is_entered_once(stage):
 @awaited
 async def test_who_is_killed_leaves_the_key_until_the_lease_is_over(stage):
     async with stage:
-        guard = stage.guard(lease_s=0.3)
+        guard = stage.guard(lease=0.3)
 
         async with entered(guard.attempt("order-1")) as attempt:
             attempt.abandon()
@@ -299,7 +299,7 @@ async def test_what_a_client_sends_twice_is_done_once(stage):
 @awaited
 async def test_keys_go_by_themselves(stage):
     async with stage:
-        guard = stage.guard(lease_s=60, keep_s=3600, horizon_s=3600)
+        guard = stage.guard(lease=60, keep=3600, horizon=3600)
 
         async with entered(guard.attempt("order-1", scope="pay")) as attempt:
             (key,) = stage.server.order("KEYS", "txmq:done:*")

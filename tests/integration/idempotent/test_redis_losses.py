@@ -34,7 +34,7 @@ LOSSES = [flush, restart, evict]
 
 def other_programs(stage):
     """The guards of two processes."""
-    return stage.guard(lease_s=0.2), stage.guard(lease_s=0.2)
+    return stage.guard(lease=0.2), stage.guard(lease=0.2)
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -90,7 +90,7 @@ async def test_work_that_outlasts_its_lease_is_done_by_two_and_the_first_is_told
 @awaited
 async def test_who_is_late_neither_ends_nor_frees_what_is_another_s(stage):
     async with stage:
-        brief, guard = stage.guard(lease_s=0.1), stage.guard()
+        brief, guard = stage.guard(lease=0.1), stage.guard()
         late, later, theirs = brief.attempt(KEY), brief.attempt(KEY), guard.attempt(KEY)
 
         async def is_over():
@@ -128,7 +128,7 @@ async def test_a_redis_that_is_away_lets_nothing_be_done(stage):
 @awaited
 async def test_a_redis_that_is_stuck_lets_nothing_be_done(stage):
     async with stage:
-        guard = stage.guard(lease_s=0.1)
+        guard = stage.guard(lease=0.1)
         await stage.deliver(guard, "another")
         stage.server.pause()
         try:
@@ -158,7 +158,7 @@ async def test_a_redis_that_is_away_at_the_end_is_only_logged_and_it_is_done_aga
         else (stage.server.pause, stage.server.resume)
     )
     async with stage:
-        guard = stage.guard(lease_s=0.1)
+        guard = stage.guard(lease=0.1)
 
         try:
             async with entered(guard.attempt(KEY)) as attempt:

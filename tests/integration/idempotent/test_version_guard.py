@@ -147,7 +147,7 @@ def test_a_gap_is_waited_for_without_a_connection(bank):
         await told.comes("a", 1)
         await asyncio.gather(*late)
 
-    guarded(bank, story, gaps="wait", wait_s=30.0, engine=engine)
+    guarded(bank, story, gaps="wait", wait=30.0, engine=engine)
 
     assert versions(bank) == {"a": 4}
     assert len(bank.effects) == 4
@@ -159,7 +159,7 @@ def test_a_gap_is_waited_for_no_longer_than_that(bank):
         with pytest.raises(VersionGap):
             await told.comes("a", 3)
 
-    guarded(bank, story, gaps="wait", wait_s=0.05)
+    guarded(bank, story, gaps="wait", wait=0.05)
 
     assert bank.effects == ["a 1"]
 
@@ -398,7 +398,7 @@ def test_who_waits_for_a_version_asks_by_what_is_prepared(shop_of, kind):
     async def story():
         async with contextlib.AsyncExitStack() as stack:
             source = await small(kind, shop.url, stack)
-            guard = VersionGuard(source, Account, gaps="wait", wait_s=8.0, clock=Hasty())
+            guard = VersionGuard(source, Account, gaps="wait", wait=8.0, clock=Hasty())
             # In this thread: what blocks it waits for nobody else here.
             begun = guard.attempt(("a", 3)).begin()
             with pytest.raises(VersionGap):

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from txmq import Client, SQLResource, TransactionManager
 from txmq.errors import TopicNotFound
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction import LocalTransactionState, ManagerSettings, TransactionState
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

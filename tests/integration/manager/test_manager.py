@@ -339,7 +339,7 @@ async def test_what_takes_too_long_is_rolled_back(stage):
         take_plainly(session, order)
         threading.Event().wait(0.2)
 
-    async with stage.manager(local_timeout_s=0.1) as tm:
+    async with stage.manager(local_timeout=0.1) as tm:
         with pytest.raises(TransactionOverdue):
             await transfer(tm, endless)(Order("o", 30))
         with pytest.raises(TransactionOverdue):
@@ -347,7 +347,7 @@ async def test_what_takes_too_long_is_rolled_back(stage):
                 await endless(transaction.session, Order("o", 30))
         assert tm.tally.rolled_back == 2
     plain = stage.resource(is_blocking=True)
-    async with stage.manager(plain, local_timeout_s=0.1) as tm:
+    async with stage.manager(plain, local_timeout=0.1) as tm:
         with pytest.raises(TransactionOverdue):
             await transfer(tm, slow)(Order("o", 30))
     assert stage.bank.balance == 100

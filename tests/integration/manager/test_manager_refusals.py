@@ -184,7 +184,7 @@ def test_ctrl_c_just_after_a_block_has_begun_leaves_the_word_to_a_check(blocked,
 def test_a_block_that_outlives_its_manager_says_what_became_of_it(bank, is_committed):
     @on_stage
     async def scenario(stage):
-        tm = stage.manager(stop_s=0.0)
+        tm = stage.manager(stop_timeout=0.0)
         await tm.__aenter__()
         block = tm.transaction(MESSAGE)
         async with contextlib.AsyncExitStack() as at_last:
@@ -214,7 +214,9 @@ async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_c
         begun.set()
         gate.wait(15)
 
-    async with stage.manager(stage.resource(is_blocking=True), local_threads=1, stop_s=0.0) as tm:
+    async with stage.manager(
+        stage.resource(is_blocking=True), local_threads=1, stop_timeout=0.0
+    ) as tm:
         function = tm.transactional(topic=TOPIC)(slow)
         both = [asyncio.ensure_future(function(Order(name, 30))) for name in "ab"]
         await until(begun.is_set)

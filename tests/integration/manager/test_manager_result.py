@@ -270,7 +270,7 @@ def test_what_takes_too_long_is_rolled_back_with_its_half_message(bank, is_block
     async def scenario(stage):
         prepare(stage.bank)
         resource = stage.resource(is_blocking=is_blocking)
-        async with stage.manager(resource, local_timeout_s=0.3) as tm:
+        async with stage.manager(resource, local_timeout=0.3) as tm:
 
             async def unanswered(*_):
                 await asyncio.Event().wait()
@@ -432,7 +432,7 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
         return charge_plainly(session, amount)
 
     prepare(stage.bank)
-    async with stage.manager(stage.resource(is_blocking=True), stop_s=0.0) as tm:
+    async with stage.manager(stage.resource(is_blocking=True), stop_timeout=0.0) as tm:
         running = asyncio.ensure_future(decorated(tm, slow)(30))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
     with pytest.raises(OutcomeUnknown):
@@ -479,7 +479,7 @@ async def test_what_cannot_work_is_refused_when_it_is_decorated(stage):
     with pytest.raises(UsageError, match="'arguments' or from the 'result', not 'nothing'"):
         tm.transactional(topic=TOPIC, made_from="nothing")(charge)
     with pytest.raises(ConfigError, match="within 300 s"):
-        decorated(stage.manager(local_timeout_s=301.0))
+        decorated(stage.manager(local_timeout=301.0))
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

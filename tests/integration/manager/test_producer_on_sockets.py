@@ -19,7 +19,7 @@ def test_a_program_without_a_broker_is_told_so(caplog):
     caplog.set_level(logging.CRITICAL)
 
     async def scenario():
-        settings = TransactionSettings(timeout_s=0.2, retries=0)
+        settings = TransactionSettings(timeout=0.2, retries=0)
         async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
             with pytest.raises(Exception, match="127.0.0.1:1") as told:
                 await producer.send_in_transaction(message())

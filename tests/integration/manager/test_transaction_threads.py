@@ -18,7 +18,7 @@ from tests.waiting import run, until
 from txmq import blocking
 from txmq.errors import OutcomeUnknown, RollBack
 from txmq.runtime.tasks import Threads
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.listener import CallerThread
@@ -104,7 +104,7 @@ def test_one_that_hangs_keeps_its_thread_and_nothing_else():
             return COMMIT
 
         bank = Bank(UNKNOWN, check)
-        settings = Settings(check_workers=1, check_timeout_s=0.1)
+        settings = Settings(check_workers=1, check_timeout=0.1)
         async with (
             embedded(HURRIED) as broker,
             TransactionProducer(GROUP, broker.names, bank, settings) as producer,
@@ -160,7 +160,7 @@ def test_leaving_does_not_wait_for_ever_for_a_thread():
             gate.wait(15)
             return COMMIT
 
-        settings = Settings(stop_s=0.05)
+        settings = Settings(stop_timeout=0.05)
         async with (
             embedded() as broker,
             TransactionProducer(GROUP, broker.names, Bank(says), settings) as producer,
@@ -278,7 +278,7 @@ def test_many_threads_share_one(broker):
     bank = Bank()
     with (
         blocking.Client(broker.names) as client,
-        blocking.TransactionProducer(GROUP, client, bank, Settings(timeout_s=5)) as producer,
+        blocking.TransactionProducer(GROUP, client, bank, Settings(timeout=5)) as producer,
         ThreadPoolExecutor(8) as pool,
     ):
         client.admin.create_topic(TOPIC, queues=2)
@@ -354,7 +354,7 @@ class Bank:
         threading.Event().wait()
 
 asked = threading.Event()
-settings = TransactionSettings(check_timeout_s=0.1, stop_s=0.2)
+settings = TransactionSettings(check_timeout=0.1, stop_timeout=0.2)
 with blocking.TransactionProducer("tpg", sys.argv[1], Bank(), settings) as producer:
     producer.send_in_transaction(Message(topic="T", body=b"x"))
     asked.wait(10)

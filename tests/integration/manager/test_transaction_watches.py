@@ -12,7 +12,7 @@ from txmq.client.client import Client
 from txmq.client.observe.telemetry import Telemetry
 from txmq.client.observe.trace_records import DecisionRecord, MessageKind, SendRecord, decode
 from txmq.client.settings import ClientSettings
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction import TransactionProducer
 from txmq.transaction import TransactionSettings as Settings
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

@@ -22,7 +22,7 @@ WHOLE = Message(
     keys=("order-1", "Überweisung"),
     properties={"currency": "CNY", "note": "100 % 'sure' :x ä 中"},
     flag=-7,
-    deliver_after_s=0,
+    deliver_after=0,
 )
 
 

@@ -7,9 +7,9 @@ import secrets
 import socket
 import urllib.request
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.event import listen
@@ -26,7 +26,7 @@ from txmq.outbox.table import Outbox
 from txmq.protocol import properties
 
 QUEUES = 2
-SOON = RelaySettings(lease_s=1.5, blocked_s=0.2)
+SOON = RelaySettings(lease=1.5, blocked_interval=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book, brok
 
 
 def test_a_row_that_nobody_takes_is_put_aside(book, broker):
-    skip = RelaySettings(on_poison="skip", lease_s=1.5)
+    skip = RelaySettings(on_poison="skip", lease=1.5)
 
     async def run():
         with poisoned(book) as repair:
@@ -237,7 +237,7 @@ def test_a_row_that_nobody_takes_is_put_aside(book, broker):
 def test_a_row_that_nobody_takes_becomes_a_dead_letter(book, broker):
     topic = f"Dead-{book.topic}"
     broker.create_topic(topic, 1)
-    dead = RelaySettings(on_poison="dead_letter", dead_letter_topic=topic, lease_s=1.5)
+    dead = RelaySettings(on_poison="dead_letter", dead_letter_topic=topic, lease=1.5)
 
     async def run():
         with poisoned(book):
@@ -280,7 +280,7 @@ def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
 
 @only_sqlite
 def test_nothing_is_put_aside_because_no_name_server_answers(book):
-    skip = RelaySettings(on_poison="skip", attempts_max=1, lease_s=0.6)
+    skip = RelaySettings(on_poison="skip", attempts_max=1, lease=0.6)
 
     async def run():
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -404,7 +404,7 @@ def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_from_bein
                 for _ in range(5):
                     with pytest.raises(TimeoutError):
                         await asyncio.wait_for(relay.waiting(), 0.05)
-                await asyncio.sleep(2 * SOON.lease_s)
+                await asyncio.sleep(2 * SOON.lease)
                 assert book.ask(living)[0][0] == SLOTS
             assert (await relay.waiting()).rows == 0
             assert relay.tally.lost_leases == 0

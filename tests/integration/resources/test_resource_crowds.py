@@ -83,7 +83,7 @@ def test_a_crowd_of_checks_and_commits_never_both_win(bank, kind, checks_of, sha
     engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
 
     async def story():
-        asked = bank.stage(checks_of, resource={"wait_s": 0.02})
+        asked = bank.stage(checks_of, resource={"check_wait": 0.02})
         async with bank.stage(kind, engine=engine) as stage, asked as checker:
             race = Crowds(stage, checker, seed)
             await race.run(count(300))
@@ -151,7 +151,7 @@ def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
     ids = [f"x-{number}" for number in range(20)]
 
     async def story():
-        async with bank.stage(resource={"wait_s": 0.1}) as stage:
+        async with bank.stage(resource={"check_wait": 0.1}) as stage:
             assert await stage.check("x-1") is ROLLBACK
             assert await stage.order("x-2") is COMMIT
             answers = {}
@@ -173,7 +173,7 @@ def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
 
 def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):
     async def story():
-        async with postgres_bank.stage("psycopg-async-pool", resource={"wait_s": 30}) as stage:
+        async with postgres_bank.stage("psycopg-async-pool", resource={"check_wait": 30}) as stage:
             ids = [f"x-{number}" for number in range(20)]
             async with stage.begin("x-7"):
                 asked = asyncio.gather(*(stage.check(xid) for xid in ids))

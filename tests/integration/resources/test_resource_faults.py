@@ -252,7 +252,7 @@ def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
     async def story():
-        async with postgres_bank.stage(kind, resource={"wait_s": 30}) as stage:
+        async with postgres_bank.stage(kind, resource={"check_wait": 30}) as stage:
             async with stage.begin("x-1"):
                 asked = asyncio.ensure_future(stage.check("x-1"))
                 while not (found := await asyncio.to_thread(postgres_bank.order, waiting)):

@@ -240,7 +240,7 @@ def test_what_takes_too_long_is_rolled_back(play):
         assert service.tm.tally.rolled_back == 1
         assert service.bank.orders == set()
 
-    play(scenario, local_timeout_s=0.2)
+    play(scenario, local_timeout=0.2)
 
 
 def test_a_message_has_the_number_that_the_database_made(play, postgres_bank):

@@ -116,7 +116,7 @@ def test_a_check_and_a_commit_never_both_win(bank, kind, checks_of):
     engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
 
     async def story():
-        asked = bank.stage(checks_of, resource={"wait_s": 0.02})
+        asked = bank.stage(checks_of, resource={"check_wait": 0.02})
         async with bank.stage(kind, engine=engine) as stage, asked as checker:
             race = Race(stage, checker, seed, "sleep" if bank.kind == "mysql" else "pg_sleep")
             await race.run(count(300))
@@ -206,7 +206,7 @@ def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
     async def story():
-        how = {"engine": {"isolation_level": level}, "resource": {"wait_s": 30}}
+        how = {"engine": {"isolation_level": level}, "resource": {"check_wait": 30}}
         async with postgres_bank.stage("postgres-async", **how) as stage:
             async with stage.begin("x-1"):
                 asked = asyncio.ensure_future(stage.check("x-1"))
@@ -219,7 +219,7 @@ def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
 
 def test_a_check_does_not_wait_for_long(postgres_bank):
     async def story():
-        async with postgres_bank.stage("postgres-async", resource={"wait_s": 0.1}) as stage:
+        async with postgres_bank.stage("postgres-async", resource={"check_wait": 0.1}) as stage:
             local = stage.begin("x-1")
             async with local:
                 begin = time.monotonic()

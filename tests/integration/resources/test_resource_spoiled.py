@@ -44,7 +44,7 @@ def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, kind):
     """All others of their crowd wait for the last of them."""
 
     async def story():
-        async with postgres_bank.stage(kind, resource={"wait_s": 0.5}) as stage:
+        async with postgres_bank.stage(kind, resource={"check_wait": 0.5}) as stage:
             ids = [f"x-{number}" for number in range(CROWD)]
             with postgres_bank.engine.connect() as busy:
                 for xid in ids[1:]:

@@ -265,7 +265,7 @@ def test_a_horizon_that_is_too_short(sqlite_bank):
         async with sqlite_bank.stage() as stage:
             with pytest.raises(ConfigError, match="still needed"):
                 await stage.resource.clean(600)
-            assert await stage.resource.clean(600, horizon_s=600) == 0
+            assert await stage.resource.clean(600, horizon=600) == 0
 
     asyncio.run(story())
 

@@ -151,7 +151,7 @@ def test_who_falls_asleep_anywhere_agrees_with_those_who_answered_meanwhile(
 
     async def story():
         async with on_scene(broker_in_haste, bank) as scene:
-            async with wires(scene) as ways, another(scene, wait_s=0.02) as stays:
+            async with wires(scene) as ways, another(scene, check_wait=0.02) as stays:
                 for number in range(days):
                     await day(scene, ways, number)
                 await scene.until_settled()

@@ -115,7 +115,7 @@ def test_a_check_and_a_commit_never_both_win(broker_in_haste, bank_for):
         names = (f"t-{each}" for each in range(number))
         async with (
             on_scene(broker_in_haste, bank) as scene,
-            another(scene, wait_s=WAIT_S) as stays,
+            another(scene, check_wait=WAIT_S) as stays,
             slow_pool(bank, chance) as pool,
         ):
             resource = SQLResource(pool)

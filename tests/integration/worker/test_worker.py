@@ -39,7 +39,7 @@ async def handle(body: str):
     note(body)
 
 
-@client.every(topic="Ticks", seconds=1)
+@client.every(topic="Ticks", interval=1)
 def tick():
     return {"from": os.getpid()}
 """

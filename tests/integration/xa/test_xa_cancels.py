@@ -89,7 +89,7 @@ async def counted(banks, kind, is_attended):
     here = Engines(urls) if kind == "alchemy" else Pools(urls)
     if isinstance(here, Pools):
         await here.open()
-    resource = XAResource(here.sources, recover_every_s=3600.0)
+    resource = XAResource(here.sources, recover_interval=3600.0)
     await resource.verify()
     attending = asyncio.ensure_future(resource.attend()) if is_attended else None
     try:

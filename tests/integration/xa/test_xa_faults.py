@@ -81,7 +81,7 @@ def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, word
     async def story():
         async with lines(banks) as through, banks.service() as other:
             cut_off = over(banks, through)
-            async with banks.service(kind, urls=cut_off, confirm_s=2.0) as resource:
+            async with banks.service(kind, urls=cut_off, confirm_timeout=2.0) as resource:
                 act = end_the_backend if how == "terminated" else None
                 mark = MARK[0] if bank == "icbc" else MARK[1]
                 # The second phase of a resource without a manager has connections of its own.
@@ -109,7 +109,7 @@ def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, word
 def test_a_database_that_is_down_in_the_second_phase_follows_when_it_is_back(banks):
     async def story():
         async with lines(banks) as through:
-            options = {"confirm_s": 0.5, "recover_every_s": 0.1}
+            options = {"confirm_timeout": 0.5, "recover_interval": 0.1}
             async with banks.service(urls=over(banks, through), **options) as resource:
                 attending = asyncio.create_task(resource.attend())
                 local = resource.local("x-1", GROUP, now_ms())
@@ -132,7 +132,7 @@ def test_a_database_that_is_down_in_the_second_phase_follows_when_it_is_back(ban
 
 def test_a_confirmation_tries_again_until_a_database_is_back(banks):
     async def story():
-        async with over_lines(banks, confirm_s=20) as (through, resource):
+        async with over_lines(banks, confirm_timeout=20) as (through, resource):
             local = resource.local("x-1", GROUP, now_ms())
             await run(resource, local, order_of(100))
             await through["ccb"].down()
@@ -150,7 +150,7 @@ def test_a_confirmation_tries_again_until_a_database_is_back(banks):
 
 def test_a_recovery_does_what_it_can_where_one_database_is_down(banks):
     async def story():
-        async with over_lines(banks, confirm_s=2) as (through, resource):
+        async with over_lines(banks, confirm_timeout=2) as (through, resource):
             await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
             await through["ccb"].down()
             found = await resource.recover()

@@ -258,7 +258,7 @@ async def answered_by_another(play, points, count):
     """Checks alone decide what is undecided: the horizon is far. Every next teller needs the rows
     that the last one has locked.
     """
-    async with member(play.scene, play.banks, recover_every_s=0.2):
+    async with member(play.scene, play.banks, recover_interval=0.2):
         for point in points * count:
             await play.die(point)
         await play.scene.until_settled()

@@ -12,7 +12,7 @@ from tests.databases import conninfo
 from tests.integration.xa.xa_stage import GROUP, OPENING, order_of, said
 from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.errors import RollBack
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.transaction import ManagerSettings, TransactionState
 from txmq.transaction.resources.two_phase import gid_of
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

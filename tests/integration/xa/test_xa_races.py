@@ -91,7 +91,7 @@ def test_both_banks_always_do_the_same(banks, kind):
         bank.order("CREATE TABLE entry (id TEXT PRIMARY KEY)")
 
     async def story():
-        async with banks.service(kind, wait_s=0.05) as service, banks.service() as other:
+        async with banks.service(kind, check_wait=0.05) as service, banks.service() as other:
             race = Race(service, other, random.Random(seed))
             await race.run(soak(150, 3000))
             while (found := await other.recover(0.0)).left or banks.prepared:

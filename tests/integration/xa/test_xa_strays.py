@@ -65,7 +65,7 @@ def test_what_is_kept_and_never_confirmed_is_recovered_all_the_same(banks):
     """Its manager was closed while its function hung, and another one has the same resource."""
 
     async def story():
-        async with banks.service(confirm_s=0.2, recover_every_s=0.05) as resource:
+        async with banks.service(confirm_timeout=0.2, recover_interval=0.05) as resource:
             attending = asyncio.ensure_future(resource.attend())
             await asyncio.sleep(0)
             await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
@@ -90,7 +90,7 @@ def test_a_bank_that_hangs_takes_no_threads_from_another(banks):
         async with Line(banks["ccb"].url) as line:
             asleep = asyncio.Event()
             url = banks["ccb"].url.set(port=line.port)
-            async with banks.service("psycopg", urls={"ccb": url}, confirm_s=1.0) as resource:
+            async with banks.service("psycopg", urls={"ccb": url}, confirm_timeout=1.0) as resource:
 
                 def work(number):
                     async def booked(sessions):
@@ -130,7 +130,7 @@ def test_a_bank_that_hangs_keeps_no_caller_longer_than_was_said(banks, kind):
         async with Line(banks["ccb"].url) as line:
             asleep = asyncio.Event()
             url = banks["ccb"].url.set(port=line.port)
-            async with banks.service(kind, urls={"ccb": url}, confirm_s=0.5) as resource:
+            async with banks.service(kind, urls={"ccb": url}, confirm_timeout=0.5) as resource:
                 attending = asyncio.ensure_future(resource.attend())
                 await asyncio.sleep(0)
                 local = resource.local("x-1", GROUP, now_ms())
@@ -161,11 +161,13 @@ def test_a_manager_that_closes_still_keeps_what_it_sees_through(banks):
             name: create_engine(bank.url, pool_size=1, max_overflow=0)
             for name, bank in banks.banks.items()
         }
-        resource = XAResource(engines, confirm_s=5.0)
+        resource = XAResource(engines, confirm_timeout=5.0)
         begun, may_go = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         async with embedded() as broker:
-            tm = TransactionManager(GROUP, broker.names, resource, ManagerSettings(stop_s=20.0))
+            tm = TransactionManager(
+                GROUP, broker.names, resource, ManagerSettings(stop_timeout=20.0)
+            )
 
             @tm.transactional(topic="transfer")
             def transfer(sessions, amount):

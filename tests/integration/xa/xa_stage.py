@@ -122,7 +122,7 @@ class XAStage:
     @contextlib.asynccontextmanager
     async def service(self, kind="alchemy-async", *, urls=None, **options):
         """A resource of one kind, verified."""
-        options = {"confirm_s": 5.0, **options}
+        options = {"confirm_timeout": 5.0, **options}
         async with contextlib.AsyncExitStack() as stack:
             sources = {
                 name: await source_of(kind, (urls or {}).get(name, bank.url), stack)

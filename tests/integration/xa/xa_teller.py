@@ -23,7 +23,7 @@ class XAPlan(Plan):
 
     url: str = ""
     urls: dict[str, str] = field(default_factory=dict)
-    confirm_s: float = 10.0
+    confirm_timeout: float = 10.0
     names: str = ""
     group: str = ""
     topic: str = ""
@@ -62,7 +62,7 @@ class XATeller(Teller):
                 else:
                     engines[name] = create_engine(url)
                     stack.callback(engines[name].dispose)
-            resource = XAResource(engines, confirm_s=self._plan.confirm_s)
+            resource = XAResource(engines, confirm_timeout=self._plan.confirm_timeout)
             stack.callback(resource.close)
             yield resource
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tests.simulation.mix import SmallStore
 from tests.unit.client.client_stage import STEADY
@@ -10,13 +12,13 @@ from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.message import Message, Queue
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 
 GROUP, TOPIC = "readers", "T"
-SOON = ConsumerSettings(start=StartFrom.FIRST, commit_s=1.0, rebalance_s=2.0)
+SOON = ConsumerSettings(start=StartFrom.FIRST, commit_interval=1.0, rebalance_interval=2.0)
 BY_HAND = replace(SOON, commits_itself=False)
 
 

@@ -148,12 +148,12 @@ def test_a_pull_consumer(again_after):
 
 
 @pytest.mark.fault("N12")
-@pytest.mark.parametrize("linger_s", [0.0, 0.01], ids=["at once", "gathering"])
+@pytest.mark.parametrize("linger", [0.0, 0.01], ids=["at once", "gathering"])
 @pytest.mark.parametrize("again_after", [None, 2])
-def test_a_producer(again_after, linger_s):
+def test_a_producer(again_after, linger):
     async def scene(stage, attempt):
         client = stage.client(network=own_network(stage, attempt))
-        settings = ProducerSettings(linger_s=linger_s)
+        settings = ProducerSettings(linger=linger)
 
         async def use():
             async with client, Producer("senders", client, settings) as producer:

@@ -88,7 +88,7 @@ async def test_an_operator_moves_a_group_past_a_message_that_blocks_its_queue(st
 
     stage.put(*numbered(10))
     stage.cluster.replies[PULL] = pull
-    settings = {"is_orderly": True, "rebalance_s": 1000.0}
+    settings = {"is_orderly": True, "rebalance_interval": 1000.0}
     async with stage.client() as client, stage.reader(client, fail, **settings):
         await stage.until(lambda: stage.seen)
         moved.append(8)

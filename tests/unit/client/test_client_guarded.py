@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import SOON, TOPIC, staged, until
 from tests.unit.idempotent.memory_guard import MemoryGuard

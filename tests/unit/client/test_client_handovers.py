@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import SOON, TOPIC, staged, until
 from tests.unit.idempotent.memory_guard import MemoryGuard

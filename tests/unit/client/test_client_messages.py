@@ -283,7 +283,7 @@ async def test_tags_are_compared_by_text_where_the_broker_compared_hashes(stage)
 async def test_a_pull_needs_no_heartbeat_and_commits_nothing(stage):
     (queue, *_) = stage.cluster.add_topic("T")
 
-    await stage.admin.pull(queue, 4, 5, "g", 1500, tags="A")
+    await stage.admin.pull(queue, 4, 5, "g", hold=1.5, tags="A")
 
     ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == PULL]
     assert int(fields.pop("sysFlag")) == PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
@@ -311,7 +311,7 @@ async def test_a_held_pull_is_waited_for_past_its_end(stage):
     before = stage.world.now()
 
     with pytest.raises(RequestTimeout):
-        await stage.admin.pull(queue, 0, hold_ms=20_000)
+        await stage.admin.pull(queue, 0, hold="20s")
 
     assert stage.world.now() - before == pytest.approx(20 + HOLD_GRACE_S, abs=0.1)
 
@@ -320,7 +320,7 @@ async def test_a_held_pull_is_waited_for_past_its_end(stage):
 async def test_a_held_pull_does_not_hold_up_others(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = lambda request: None
-    held = asyncio.create_task(stage.admin.pull(queue, 0, hold_ms=20_000))
+    held = asyncio.create_task(stage.admin.pull(queue, 0, hold="20s"))
     await asyncio.sleep(1)
 
     receipt = await stage.admin.send(message(), queue)
@@ -399,7 +399,7 @@ async def test_a_send_for_later_says_how_it_is_recalled(stage):
     told = SendAnswer("00", 0, 7, recall_handle=handle())
     stage.cluster.replies[SEND] = lambda request: command.answer(request, 0, told)
 
-    result = await stage.admin.send(message(deliver_after_s=60))
+    result = await stage.admin.send(message(deliver_after=60))
 
     assert result.recall_handle == handle()
 

@@ -16,7 +16,7 @@ from txmq.protocol.codes import RequestCode
 
 SEND_BACK, LOCK = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.LOCK_BATCH_MQ
 QUEUE = Queue(TOPIC, "broker-a", 0)
-ORDERLY = {"is_orderly": True, "rebalance_s": 1000.0}
+ORDERLY = {"is_orderly": True, "rebalance_interval": 1000.0}
 
 
 @acting()
@@ -59,7 +59,7 @@ async def test_a_failure_suspends_the_queue_and_tries_the_same_message_again(sta
     async def fail(message):
         if message.body == b"0" and message.attempts < 3:
             if message.attempts == 1:
-                return Later(suspend_s=7.0)
+                return Later(suspend=7.0)
             raise ValueError
         return None
 
@@ -155,10 +155,10 @@ async def test_nothing_is_handled_once_a_lock_may_have_run_out(stage):
 @acting()
 async def test_a_lock_is_looked_at_again_after_a_rest(stage):
     async def fail(message):
-        return Later(suspend_s=30.0)
+        return Later(suspend=30.0)
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail, stop_s=0, **ORDERLY):
+    async with stage.client() as client, stage.reader(client, fail, stop_timeout=0, **ORDERLY):
         await stage.until(lambda: stage.seen)
         stage.cluster.replies[LOCK] = lambda request: None
         await asyncio.sleep(60)
@@ -220,10 +220,10 @@ async def test_a_queue_changes_hands_only_after_its_handler(stage):
     async with (
         stage.client("one") as one,
         stage.client("two") as two,
-        stage.reader(one, slow, stop_s=60, **ORDERLY),
+        stage.reader(one, slow, stop_timeout=60, **ORDERLY),
     ):
         await stage.until(lambda: stage.seen)
-        async with stage.reader(two, slow, stop_s=60, **ORDERLY):
+        async with stage.reader(two, slow, stop_timeout=60, **ORDERLY):
             stage.broker.notify(GROUP)
             await stage.until(lambda: len(stage.seen) == 6)
     assert stage.bodies() == [b"0", b"1", b"2", b"3", b"4", b"5"]
@@ -265,7 +265,7 @@ def test_the_broker_is_told_who_locks_what(name):
 
 @acting(queues=2)
 async def test_a_queue_waits_for_a_handler_however_slow(stage):
-    """Only a stop gives handlers up after ``stop_s``."""
+    """Only a stop gives handlers up after ``stop_timeout``."""
     stage.put(b"0", b"1", number=1)
     at_work = []
 
@@ -275,7 +275,7 @@ async def test_a_queue_waits_for_a_handler_however_slow(stage):
         await asyncio.sleep(150)
         at_work.pop()
 
-    settings = {**ORDERLY, "stop_s": 5.0}
+    settings = {**ORDERLY, "stop_timeout": 5.0}
     async with (
         stage.client("one") as one,
         stage.client("two") as two,
@@ -322,6 +322,6 @@ async def test_a_handler_that_is_given_up_ends_before_its_queue_is_somebody_else
             ends.append(len(stage.broker.locks))
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, slow, stop_s=1, **ORDERLY):
+    async with stage.client() as client, stage.reader(client, slow, stop_timeout=1, **ORDERLY):
         await stage.until(lambda: stage.seen)
     assert ends == [1]

@@ -268,7 +268,7 @@ async def test_a_loss_leaves_open_whether_it_is_stored_also_if_the_last_attempt_
     assert stage.world.now() > 2.5  # A broker that restarts may return within the time-out.
 
 
-@produced(brokers=2, timeout_s=2.0)
+@produced(brokers=2, timeout=2.0)
 async def test_all_attempts_share_one_time(stage):
     stage.always(0, silent)
     stage.always(1, silent)
@@ -314,7 +314,7 @@ async def test_a_name_server_that_forgets_a_topic_stops_nobody_who_knows_it(stag
 # Brokers that are silent
 
 
-@produced(brokers=2, timeout_s=3.0)
+@produced(brokers=2, timeout=3.0)
 async def test_a_broker_that_is_silent_costs_one_attempts_share(stage):
     """It accepts the message and never answers, as a stopped process does."""
     stage.always(0, silent)
@@ -329,7 +329,7 @@ async def test_a_broker_that_is_silent_costs_one_attempts_share(stage):
     assert stage.world.now() - began == pytest.approx(1.0 * silences, abs=0.05)
 
 
-@produced(brokers=2, timeout_s=3.0)
+@produced(brokers=2, timeout=3.0)
 async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
     """No answer comes to a connection that is opened."""
     lost = stage.cluster.brokers[0].address
@@ -353,7 +353,7 @@ async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
     assert sorted(sum(stage.bodies().values(), [])) == [b"0", b"1", b"2", b"3"]
 
 
-@produced(brokers=1, queues=4, timeout_s=3.0)
+@produced(brokers=1, queues=4, timeout=3.0)
 async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
     stage.always(0, silent)
     began = stage.world.now()
@@ -365,7 +365,7 @@ async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
     assert stage.sends == "a"
 
 
-@produced(timeout_s=0.5)
+@produced(timeout=0.5)
 async def test_the_way_to_a_broker_counts_too(stage):
     stage.world.network.partition("client", "server")
     began = stage.world.now()
@@ -537,14 +537,14 @@ async def test_a_broker_that_is_slow_is_left_alone_for_a_while(stage):
         ({"topic": "t" * 128}, LimitExceeded),
         ({"flag": 1 << 31}, LocalProtocolError),
         ({"properties": {"p": "\ud800"}}, LocalProtocolError),
-        ({"delay_level": 1, "deliver_after_s": 2}, LocalProtocolError),
+        ({"delay_level": 1, "deliver_after": 2}, LocalProtocolError),
         ({"deliver_at_ms": 1, "properties": {"DELAY": "1"}}, LocalProtocolError),
         ({"delay_level": -1}, LocalProtocolError),
     ],
 )
-@pytest.mark.parametrize("linger_s", [0.0, 0.01])
-def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, linger_s):
-    @produced(linger_s=linger_s)
+@pytest.mark.parametrize("linger", [0.0, 0.01])
+def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, linger):
+    @produced(linger=linger)
     async def scenario(stage):
         for send in (stage.producer.send, stage.producer.send_oneway):
             with pytest.raises(leaf):
@@ -556,7 +556,7 @@ def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, lin
     scenario()
 
 
-@produced(body_bytes_max=100)
+@produced(body_size_max=100)
 async def test_a_body_that_is_too_large_is_told_with_both_numbers(stage):
     await stage.producer.send(message(b"x" * 100))
 
@@ -566,7 +566,7 @@ async def test_a_body_that_is_too_large_is_told_with_both_numbers(stage):
     assert (caught.value.value, caught.value.offered) == (100, 101)
 
 
-@produced(body_bytes_max=2 * MESSAGE_BODY_BYTES_MAX)
+@produced(body_size_max=2 * MESSAGE_BODY_BYTES_MAX)
 async def test_the_largest_body_may_be_raised(stage):
     result = await stage.producer.send(message(bytes(MESSAGE_BODY_BYTES_MAX + 1)))
 
@@ -586,14 +586,14 @@ async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
     [
         ({"delay_level": 3}, "DELAY\x013\x02"),
         ({"deliver_at_ms": 1_700_000_000_000}, "TIMER_DELIVER_MS\x011700000000000\x02"),
-        ({"deliver_after_s": 60}, "TIMER_DELAY_SEC\x0160\x02"),
-        ({"deliver_after_s": 2.0}, "TIMER_DELAY_SEC\x012\x02"),
-        ({"deliver_after_s": 1.5}, "TIMER_DELAY_MS\x011500\x02"),
+        ({"deliver_after": 60}, "TIMER_DELAY_SEC\x0160\x02"),
+        ({"deliver_after": 2.0}, "TIMER_DELAY_SEC\x012\x02"),
+        ({"deliver_after": 1.5}, "TIMER_DELAY_MS\x011500\x02"),
     ],
 )
-@pytest.mark.parametrize("linger_s", [0.0, 5.0])
-def test_a_delay_is_told_to_the_broker_and_its_refusal_to_the_caller(wish, told, linger_s):
-    @produced(retries=0, linger_s=linger_s)
+@pytest.mark.parametrize("linger", [0.0, 5.0])
+def test_a_delay_is_told_to_the_broker_and_its_refusal_to_the_caller(wish, told, linger):
+    @produced(retries=0, linger=linger)
     async def scenario(stage):
         stage.always(0, refuse(16))
         with pytest.raises(NoPermission, match="because"):
@@ -642,7 +642,7 @@ async def test_leaving_waits_for_what_is_on_its_way(stage):
         await stage.producer.send(message())
 
 
-@produced(timeout_s=1.0)
+@produced(timeout=1.0)
 async def test_leaving_does_not_wait_for_ever(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
@@ -655,7 +655,7 @@ async def test_leaving_does_not_wait_for_ever(stage):
     assert answer.exception().effect is Effect.MAYBE
 
 
-@produced(timeout_s=1.0)
+@produced(timeout=1.0)
 async def test_whoever_leaves_in_haste_tells_those_who_wait(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
@@ -719,9 +719,9 @@ async def test_a_broker_that_shuts_down_is_left_for_another(stage):
 # What newcomers get wrong
 
 
-@pytest.mark.parametrize("linger_s", [0.0, 0.01])
-def test_only_a_message_is_sent(linger_s):
-    @produced(linger_s=linger_s)
+@pytest.mark.parametrize("linger", [0.0, 0.01])
+def test_only_a_message_is_sent(linger):
+    @produced(linger=linger)
     async def scenario(stage):
         with pytest.raises(LocalProtocolError, match=r"not a list; write send_batch\(messages\)"):
             await stage.producer.send([message()])
@@ -755,7 +755,7 @@ async def test_what_was_sent_for_later_is_recalled_by_its_handle(stage):
     stage.always(0, later)
     stage.always(1, later)
     stage.cluster.replies[RequestCode.RECALL_MESSAGE] = serve
-    results = [await stage.producer.send(message(deliver_after_s=60)) for _ in range(4)]
+    results = [await stage.producer.send(message(deliver_after=60)) for _ in range(4)]
 
     for result in results:
         assert await stage.producer.recall("T", result.recall_handle) == result.id

@@ -58,7 +58,7 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
 
 @pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
 def test_messages_that_share_a_request_wait_for_the_disk_where_one_does(wait, said):
-    @produced(linger_s=0.01)
+    @produced(linger=0.01)
     async def scenario(stage):
         sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
         await asyncio.gather(*[stage.producer.send(each, QUEUE) for each in sent])
@@ -67,7 +67,7 @@ def test_messages_that_share_a_request_wait_for_the_disk_where_one_does(wait, sa
     scenario()
 
 
-@produced(body_bytes_max=300)
+@produced(body_size_max=300)
 async def test_a_batch_is_split_where_it_would_be_too_large(stage):
     counts = counted(stage)
     each = packed_size(sealed(message(bytes(10)), "0" * 32))
@@ -80,7 +80,7 @@ async def test_a_batch_is_split_where_it_would_be_too_large(stage):
     assert stage.bodies()["a", 0] == [each.body for each in many(11)]
 
 
-@produced(body_bytes_max=300)
+@produced(body_size_max=300)
 async def test_one_message_too_large_and_nothing_is_sent(stage):
     with pytest.raises(LimitExceeded) as caught:
         await stage.producer.send_batch([*many(5), message(bytes(250))])
@@ -90,7 +90,7 @@ async def test_one_message_too_large_and_nothing_is_sent(stage):
     assert stage.cluster.asked == []
 
 
-@produced(body_bytes_max=300, retries=0)
+@produced(body_size_max=300, retries=0)
 async def test_a_part_that_fails_tells_what_came_before(stage):
     counts = counted(stage)
     serve = stage.cluster.brokers[0].on_send_message_v2
@@ -128,7 +128,7 @@ async def test_the_first_part_fails_as_a_message_would(stage):
         ([message(topic="%RETRY%g")], "message 0 of the batch is for the retry topic %RETRY%g"),
         ([message(), message(delay_level=1)], "message 1 of the batch is delayed"),
         ([message(), message(), message(deliver_at_ms=1)], "message 2 of the batch is delayed"),
-        ([message(deliver_after_s=1)], "message 0 of the batch is delayed"),
+        ([message(deliver_after=1)], "message 0 of the batch is delayed"),
         ([message(properties={"DELAY": "1"})], "message 0 of the batch is delayed"),
         ([message(properties={"TIMER_DELAY_MS": "1"})], "message 0 of the batch is delayed"),
         ([message(properties={"TRAN_MSG": "true"})], "message 0 of the batch is half of a transa"),
@@ -205,7 +205,7 @@ def test_a_part_fits_what_a_broker_stores_at_once_and_counts():
 # Lingering
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_messages_of_one_moment_travel_together(stage):
     counts = counted(stage)
 
@@ -216,7 +216,7 @@ async def test_messages_of_one_moment_travel_together(stage):
     assert len({each.id for each in results}) == 20
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_a_message_without_company_goes_as_a_single_one(stage):
     await stage.producer.send(message(b"x" * 5000))
 
@@ -230,12 +230,12 @@ async def test_a_message_without_company_goes_as_a_single_one(stage):
     [
         {"delay_level": 3},
         {"deliver_at_ms": 1_735_689_600_000},
-        {"deliver_after_s": 60},
+        {"deliver_after": 60},
         {"properties": {"TRAN_MSG": "true"}},
     ],
 )
 def test_a_message_that_travels_alone_waits_for_nobody(later):
-    @produced(linger_s=10.0)
+    @produced(linger=10.0)
     async def scenario(stage):
         counts = counted(stage)
         lingering = stage.producer.send_nowait(message(), QUEUE)
@@ -248,7 +248,7 @@ def test_a_message_that_travels_alone_waits_for_nobody(later):
     scenario()
 
 
-@produced(linger_s=10.0, linger_messages=8)
+@produced(linger=10.0, linger_messages=8)
 async def test_so_many_messages_are_enough(stage):
     counts = counted(stage)
 
@@ -257,7 +257,7 @@ async def test_so_many_messages_are_enough(stage):
     assert (counts, stage.world.now() < 1) == ([8, 8], True)
 
 
-@produced(linger_s=10.0, linger_bytes=1000)
+@produced(linger=10.0, linger_size=1000)
 async def test_so_many_bytes_are_enough(stage):
     counts = counted(stage)
     answers = [stage.producer.send_nowait(each) for each in many(40, size=100)]
@@ -269,7 +269,7 @@ async def test_so_many_bytes_are_enough(stage):
     assert all(each.result() for each in answers)
 
 
-@produced(linger_s=10.0, linger_bytes=1000)
+@produced(linger=10.0, linger_size=1000)
 async def test_a_large_message_keeps_its_place_and_goes_alone(stage):
     counts = counted(stage)
     bodies = [b"1", b"2", b"x" * 2000, b"3"]
@@ -281,7 +281,7 @@ async def test_a_large_message_keeps_its_place_and_goes_alone(stage):
     assert counts == [2, 0, 0]
 
 
-@produced(brokers=2, linger_s=0.01, linger_messages=3)
+@produced(brokers=2, linger=0.01, linger_messages=3)
 async def test_what_goes_to_one_queue_stays_in_order_one_batch_at_a_time(stage):
     answers = [stage.producer.send_nowait(message(b"%02d" % n), QUEUE) for n in range(20)]
     answers += [stage.producer.send_nowait(message(b"by turn %d" % n)) for n in range(20)]
@@ -293,7 +293,7 @@ async def test_what_goes_to_one_queue_stays_in_order_one_batch_at_a_time(stage):
     assert len({each.queue for each in results[20:]}) > 1
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_keys_keep_their_order(stage):
     answers = [
         asyncio.create_task(stage.producer.send_ordered(message(b"%d" % n), n % 2))
@@ -307,7 +307,7 @@ async def test_keys_keep_their_order(stage):
     }
 
 
-@produced(linger_s=0.01, brokers=2, queues=1)
+@produced(linger=0.01, brokers=2, queues=1)
 async def test_a_batch_is_tried_again_elsewhere(stage):
     stage.always(0, refuse(14))
 
@@ -316,7 +316,7 @@ async def test_a_batch_is_tried_again_elsewhere(stage):
         assert {each.queue.broker for each in results} == {"broker-b"}
 
 
-@produced(linger_s=0.01, timeout_s=1.0)
+@produced(linger=0.01, timeout=1.0)
 async def test_the_loss_of_a_batch_reaches_everybody_who_waits(stage):
     stage.always(0, silent)
 
@@ -329,7 +329,7 @@ async def test_the_loss_of_a_batch_reaches_everybody_who_waits(stage):
     assert len({id(each) for each in problems}) == 5
 
 
-@produced(linger_s=0.01, linger_messages=2, timeout_s=1.0)
+@produced(linger=0.01, linger_messages=2, timeout=1.0)
 async def test_after_a_batch_is_lost_the_next_for_its_queue_goes(stage):
     stage.told(0, silent)
 
@@ -340,7 +340,7 @@ async def test_after_a_batch_is_lost_the_next_for_its_queue_goes(stage):
     assert [each.offset for each in results[2:]] == [0, 1]
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_whoever_is_cancelled_while_waiting_is_not_sent(stage):
     tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
     await asyncio.sleep(0.001)
@@ -351,7 +351,7 @@ async def test_whoever_is_cancelled_while_waiting_is_not_sent(stage):
     assert [each[:4] for each in next(iter(stage.bodies().values()))] == [b"0000", b"0002"]
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
     tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
     await asyncio.sleep(0.001)
@@ -363,7 +363,7 @@ async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
     assert (stage.sends, len(stage.producer._sender.accumulator)) == ("", 0)
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_a_cancelled_waiter_takes_nothing_from_the_others(stage):
     await stage.producer.send(message())
     tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
@@ -376,7 +376,7 @@ async def test_a_cancelled_waiter_takes_nothing_from_the_others(stage):
     assert results[2].offset == results[0].offset + 2
 
 
-@produced(linger_s=100.0)
+@produced(linger=100.0)
 async def test_leaving_sends_what_lingers(stage):
     answers = [stage.producer.send_nowait(each) for each in many(4)]
 
@@ -386,7 +386,7 @@ async def test_leaving_sends_what_lingers(stage):
     assert stage.world.now() < 1
 
 
-@produced(linger_s=100.0, linger_messages=2, timeout_s=1.0)
+@produced(linger=100.0, linger_messages=2, timeout=1.0)
 async def test_leaving_in_vain_tells_everybody(stage):
     stage.always(0, silent)
     answers = [stage.producer.send_nowait(each, QUEUE) for each in many(6)]
@@ -402,7 +402,7 @@ async def test_leaving_in_vain_tells_everybody(stage):
     }  # fmt: skip
 
 
-@produced(linger_s=0.01, in_flight_bytes_max=50)
+@produced(linger=0.01, in_flight_max=50)
 async def test_what_lingers_counts_as_on_its_way(stage):
     answers = [stage.producer.send_nowait(each) for each in many(5)]
     assert stage.producer.bytes_in_flight == 50
@@ -415,7 +415,7 @@ async def test_what_lingers_counts_as_on_its_way(stage):
     assert stage.producer.bytes_in_flight == 0
 
 
-@produced(linger_s=0.01)
+@produced(linger=0.01)
 async def test_topics_do_not_travel_together(stage):
     stage.cluster.add_topic("U", 1)
 

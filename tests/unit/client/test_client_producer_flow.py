@@ -117,7 +117,7 @@ async def test_what_is_stored_but_not_safely_stands(stage):
     assert (result.status, len(stage.sends)) == (SendStatus.FLUSH_DISK_TIMEOUT, 1)
 
 
-@produced(timeout_s=1.5)
+@produced(timeout=1.5)
 async def test_many_time_out_together_and_each_has_an_error_of_its_own(stage):
     stage.always(0, silent)
 
@@ -163,7 +163,7 @@ async def test_a_one_way_send_that_finds_no_way_says_so(stage):
     assert caught.value.effect is Effect.NONE
 
 
-@produced(timeout_s=0.5)
+@produced(timeout=0.5)
 async def test_a_one_way_send_waits_no_longer_than_others(stage):
     stage.world.network.partition("client", "server")
 
@@ -173,7 +173,7 @@ async def test_a_one_way_send_waits_no_longer_than_others(stage):
     assert (caught.value.effect, stage.world.now()) == (Effect.NONE, pytest.approx(0.5))
 
 
-@produced(timeout_s=60.0)
+@produced(timeout=60.0)
 async def test_one_way_sends_wait_for_a_broker_that_does_not_read(stage):
     await stage.producer.send(message())
     stage.world.network.partition("client", "server")
@@ -261,7 +261,7 @@ def test_keys_are_hashed_as_by_java_and_for_ever(key, number):
 # Bounds
 
 
-@produced(in_flight_bytes_max=100)
+@produced(in_flight_max=100)
 async def test_who_would_send_too_much_waits_in_line(stage):
     stage.always(0, silent)
     first = asyncio.create_task(stage.producer.send(message(bytes(80)), QUEUE))
@@ -281,7 +281,7 @@ async def test_who_would_send_too_much_waits_in_line(stage):
     await asyncio.gather(*others)
 
 
-@produced(in_flight_bytes_max=100)
+@produced(in_flight_max=100)
 async def test_a_send_that_does_not_wait_is_told_both_numbers(stage):
     answer = stage.producer.send_nowait(message(bytes(90)))
 
@@ -292,12 +292,12 @@ async def test_a_send_that_does_not_wait_is_told_both_numbers(stage):
     await answer
 
 
-@produced(in_flight_bytes_max=10)
+@produced(in_flight_max=10)
 async def test_a_message_larger_than_the_bound_goes_alone(stage):
     await stage.producer.send(message(bytes(11)))
 
 
-@produced(in_flight_bytes_max=100, timeout_s=1.0)
+@produced(in_flight_max=100, timeout=1.0)
 async def test_whoever_waits_in_line_when_the_producer_leaves_is_told(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
@@ -318,7 +318,7 @@ async def test_whoever_waits_in_line_when_the_producer_leaves_is_told(stage):
 
 @pytest.mark.parametrize("turns", range(60))
 def test_a_send_may_be_cancelled_at_any_moment(turns):
-    @produced(in_flight_bytes_max=100)
+    @produced(in_flight_max=100)
     async def scenario(stage):
         others = [stage.producer.send_nowait(message(bytes(60)))]
         task = asyncio.create_task(stage.producer.send(message(bytes(50))))
@@ -343,7 +343,7 @@ async def test_a_cancelled_future_does_no_harm(stage):
     assert sum(len(each) for each in stage.bodies().values()) == 3
 
 
-@produced(in_flight_bytes_max=10)
+@produced(in_flight_max=10)
 async def test_whoever_leaves_the_line_lets_the_next_one_in(stage):
     stage.told(0, silent)
     first = asyncio.create_task(stage.producer.send(message(bytes(10)), QUEUE))
@@ -359,7 +359,7 @@ async def test_whoever_leaves_the_line_lets_the_next_one_in(stage):
     await asyncio.gather(first, second, return_exceptions=True)
 
 
-@produced(in_flight_bytes_max=10)
+@produced(in_flight_max=10)
 async def test_whoever_is_cancelled_as_its_turn_comes_gives_the_room_back(stage):
     first = asyncio.create_task(stage.producer.send(message(bytes(10))))
     await asyncio.sleep(0)

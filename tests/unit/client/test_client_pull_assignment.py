@@ -1,9 +1,9 @@
 """Pull consumers that go where they want: queues assigned, places sought, pauses, single pulls."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import (
     BY_HAND,
@@ -280,7 +280,7 @@ async def test_single_pulls_need_no_subscription(stage):
         assert await consumer.queues_of(TOPIC) == queues
         for queue in queues:
             offset = 0
-            while (pulled := await consumer.pull(queue, offset, hold_s=1.0)).found:
+            while (pulled := await consumer.pull(queue, offset, hold=1.0)).found:
                 found += pulled.messages
                 offset = pulled.next_offset
             assert pulled.outcome is PullOutcome.EMPTY

@@ -14,7 +14,9 @@ from txmq.message import Queue
 STEPS_MIN = 5
 """Fewer steps would mean that little was looked at."""
 
-SETTINGS = ConsumerSettings(start=StartFrom.FIRST, pull_batch=1, commits_itself=False, stop_s=3.0)
+SETTINGS = ConsumerSettings(
+    start=StartFrom.FIRST, pull_batch=1, commits_itself=False, stop_timeout=3.0
+)
 QUEUE = Queue(TOPIC, "broker-a", 0)
 
 

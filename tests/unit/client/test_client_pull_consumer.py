@@ -1,9 +1,9 @@
 """A consumer that is asked for messages: who gets what, and what counts as consumed."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import (
     BY_HAND,

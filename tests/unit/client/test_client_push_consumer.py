@@ -92,7 +92,7 @@ async def test_where_a_fresh_group_begins_is_said_before_anything_is_consumed(st
     stuck = asyncio.Event()
     async with (
         stage.client() as client,
-        stage.reader(client, lambda _: stuck.wait(), start=StartFrom.LAST, stop_s=0),
+        stage.reader(client, lambda _: stuck.wait(), start=StartFrom.LAST, stop_timeout=0),
     ):
         await stage.until(lambda: stage.committed() == 2, within_s=1)
 
@@ -242,7 +242,7 @@ async def test_a_message_of_a_topic_without_handler_is_sent_back(stage):
     ("settings", "most"),
     [
         ({"cached_max": 10, "pull_batch": 4}, 12),
-        ({"cached_bytes_max": 100, "pull_batch": 1}, 10),
+        ({"cached_size_max": 100, "pull_batch": 1}, 10),
         ({"span_max": 20, "pull_batch": 1}, 22),
         ({"topic_cached_max": 10, "pull_batch": 1}, 10),
     ],
@@ -291,7 +291,7 @@ async def test_the_span_counts_and_not_the_number_of_messages(stage):
 
 @acting()
 async def test_pulls_tell_how_far_the_group_has_come(stage):
-    async with stage.client() as client, stage.reader(client, commit_s=1000):
+    async with stage.client() as client, stage.reader(client, commit_interval=1000):
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(1)
@@ -315,7 +315,7 @@ async def test_a_message_worked_on_for_too_long_is_sent_back(stage):
         return None
 
     stage.put(b"0")
-    settings = {"consume_timeout_s": 20.0}
+    settings = {"consume_timeout": 20.0}
     async with stage.client() as client, stage.reader(client, sleepy, **settings) as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         (head,) = stage.asked(SEND_BACK)
@@ -337,7 +337,7 @@ async def test_an_async_handler_is_cancelled_after_its_time_out_and_holds_up_no_
             ended.append((message.attempts, stage.world.now()))
 
     stage.put(b"0")
-    settings = {"consume_timeout_s": 20.0, "concurrency": 1}
+    settings = {"consume_timeout": 20.0, "concurrency": 1}
     async with stage.client() as client:
         async with stage.reader(client, hangs_once, **settings):
             await stage.until(lambda: len(ended) == 2)
@@ -375,7 +375,7 @@ def test_a_stop_gives_up_in_time(settings):
 
         stage.put(b"0", b"1")
         async with stage.client() as client:
-            async with stage.reader(client, slow, concurrency=1, stop_s=7.0, **settings):
+            async with stage.reader(client, slow, concurrency=1, stop_timeout=7.0, **settings):
                 await stage.until(lambda: stage.seen)
                 before = stage.world.now()
             assert 7.0 <= stage.world.now() - before < 8.0
@@ -475,7 +475,7 @@ async def test_a_group_of_a_client_is_said_once(stage):
 @acting()
 async def test_broadcasts_keep_offsets_in_a_file_and_drop_failures(stage):
     with tempfile.TemporaryDirectory() as base:
-        settings = {"is_broadcast": True, "offsets_path": Path(base), "stop_s": 1.0}
+        settings = {"is_broadcast": True, "offsets_path": Path(base), "stop_timeout": 1.0}
 
         async def fail(message):
             raise ValueError
@@ -527,7 +527,7 @@ async def test_a_pause_holds_back_what_is_not_fetched_yet(stage):
 @acting()
 async def test_a_consumer_that_pauses_pauses_queues_that_come_to_it(stage):
     stage.broker.topics.pop(TOPIC)
-    async with stage.client() as client, stage.reader(client, rebalance_s=1.0) as consumer:
+    async with stage.client() as client, stage.reader(client, rebalance_interval=1.0) as consumer:
         consumer.pause()
         stage.cluster.add_topic(TOPIC, 1)
         stage.put(b"0")
@@ -661,7 +661,7 @@ async def test_a_strategy_that_fails_leaves_queues_as_they_are(stage):
 
     async with (
         stage.client() as client,
-        stage.reader(client, allocation=Own(), rebalance_s=1.0) as consumer,
+        stage.reader(client, allocation=Own(), rebalance_interval=1.0) as consumer,
     ):
         await stage.until(lambda: len(consumer.queues) == 3)
         is_broken = True
@@ -696,7 +696,7 @@ def test_a_stop_ends_though_a_handler_swallows_its_cancellation(settings):
 
         stage.put(b"0", b"1")
         async with stage.client() as client:
-            async with stage.reader(client, stubborn, concurrency=1, stop_s=1.0, **settings):
+            async with stage.reader(client, stubborn, concurrency=1, stop_timeout=1.0, **settings):
                 await stage.until(lambda: stage.seen)
                 before = stage.world.now()
             assert stage.world.now() - before < 2.0

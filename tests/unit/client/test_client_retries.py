@@ -3,12 +3,12 @@ simulated world, where hours take no time.
 """
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, polled, staged, until
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
@@ -64,7 +64,7 @@ async def died(stage, count=1, within_s=60.0):
 @partial(staged, within_s=30_000.0)
 async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stage):
     await stage.topic(messages=1)
-    seen = Seen(stage, fail, settings=replace(SOON, commit_s=60.0, rebalance_s=60.0))
+    seen = Seen(stage, fail, settings=replace(SOON, commit_interval=60.0, rebalance_interval=60.0))
     async with seen.consumer:
         while len(seen) < 17:
             await asyncio.sleep(60)
@@ -230,7 +230,7 @@ async def test_poison_lies_among_the_dead_letters_and_can_be_looked_at(stage):
 async def test_a_stuck_group_holds_little_disturbs_nobody_and_is_seen_to_be_behind(stage):
     await stage.topic()
     stuck, count = asyncio.Event(), 3000
-    limits = replace(SOON, cached_max=100, stop_s=0.0)
+    limits = replace(SOON, cached_max=100, stop_timeout=0.0)
     slow = Seen(stage, lambda message: stuck.wait(), "slow", limits, "slow")
     quick = Seen(stage, lambda message: asyncio.sleep(0), "quick", name="quick")
     async with slow.consumer, quick.consumer:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.consumer_stage import acting
 from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.client.schedule import SCHEDULED_AT, Daily, Interval, timetable_of
-from txmq.errors import UsageError
+from txmq.errors import ConfigError, UsageError
 
 
 def ms(*parts, zone=UTC):
@@ -47,12 +47,12 @@ def test_a_time_that_comes_twice_a_year_is_served_once():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "daily"),
+    ("interval", "daily"),
     [(None, None), (60, "02:00"), (0, None), (float("nan"), None), (None, "24:00"), (None, "2")],
 )
-def test_unclear_times_are_refused(seconds, daily):
-    with pytest.raises(UsageError):
-        timetable_of(seconds, daily, UTC)
+def test_unclear_times_are_refused(interval, daily):
+    with pytest.raises((UsageError, ConfigError)):
+        timetable_of(interval, daily, UTC)
 
 
 class Counted:
@@ -71,11 +71,11 @@ async def messages_of(stage, number, counted):
     CURRENT.set(WorkerProcess(number, 1.0, counted))
     client = stage.client(f"process-{number}")
 
-    @client.every(topic="T", seconds=60, name="ping", tags="Tick")
+    @client.every(topic="T", interval=60, name="ping", tags="Tick")
     async def ping(moment):
         return {"at": moment.isoformat()}
 
-    @client.every(topic="T", seconds=60)
+    @client.every(topic="T", interval=60)
     async def nothing():
         return None
 
@@ -109,9 +109,9 @@ def test_a_schedule_needs_a_name_and_a_function_of_the_time():
 
     client = Client("127.0.0.1:9876")
     with pytest.raises(UsageError, match="name without blanks"):
-        client.every(topic="T", seconds=1)(lambda: None)
+        client.every(topic="T", interval=1)(lambda: None)
     with pytest.raises(UsageError, match="scheduled time, or nothing"):
-        client.every(topic="T", seconds=1, name="two")(lambda one, two: None)
-    client.every(topic="T", seconds=1, name="one")(lambda: None)
+        client.every(topic="T", interval=1, name="two")(lambda one, two: None)
+    client.every(topic="T", interval=1, name="one")(lambda: None)
     with pytest.raises(UsageError, match="has a schedule one already"):
-        client.every(topic="T", seconds=1, name="one")(lambda: None)
+        client.every(topic="T", interval=1, name="one")(lambda: None)

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 from txmq.client.consume import PullContext, ScheduledPull
@@ -20,7 +20,7 @@ def reading(found, delay_s=1.0):
         pulled = await context.consumer.pull(queue, offset)
         found.extend(bodies(pulled.messages))
         context.consumer.note_offset(queue, pulled.next_offset)
-        context.next_delay_s = delay_s
+        context.next_delay = delay_s
 
     return read
 
@@ -43,7 +43,7 @@ async def test_each_queue_is_read_once_and_then_what_is_new(stage):
 @staged
 async def test_what_is_noted_last_is_saved_at_the_end(stage):
     [queue] = await stage.topic(messages=3)
-    settings = replace(SOON, commit_s=600.0)
+    settings = replace(SOON, commit_interval=600.0)
     schedule, found = stage.schedule(settings), []
     schedule.on(TOPIC)(reading(found))
     async with schedule:
@@ -63,7 +63,7 @@ async def test_a_task_is_called_again_when_it_says(stage):
     async def note(queue: Queue, context: PullContext) -> None:
         calls.append(stage.world.now())
         if len(calls) == 2:
-            context.next_delay_s = 10.0
+            context.next_delay = 10.0
 
     async with schedule:
         await until(lambda: len(calls) == 4)
@@ -137,7 +137,7 @@ async def test_members_share_queues_and_hand_them_over(stage):
 @staged
 async def test_a_queue_that_is_lost_and_comes_back_is_worked_on_by_one_task(stage):
     queues = await stage.topic(queues=2)
-    told = replace(SOON, rebalance_s=600.0)  # Only brokers say that members come and go.
+    told = replace(SOON, rebalance_interval=600.0)  # Only brokers say that members come and go.
     first, second = stage.schedule(told, "first"), stage.schedule(told, "second")
     at_work = dict.fromkeys(queues, 0)
     calls = []
@@ -170,7 +170,7 @@ async def test_a_stop_lets_tasks_finish_but_not_for_ever(stage):
     await stage.send(queue, 300)
     ends = []
     for work_s in (3.0, 300.0):
-        schedule = stage.schedule(replace(SOON, stop_s=10.0))
+        schedule = stage.schedule(replace(SOON, stop_timeout=10.0))
 
         @schedule.on(TOPIC)
         async def work(queue, context, work_s=work_s):

@@ -1,6 +1,9 @@
 """What settings refuse."""
 
+import math
+
 import pytest
+from msgspec.structs import replace
 
 from txmq import Client, Producer, PullConsumer, PushConsumer, ScheduledPull, blocking
 from txmq.client.allocation import Circle
@@ -12,17 +15,33 @@ from txmq.limits import FRAME_BYTES_MAX
 @pytest.mark.parametrize(
     ("kind", "given", "says"),
     [
-        (ClientSettings, {"heartbeat_s": 0.0}, "heartbeat_s is at least 0.01, not 0.0"),
+        (ClientSettings, {"heartbeat": 0.0}, "cannot be 0.0; it takes a duration of at least 10ms"),
+        (ClientSettings, {"heartbeat": "1 year"}, "heartbeat cannot be '1 year'; it takes a dura"),
         (ClientSettings, {"instance": "a@b"}, "hold no '@'"),
-        (ProducerSettings, {"retries": -1}, "retries is at least 0, not -1"),
-        (ProducerSettings, {"body_bytes_max": FRAME_BYTES_MAX}, "no frame holds more"),
-        (ConsumerSettings, {"batch_max": 0}, "batch_max is at least 1, not 0"),
-        (ConsumerSettings, {"attempts_max": 0}, "attempts_max is at least 1, not 0"),
-        (ConsumerSettings, {"start": "first"}, "one of StartFrom's values, not 'first'"),
+        (ClientSettings, {"tls": "on"}, "tls cannot be 'on'; it takes a ClientTls, or None"),
+        (ClientSettings, {"credentials": {"secret_key": "s"}}, "cannot be a dict; it takes a Cred"),
+        (ProducerSettings, {"retries": -1}, "-1; it takes a whole number of at least 0"),
+        (ProducerSettings, {"retries": True}, "retries cannot be True"),
+        (
+            ProducerSettings,
+            {"body_size_max": FRAME_BYTES_MAX},
+            "a size from 1 to 16320KiB",
+        ),
+        (ProducerSettings, {"linger_size": 1.5}, "linger_size cannot be 1.5; it takes a size of"),
+        (ProducerSettings, {"compression": "rar"}, "compression cannot be 'rar'; it takes \"zlib"),
+        (ProducerSettings, {"is_traced": 1}, "is_traced cannot be 1; it takes true or false"),
+        (ConsumerSettings, {"batch_max": 0}, "cannot be 0; it takes a whole number of at least 1"),
+        (ConsumerSettings, {"attempts_max": 0}, "a whole number of at least 1, or None"),
+        (ConsumerSettings, {"start": "first"}, "start cannot be 'first'; it takes StartFrom.LAST"),
         (ConsumerSettings, {"start_ms": 5}, "it needs start=StartFrom.TIME"),
-        (ConsumerSettings, {"pull_batch": "x"}, "pull_batch is a whole number, not 'x'"),
-        (ConsumerSettings, {"pull_batch": 1.5}, "pull_batch is a whole number, not 1.5"),
-        (ConsumerSettings, {"suspend_s": None}, "suspend_s is a number, not None"),
+        (
+            ConsumerSettings,
+            {"pull_batch": "x"},
+            "cannot be 'x'; it takes a whole number",
+        ),
+        (ConsumerSettings, {"pull_batch": 1.5}, "pull_batch cannot be 1.5"),
+        (ConsumerSettings, {"suspend": None}, "suspend cannot be None; it takes a duration"),
+        (ConsumerSettings, {"suspend": math.nan}, "suspend cannot be nan"),
         (ConsumerSettings, {"allocation": object()}, r"such as allocation\.Circle\(\), not <obj"),
         (ConsumerSettings, {"allocation": Circle}, r"such as allocation\.Circle\(\), not <class"),
     ],
@@ -30,6 +49,25 @@ from txmq.limits import FRAME_BYTES_MAX
 def test_what_cannot_work_is_refused_with_its_reason(kind, given, says):
     with pytest.raises(ConfigError, match=says):
         kind(**given)
+
+
+def test_durations_and_sizes_may_be_texts():
+    settings = ProducerSettings(timeout="1m 30s", linger=1, linger_size="1.5KiB")
+
+    assert (settings.timeout, settings.linger, settings.linger_size) == (90.0, 1.0, 1536)
+    assert isinstance(settings.linger, float)
+    assert settings == ProducerSettings(timeout=90, linger="1", linger_size=1536)
+    assert ConsumerSettings(topic_cached_size_max="1MiB").topic_cached_size_max == 1 << 20
+
+
+def test_a_copy_of_settings_is_checked_and_settings_do_not_change():
+    settings = replace(ConsumerSettings(stop_timeout="5s"), hold_max="500ms")
+
+    assert (settings.stop_timeout, settings.hold_max) == (5.0, 0.5)
+    with pytest.raises(ConfigError, match="hold_max cannot be 'long'"):
+        replace(settings, hold_max="long")
+    with pytest.raises(AttributeError):
+        settings.hold_max = 1.0
 
 
 def test_a_start_by_time_may_say_which():

@@ -21,7 +21,7 @@ from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq_broker.config import StoreSettings
 
 PULL, LITE_PULL = 11, 361

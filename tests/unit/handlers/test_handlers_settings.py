@@ -9,7 +9,7 @@ from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_
 from txmq.protocol import java
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
-from txmq.settings.values import Duration, Size
+from txmq.settings.units import Duration, Size
 from txmq_broker.config import ReplicationSettings, RetentionSettings, StoreSettings, TopicDefaults
 
 CHANGE, SHOW = 25, 26

@@ -10,7 +10,7 @@ from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import StatsQuery, TopicHeader
-from txmq.settings.values import Duration, Size
+from txmq.settings.units import Duration, Size
 from txmq_broker.config import RetentionSettings, StoreSettings
 from txmq_broker.handlers.statistics import _readable
 

@@ -5,7 +5,7 @@ import redis
 import redis.asyncio
 
 from txmq.errors import ConfigError, LimitExceeded, UsageError
-from txmq.idempotent.guard import redelivery_horizon_s
+from txmq.idempotent.guard import redelivery_horizon
 from txmq.idempotent.redis import RedisGuard
 
 CLIENT = redis.Redis(socket_timeout=0.25)
@@ -61,25 +61,25 @@ def test_what_is_no_client_is_refused(client):
 
 
 def test_what_is_done_is_kept_until_no_message_can_come_again():
-    horizon_s = redelivery_horizon_s()
+    horizon = redelivery_horizon()
 
-    RedisGuard(CLIENT, keep_s=horizon_s)
-    RedisGuard(CLIENT, keep_s=HOUR, horizon_s=HOUR)
+    RedisGuard(CLIENT, keep=horizon)
+    RedisGuard(CLIENT, keep=HOUR, horizon=HOUR)
     with pytest.raises(ConfigError, match="can be delivered again"):
-        RedisGuard(CLIENT, keep_s=horizon_s - 1)
+        RedisGuard(CLIENT, keep=horizon - 1)
     with pytest.raises(ConfigError, match="can be delivered again"):
-        RedisGuard(CLIENT, keep_s=HOUR, horizon_s=2 * HOUR)
+        RedisGuard(CLIENT, keep=HOUR, horizon=2 * HOUR)
 
 
-@pytest.mark.parametrize("lease_s", [0.0, -1.0, 0.0001])
-def test_a_lease_lasts_some_time(lease_s):
+@pytest.mark.parametrize("lease", [0.0, -1.0, 0.0001])
+def test_a_lease_lasts_some_time(lease):
     with pytest.raises(ConfigError, match="lease"):
-        RedisGuard(CLIENT, lease_s=lease_s)
+        RedisGuard(CLIENT, lease=lease)
 
 
 def test_a_lease_is_not_longer_than_what_is_kept():
     with pytest.raises(ConfigError, match="lease"):
-        RedisGuard(CLIENT, lease_s=HOUR, horizon_s=60)
+        RedisGuard(CLIENT, lease=HOUR, horizon=60)
 
 
 def test_what_is_no_key_is_refused():

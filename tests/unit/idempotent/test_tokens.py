@@ -115,7 +115,7 @@ def test_any_text_is_refused(text):
 
 @pytest.mark.parametrize("secret", [None, SECRET])
 def test_an_old_token_is_refused_and_one_from_tomorrow(secret):
-    clock, guard = guards(secret=secret, good_for_s=10.0)
+    clock, guard = guards(secret=secret, good_for=10.0)
     token = guard.issue()
 
     for moment in (0, 10_000, -CLOCKS_APART_MS):
@@ -136,7 +136,7 @@ def test_what_is_no_text_is_a_mistake_of_the_caller(wrong):
         guards(secret=SECRET)[1].attempt(wrong)
 
 
-@pytest.mark.parametrize("how", [{"secret": b"short"}, {"good_for_s": 0}, {"good_for_s": -1.0}])
+@pytest.mark.parametrize("how", [{"secret": b"short"}, {"good_for": 0}, {"good_for": -1.0}])
 def test_what_protects_nothing_is_refused_when_it_is_made(how):
     with pytest.raises(ConfigError):
         guards(**how)

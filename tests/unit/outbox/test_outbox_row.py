@@ -24,7 +24,7 @@ MESSAGES = st.builds(
     flag=st.integers(-(2**31), 2**31 - 1),
     delay_level=st.sampled_from([0, 0, 3]),
     deliver_at_ms=st.sampled_from([None, None, 0, 1_700_000_000_000]),
-    deliver_after_s=st.sampled_from([None, None, 0, 5]),
+    deliver_after=st.sampled_from([None, None, 0, 5]),
 )
 FRESH = "A" * 32
 

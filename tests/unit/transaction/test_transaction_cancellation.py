@@ -46,7 +46,7 @@ def on_stage(scene):
 def test_a_producer_with_transactions_and_checks(again_after):
     async def scene(stage, client, attempt):
         async def use():
-            settings = TransactionSettings(check_timeout_s=0.015)
+            settings = TransactionSettings(check_timeout=0.015)
             stage.producer = TransactionProducer(GROUP, client, stage.bank, settings)
             async with client, stage.producer as producer:
                 await producer.send_in_transaction(message())
@@ -114,7 +114,7 @@ def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
     assert "was rolled back before the producer sent COMMIT" in caplog.text
 
 
-@staged(stop_s=2.0, end_timeout_s=60.0)
+@staged(stop_timeout=2.0, end_timeout=60.0)
 async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage):
     stage.told("end", silent)
     sending = asyncio.create_task(stage.producer.send_in_transaction(message()))

@@ -115,7 +115,7 @@ async def test_one_that_is_asked_about_twice_is_looked_up_once(stage):
 
 
 @pytest.mark.fault("M8")
-@staged(check_workers=1, check_timeout_s=5.0, bank={"says_of_checks": for_ever})
+@staged(check_workers=1, check_timeout=5.0, bank={"says_of_checks": for_ever})
 async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_another(stage):
     hanging, next_one = await stage.half(b"1"), await stage.half(b"2")
     stage.ask(hanging)
@@ -135,7 +135,7 @@ async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_an
     assert stage.said[2] is COMMIT
 
 
-@staged(check_workers=1, check_timeout_s=5.0, bank={"says_of_checks": deaf})
+@staged(check_workers=1, check_timeout=5.0, bank={"says_of_checks": deaf})
 async def test_one_that_goes_on_all_the_same_is_told_late(stage):
     xid = await stage.half()
     stage.ask(xid)
@@ -151,7 +151,7 @@ async def test_one_that_goes_on_all_the_same_is_told_late(stage):
 def test_of_those_that_hang_there_are_only_so_many(monkeypatch):
     monkeypatch.setattr(checks, "HUNG_CHECKS_MAX", 2)
 
-    @staged(check_workers=1, check_queue=1, check_timeout_s=5.0, bank={"says_of_checks": deaf})
+    @staged(check_workers=1, check_queue=1, check_timeout=5.0, bank={"says_of_checks": deaf})
     async def scenario(stage):
         halves = [await stage.half(b"%d" % number) for number in range(4)]
         for number in (0, 1):
@@ -184,7 +184,7 @@ def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
     assert "before the producer sent" in caplog.text
 
 
-@staged(end_timeout_s=1.0)
+@staged(end_timeout=1.0)
 async def test_an_answer_that_nobody_acknowledges_is_given_once(stage):
     stage.told("end", silent, stage.lose)
     stage.ask(await stage.half())
@@ -217,7 +217,7 @@ async def test_leaving_waits_for_checks(stage):
     assert stage.said == [COMMIT]
 
 
-@staged(stop_s=5.0, bank={"says_of_checks": deaf})
+@staged(stop_timeout=5.0, bank={"says_of_checks": deaf})
 async def test_leaving_does_not_wait_for_what_hangs(stage):
     stage.ask(await stage.half())
     await stage.until(lambda: stage.bank.checked)
@@ -226,7 +226,7 @@ async def test_leaving_does_not_wait_for_what_hangs(stage):
     assert stage.world.now() - began < 30  # The handler itself is waited for, once cancelled.
 
 
-@staged(check_timeout_s=1.0, bank={"says_of_checks": for_ever})
+@staged(check_timeout=1.0, bank={"says_of_checks": for_ever})
 async def test_a_producer_that_sends_nothing_answers_too(stage):
     xid = await stage.half()
     stage.bank.says_of_checks = COMMIT

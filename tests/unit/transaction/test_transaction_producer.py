@@ -115,7 +115,7 @@ async def test_a_message_that_has_an_id_keeps_it(stage):
     "delay",
     [
         {"delay_level": 3},
-        {"deliver_after_s": 0},
+        {"deliver_after": 0},
         {"deliver_at_ms": 1},
         {"properties": {"DELAY": "1"}},
         {"properties": {"TIMER_DELAY_MS": "1"}},
@@ -137,7 +137,7 @@ async def test_a_half_message_has_all_that_its_message_has(stage):
     await stage.producer.send_in_transaction(sent)
 
     [(half, _)] = stage.bank.executed
-    delays = {"delay_level", "deliver_at_ms", "deliver_after_s"}  # It is refused with one.
+    delays = {"delay_level", "deliver_at_ms", "deliver_after"}  # It is refused with one.
     for part in {each.name for each in dataclasses.fields(Message)} - delays - {"properties"}:
         assert getattr(half, part) == getattr(sent, part)
     assert half.properties.items() > sent.properties.items()
@@ -260,7 +260,7 @@ async def test_a_half_whose_answer_is_lost_is_not_sent_again_and_nothing_runs(st
     assert stage.ends == []
 
 
-@staged(timeout_s=1.0)
+@staged(timeout=1.0)
 async def test_a_half_that_nobody_answers_is_in_doubt(stage):
     stage.told("half", silent)
     with pytest.raises(RequestTimeout) as late:
@@ -387,7 +387,7 @@ async def test_an_end_may_be_said_again_where_a_broker_takes_it_once(stage):
     assert stage.said == [COMMIT] * 3
 
 
-@staged(end_timeout_s=2.0)
+@staged(end_timeout=2.0)
 async def test_an_end_that_nobody_answers_takes_no_longer_than_it_may(stage):
     stage.told("end", silent)
     began = stage.world.now()
@@ -450,7 +450,7 @@ async def test_a_broker_that_is_away_for_a_moment_is_told_when_it_is_back(stage)
     assert stage.said == [COMMIT]
 
 
-@staged(end_timeout_s=0.5)
+@staged(end_timeout=0.5)
 async def test_a_broker_that_stays_away_is_left_to_ask(stage):
     async def outage():
         stage.broker.connection.abort()
@@ -536,7 +536,7 @@ async def test_leaving_waits_for_a_local_transaction_and_its_end(stage):
         await stage.producer.decide(None, COMMIT)
 
 
-@staged(stop_s=2.0)
+@staged(stop_timeout=2.0)
 async def test_leaving_waits_no_longer_than_it_may(stage):
     stage.bank.says = lambda: asyncio.sleep(60.0, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
@@ -586,6 +586,6 @@ def test_what_it_is_given_is_looked_at_at_once():
         TransactionProducer("g", "127.0.0.1:1", Short())
     with pytest.raises(ConfigError, match="TransactionSettings"):
         TransactionProducer("g", "127.0.0.1:1", Bank(), ProducerSettings())
-    for wrong in ({"check_workers": 0}, {"timeout_s": 0}, {"check_queue": -1}, {"stop_s": -1}):
+    for wrong in ({"check_workers": 0}, {"timeout": 0}, {"check_queue": -1}, {"stop_timeout": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             TransactionSettings(**wrong)

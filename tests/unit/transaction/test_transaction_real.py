@@ -22,7 +22,7 @@ from tests.unit.transaction.producing_stage import (
 )
 from txmq.client.client import Client
 from txmq.errors import TopicNotFound, TransactionConflict, TransportError
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.testing import World
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
@@ -264,7 +264,7 @@ async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(s
         return COMMIT
 
     bank.says_of_checks = check
-    async with stage.producer(bank, check_workers=1, check_timeout_s=5.0) as producer:
+    async with stage.producer(bank, check_workers=1, check_timeout=5.0) as producer:
         hanging = await producer.send_in_transaction(message(b"hangs"))
         await producer.send_in_transaction(message(b"works"))
         await asyncio.sleep(120)

@@ -23,7 +23,7 @@ from tests.unit.transaction.producing_stage import (
 )
 from txmq.client.client import Client
 from txmq.errors import BrokerRefused, RollBack, TransportError, TxmqError
-from txmq.settings.values import Duration
+from txmq.settings.units import Duration
 from txmq.testing import simulate
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
@@ -176,7 +176,7 @@ def test_what_was_booked_is_seen_once_and_nothing_else_ever(seed, repeats_end):
     async def scenario(world):
         house, rows = House(world), {}
         house.start()
-        settings = Settings(repeats_end=repeats_end, check_timeout_s=2.0, check_workers=2)
+        settings = Settings(repeats_end=repeats_end, check_timeout=2.0, check_workers=2)
         services = [Service(world, each, house.names, rows, settings) for each in ("one", "two")]
         for each in services:
             each.start()

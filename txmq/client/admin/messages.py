@@ -57,6 +57,7 @@ from txmq.protocol.record import split, split_offset_id, unpack, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.protocol.topics import DLQ, TRACES
 from txmq.remoting.connection import PendingResponse
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 
@@ -205,8 +206,8 @@ class MessageCalls(ClusterCalls):
         offset: int,
         count: int = PULL_MESSAGES_MAX,
         group: str = CONSUMER_GROUP,
-        hold_ms: int = 0,
         *,
+        hold: DurationLike = 0.0,
         tags: str = ANY_TAG,
         on_damage: Callable[[str], None] | None = None,
     ) -> PulledBatch:
@@ -217,7 +218,7 @@ class MessageCalls(ClusterCalls):
             offset: The offset of the first message.
             count: The maximum number of messages; a broker may return fewer.
             group: The consumer group; its offsets do not change.
-            hold_ms: How long the broker waits for messages if the queue has none.
+            hold: How long the broker waits for messages if the queue has none.
             tags: The accepted tags, separated by ``||``.
             on_damage: Called with the broker's text if the message at ``offset`` is damaged; the
                 result is then empty and continues after the message.
@@ -230,6 +231,7 @@ class MessageCalls(ClusterCalls):
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         try:
+            hold_ms = int(seconds("hold", hold) * 1000)
             answer = await self._pull(queue, offset, count, group, hold_ms, tags)
             if on_damage is not None and _is_about_damage(answer):
                 on_damage(answer.remark or "")

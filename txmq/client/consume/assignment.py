@@ -162,7 +162,7 @@ class QueueAssignment:
     async def _balance_always(self) -> None:
         while True:
             self._look_again.clear()
-            pause_s = self.settings.rebalance_s
+            pause_s = self.settings.rebalance_interval
             if await self._balance_surely():
                 self._backoff.reset()
             else:
@@ -424,7 +424,7 @@ class QueueAssignment:
 
     async def _save_always(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.commit_s)
+            await asyncio.sleep(self.settings.commit_interval)
             try:
                 await self.save()
             except Exception:

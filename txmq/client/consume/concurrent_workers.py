@@ -118,8 +118,8 @@ class ConcurrentWorkers(MessageSink):
     async def finish(self) -> None:
         """Wait until all delivered messages are handled, for ``stop_s`` at most."""
         try:
-            with stop_notice(self._settings.stop_s):
-                async with asyncio.timeout(self._settings.stop_s):
+            with stop_notice(self._settings.stop_timeout):
+                async with asyncio.timeout(self._settings.stop_timeout):
                     await self._finish()
         except TimeoutError:
             messages = quantity(self._busy, "message")
@@ -241,7 +241,7 @@ class ConcurrentWorkers(MessageSink):
     # Handlers that time out
 
     async def _look_always(self) -> None:
-        most_s = self._settings.consume_timeout_s
+        most_s = self._settings.consume_timeout
         while True:
             await asyncio.sleep(min(LOOK_S, most_s))
             now = self._clock.monotonic()

@@ -132,13 +132,13 @@ class FetchLimits:
 
 def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> FetchLimits:
     """The limits of one queue, given the number of held queues of its topic and in total."""
-    count, size = settings.cached_max, settings.cached_bytes_max
+    count, size = settings.cached_max, settings.cached_size_max
     if settings.topic_cached_max is not None:
         count = max(1, settings.topic_cached_max // of_topic)
     if settings.all_cached_max is not None:
         count = max(1, min(count, settings.all_cached_max // of_all))
-    if settings.topic_cached_bytes_max is not None:
-        size = max(1, settings.topic_cached_bytes_max // of_topic)
+    if settings.topic_cached_size_max is not None:
+        size = max(1, settings.topic_cached_size_max // of_topic)
     return FetchLimits(count, size, None if settings.is_orderly else settings.span_max)
 
 
@@ -259,7 +259,7 @@ class QueueFetcher:
                     return start
                 least_s = 0.0 if has_found else NOT_HELD_S
                 pause_s = max(
-                    self._settings.pull_interval_s, least_s - (clock.monotonic() - asked_at)
+                    self._settings.pull_interval, least_s - (clock.monotonic() - asked_at)
                 )
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
@@ -382,12 +382,12 @@ class QueueFetcher:
             flags |= PullFlag.COMMIT_OFFSET
         header = PullMessage(
             self._group, queue.topic, queue.number, offset, settings.pull_batch, flags, safe,
-            int(settings.hold_s * 1000), 0, subscription.expression, subscription.kind, None,
+            int(settings.hold_max * 1000), 0, subscription.expression, subscription.kind, None,
             self._dead_letters,
         )  # fmt: skip
         session = self._session
         connection = session.pool.ready(address) or await session.connection(address)
-        timeout_s = settings.hold_s + HOLD_GRACE_S
+        timeout_s = settings.hold_max + HOLD_GRACE_S
         return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 
     async def _address(self) -> str:

@@ -13,7 +13,7 @@ from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
 from txmq.client.lifecycle import Lifecycle, not_open
 from txmq.client.names import check_name
 from txmq.client.routes import Route
-from txmq.client.settings import ConsumerSettings, settings_or
+from txmq.client.settings import ConsumerSettings
 from txmq.errors import FilterUnsupported, InternalError, TopicNotFound, TransportError, TxmqError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue
@@ -30,6 +30,7 @@ from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.settings.values import settings_or
 
 __all__ = ["GroupConsumer"]
 

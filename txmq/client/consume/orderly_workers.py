@@ -164,8 +164,8 @@ class OrderlyWorkers(MessageSink):
         """
         for line in self._lines.values():
             line.stop()
-        with suppress(TimeoutError), stop_notice(self._settings.stop_s):
-            async with asyncio.timeout(self._settings.stop_s):
+        with suppress(TimeoutError), stop_notice(self._settings.stop_timeout):
+            async with asyncio.timeout(self._settings.stop_timeout):
                 for line in list(self._lines.values()):
                     await line.until_idle(is_done=True)
         for line in self._lines.values():
@@ -215,8 +215,8 @@ class OrderlyWorkers(MessageSink):
             fetcher.end(taken[: verdict.first])
             taken = await self._failed(fetcher, taken[verdict.first :], verdict)
             if taken:
-                rest_s = verdict.suspend_s
-                rest_s = self._settings.suspend_s if rest_s is None else rest_s
+                rest_s = verdict.suspend
+                rest_s = self._settings.suspend if rest_s is None else rest_s
                 await line.rest(min(rest_s, SUSPEND_MOST_S))
                 if line.is_stopping:
                     waiting.clear()

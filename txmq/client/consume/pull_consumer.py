@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from typing import Final, Self
+
+from msgspec.structs import replace
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.group_consumer import GroupConsumer
@@ -21,6 +22,7 @@ from txmq.message import Queue, QueueOffset, ReceivedMessage
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["PullConsumer"]
 
@@ -218,7 +220,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
 
     # Polling
 
-    async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
+    async def poll(self, timeout: DurationLike = POLL_S) -> list[ReceivedMessage]:
         """The next messages, at most ``settings.pull_batch`` and all of one queue.
 
         Returns:
@@ -231,7 +233,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         if assignment.buffer.is_closed:
             raise UsageError("this consumer has been stopped")
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(seconds("timeout", timeout)):
                 return await self._next(assignment)
         return []
 
@@ -268,7 +270,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
 
         Raises:
             UsageError: The consumer is not running.
-            TransportError: It could not be saved; it is tried again every ``settings.commit_s``.
+            TransportError: They could not be saved; this is tried again every
+                ``settings.commit_interval``.
             BrokerRefused: Likewise.
             WriteFailed: Likewise, for a broadcast consumer.
         """
@@ -336,7 +339,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         count: int = PULL_MESSAGES_MAX,
         *,
         tags: str = ANY_TAG,
-        hold_s: float = 0.0,
+        hold: DurationLike = 0.0,
     ) -> PulledBatch:
         """Fetch messages of any queue once, starting at an offset.
 
@@ -345,7 +348,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             offset: The offset of the first message.
             count: The maximum number of messages; a broker may return fewer.
             tags: The tags wanted, separated by ``||``.
-            hold_s: How long the broker waits for messages if the queue has none.
+            hold: How long the broker waits for messages if the queue has none.
 
         Raises:
             UsageError: The consumer is not running, or its settings exclude dead letters.
@@ -356,8 +359,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """
         self._running()
         check_dead_letters(queue.topic, self.settings)
-        hold_ms = int(hold_s * 1000)
-        return await self.client.admin.pull(queue, offset, count, self.group, hold_ms, tags=tags)
+        admin = self.client.admin
+        return await admin.pull(queue, offset, count, self.group, hold=hold, tags=tags)
 
     async def committed(self, queue: Queue) -> QueueOffset | None:
         """The group's offset in a queue: as noted here, or else as saved.
@@ -376,7 +379,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         return await assignment.offsets.load(queue) if noted is None else noted
 
     def note_offset(self, queue: Queue, offset: int) -> None:
-        """Note the group's next offset in a queue; saved every ``settings.commit_s``.
+        """Note the group's next offset in a queue; saved every ``settings.commit_interval``.
 
         Raises:
             UsageError: The consumer is not running, or has the queue and notes by itself.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
+
+from msgspec.structs import replace
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.assignment import QueueAssignment
@@ -60,7 +61,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
     receives it again later. Delivery is at least once. Plain functions run in threads, ``async``
     functions in the event loop.
 
-    A stop lets handlers finish the fetched messages, for ``settings.stop_s`` at most.
+    A stop lets handlers finish the fetched messages, for ``settings.stop_timeout`` at most.
 
     Args:
         group: The group. All its members have the same subscriptions.
@@ -173,7 +174,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
     async def _start(self) -> None:
         client, worker = self.client, CURRENT.get()
         if worker is not None:
-            self.settings: ConsumerSettings = replace(self.settings, stop_s=worker.stop_s)
+            self.settings: ConsumerSettings = replace(self.settings, stop_timeout=worker.stop_s)
         settings = self.settings
         self._stopped = asyncio.Event()
         self._version = client.session.clock.wall_ms()
@@ -199,7 +200,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
             inner = Producer(trace_group(self.group, "CONSUME"), self.client, TRACE_SETTINGS)
             tracer = Tracer(inner, self.settings.trace_topic, session.clock)
             await tracer.open()
-            self._tracer, timeout_s = tracer, self.settings.consume_timeout_s
+            self._tracer, timeout_s = tracer, self.settings.consume_timeout
             hooks.append(HandlerTrace(tracer, self.group, session.ids, timeout_s))
         telemetry, is_broadcast = self.client.settings.telemetry, self.settings.is_broadcast
         if telemetry is not None:

@@ -24,6 +24,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.tasks import Tasks
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = ["PullContext", "PullTask", "ScheduledPull"]
 
@@ -39,7 +40,7 @@ class PullContext:
 
     consumer: PullConsumer
     """The consumer to pull with, and to note offsets in."""
-    next_delay_s: float = NEXT_S
+    next_delay: DurationLike = NEXT_S
     """The delay between the end of this call and the next one; the task may set it."""
 
 
@@ -126,7 +127,7 @@ class ScheduledPull(Lifecycle):
             pulled = await context.consumer.pull(queue, offset)
             ...
             context.consumer.note_offset(queue, pulled.next_offset)
-            context.next_delay_s = 10.0
+            context.next_delay = 10.0
 
         async with schedule:
             await schedule.wait()
@@ -134,7 +135,7 @@ class ScheduledPull(Lifecycle):
     A task is called for each queue of this member, never twice at once for the same queue, and
     again some time after it has ended. Its errors are logged. At most ``settings.concurrency``
     calls run at once. When another member takes over a queue, a running call finishes. A stop waits
-    ``settings.stop_s`` for them, then cancels them.
+    ``settings.stop_timeout`` for them, then cancels them.
 
     Args:
         group: The group. All its members have the same topics.
@@ -240,7 +241,7 @@ class ScheduledPull(Lifecycle):
         ]
         try:
             if running:
-                stop_s = self._puller.settings.stop_s
+                stop_s = self._puller.settings.stop_timeout
                 with stop_notice(stop_s):
                     _, late = await asyncio.wait(running, timeout=stop_s)
                 for task in late:
@@ -292,4 +293,4 @@ class ScheduledPull(Lifecycle):
                 await self._pull_tasks[one.queue.topic](one.queue, context)
             except Exception:
                 log.exception("%s: a task failed with %s", self._puller.group, one.queue)
-        return context.next_delay_s
+        return seconds("next_delay", context.next_delay)

@@ -367,7 +367,7 @@ def _kind(message: Message) -> MessageKind:
     named = message.properties
     if named.get(properties.TRANSACTION, "").lower() == "true":
         return MessageKind.HALF
-    is_delayed = message.delay_level or message.deliver_at_ms or message.deliver_after_s
+    is_delayed = message.delay_level or message.deliver_at_ms or message.deliver_after
     return MessageKind.DELAYED if is_delayed or _START_DELIVER in named else MessageKind.NORMAL
 
 

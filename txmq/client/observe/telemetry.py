@@ -498,6 +498,6 @@ def _kind(message: Message) -> str:
     named = message.properties
     if named.get(TRANSACTION, "").lower() == "true":
         return "transaction"
-    if message.delay_level or message.deliver_at_ms or message.deliver_after_s:
+    if message.delay_level or message.deliver_at_ms or message.deliver_after:
         return "delay"
     return "fifo" if SHARDING_KEY in named else "normal"

@@ -72,8 +72,8 @@ class Accumulator:
         settings = pending.settings
         self._pending = pending
         self._packing = packing
-        self._linger_s = settings.linger_s
-        self._bytes_max = min(settings.linger_bytes, settings.body_bytes_max)
+        self._linger_s = settings.linger
+        self._bytes_max = min(settings.linger_size, settings.body_size_max)
         # The size of many small messages in a broker's log has a separate limit.
         stored = max(1, (SPAN_BYTES_MAX - self._bytes_max) // STORED_BYTES)
         self._count_max = min(settings.linger_messages, BATCH_MESSAGES_MAX, stored)

@@ -75,13 +75,13 @@ class PendingSends:
         self.session = session
         self.settings = settings
         self.clock: Clock = session.clock
-        self.timeout_s: float = settings.timeout_s
+        self.timeout_s: float = settings.timeout
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.faults: FaultTable | None = FaultTable() if settings.avoid_slow_brokers else None
         self.bytes_in_flight: int = 0
         self.on_answer: Callable[[str, Command], None] | None = None
         """Receives the name of the broker and each answer to a send."""
-        self._bytes_max = settings.in_flight_bytes_max
+        self._bytes_max = settings.in_flight_max
         self._group = group
         self._routes = session.routes
         self._connections = session.pool.connections

@@ -33,7 +33,7 @@ from txmq.client.send_request import (
     split,
     travels_alone,
 )
-from txmq.client.settings import TRACE_SETTINGS, ProducerSettings, settings_or
+from txmq.client.settings import TRACE_SETTINGS, ProducerSettings
 from txmq.client.values import SendResult
 from txmq.errors import (
     BatchCutShort,
@@ -52,6 +52,8 @@ from txmq.protocol.codes import SysFlag
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.settings.units import DurationLike, seconds
+from txmq.settings.values import settings_or
 from txmq.text import quantity
 
 __all__ = ["Producer", "Sender", "check_kind"]
@@ -88,9 +90,9 @@ class Sender:
         self._ids = pending.session.ids
         self._group = group
         self._requester = requester
-        self._packing = Packing(chosen.body_bytes_max, chosen.compress_from, chosen.compression)
+        self._packing = Packing(chosen.body_size_max, chosen.compress_from, chosen.compression)
         self.accumulator: Accumulator | None = (
-            Accumulator(pending, self._packing) if chosen.linger_s > 0 else None
+            Accumulator(pending, self._packing) if chosen.linger > 0 else None
         )
         self._is_closed = False
 
@@ -107,7 +109,7 @@ class Sender:
         pending, accumulator = self.pending, self.accumulator
         try:
             pending.refuse_waiting()
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with asyncio.timeout(self.settings.timeout):
                 while len(pending) or accumulator:
                     if accumulator is not None:
                         accumulator.flush()
@@ -156,7 +158,7 @@ class Sender:
         size = len(message.body)
         if not pending.take(size):
             wanted = pending.bytes_in_flight + size
-            raise LimitExceeded("bytes in flight", settings.in_flight_bytes_max, wanted)
+            raise LimitExceeded("bytes in flight", settings.in_flight_max, wanted)
         if accumulator is not None:
             return accumulator.add(envelope, queue)
         future, retries = pending.loop.create_future(), settings.retries_nowait
@@ -170,7 +172,7 @@ class Sender:
         pending, session = self.pending, self._session
         _check_queue(message, queue)
         envelope = sealed(message, self._ids.next(), self._packing)
-        async with _limited(self.settings.timeout_s):
+        async with _limited(self.settings.timeout):
             route = await self._route(message.topic)
             queue = queue or pending.next_queue(route)
             address = route.master(queue.broker)
@@ -189,7 +191,7 @@ class Sender:
         self._check_open()
         common_topic(messages)
         _check_queue(messages[0], queue)
-        most = self.settings.body_bytes_max
+        most = self.settings.body_size_max
         packing, fresh_ids = self._packing, self._ids.several(len(messages))
         parts = split(
             [
@@ -244,7 +246,7 @@ class Sender:
             BrokerRefused: The topic does not exist.
         """
         check_name("topic", topic)
-        async with _limited(self.settings.timeout_s):
+        async with _limited(self.settings.timeout):
             return (await self._route(topic)).queues_to_write()
 
     async def _route(self, topic: str) -> Route:
@@ -289,7 +291,7 @@ class Producer(Lifecycle):
     """A member of a producer group; ``async with`` opens and closes it.
 
     Closing sends the batches that still linger, and waits for the pending answers, for
-    ``timeout_s`` at most.
+    ``timeout`` at most.
 
     Args:
         group: The producer group.
@@ -415,9 +417,9 @@ class Producer(Lifecycle):
         """Send a message and return the broker's result.
 
         If the broker does not answer, or its refusal is not final, the message is sent to another
-        broker under the same id, as long as ``timeout_s`` allows. A message for a chosen queue is
-        not. While ``in_flight_bytes_max`` bytes are in flight, the call waits first. With
-        ``linger_s`` it may share a request with others of its topic. A reply made by
+        broker under the same id, as long as ``timeout`` allows. A message for a chosen queue is
+        not. While ``in_flight_max`` bytes are in flight, the call waits first. With
+        ``linger`` it may share a request with others of its topic. A reply made by
         :func:`~txmq.client.send.request_reply.reply_to` goes to the requesting client.
 
         Raises:
@@ -435,12 +437,12 @@ class Producer(Lifecycle):
         """Send a message and return at once; the future holds the result of :meth:`send`.
 
         If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer of
-        a broker is final. With ``linger_s`` it is retried as by :meth:`send`. With middleware, all
+        a broker is final. With ``linger`` it is retried as by :meth:`send`. With middleware, all
         errors are in the future.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
-            LimitExceeded: It is too large, or ``in_flight_bytes_max`` is already in flight.
+            LimitExceeded: It is too large, or ``in_flight_max`` is already in flight.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
         return self._open().send_nowait(message, queue)
@@ -503,14 +505,14 @@ class Producer(Lifecycle):
 
     # Requests
 
-    async def request(self, message: Message, timeout_s: float) -> ReceivedMessage:
+    async def request(self, message: Message, timeout: DurationLike) -> ReceivedMessage:
         """Send a request as by :meth:`send`, and return the reply.
 
         Its consumer sends the reply: ``await producer.send(reply_to(message, body))``.
 
         Args:
             message: The request.
-            timeout_s: The time limit for the request and its reply together.
+            timeout: The time limit for the request and its reply together.
 
         Raises:
             RequestTimeout: No reply came in time; the request may have been served.
@@ -519,7 +521,9 @@ class Producer(Lifecycle):
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
         self._open()
-        return await self._requester.ask(message, timeout_s, self.send)
+        return await self._requester.ask(
+            message, seconds("timeout", timeout, least=0.001), self.send
+        )
 
     # Ordered sends
 

@@ -20,7 +20,6 @@ from txmq.client.send_request import Envelope, result_of
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendResult
 from txmq.errors import (
-    ConfigError,
     ConnectFailed,
     Effect,
     LimitExceeded,
@@ -94,15 +93,7 @@ def reply_to(
 
 
 def question(message: Message, correlation: str, client: str, timeout_s: float) -> Message:
-    """A request message.
-
-    Raises:
-        ConfigError: ``timeout_s`` is not more than 0.
-    """
-    if timeout_s <= 0:
-        raise ConfigError(
-            f"timeout_s must be more than 0, not {timeout_s}, because a reply takes some time"
-        )
+    """A request message."""
     asked = {
         CORRELATION_ID: correlation,
         REPLY_TO_CLIENT: client,
@@ -225,7 +216,7 @@ class Requester:
         limit: asyncio.Timeout | None = None
         error: TxmqError | None = None
         try:
-            async with asyncio.timeout(settings.timeout_s) as limit:
+            async with asyncio.timeout(settings.timeout) as limit:
                 for _ in range(settings.retries + 1):
                     try:
                         return await self._hand_over(reply, envelope)
@@ -262,7 +253,7 @@ class Requester:
             RequestCode.SEND_REPLY_MESSAGE_V2,
             header,
             body=envelope.body,
-            timeout_s=settings.timeout_s,
+            timeout_s=settings.timeout,
         )
         return result_of(answer, Queue(reply.topic, reply.asked_in.broker, 0), envelope.id)
 

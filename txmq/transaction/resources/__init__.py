@@ -9,7 +9,7 @@ from __future__ import annotations
 from txmq.settings.extras import named_extra
 
 with named_extra():
-    from txmq.transaction.resources.fence import Fence, check_horizon_s
+    from txmq.transaction.resources.fence import Fence, check_horizon
     from txmq.transaction.resources.sql import SQLResource
     from txmq.transaction.resources.xa import InDoubtBranch, Look, Recovered, XAResource
 
@@ -20,5 +20,5 @@ __all__ = [
     "Recovered",
     "SQLResource",
     "XAResource",
-    "check_horizon_s",
+    "check_horizon",
 ]

@@ -44,6 +44,7 @@ from txmq.databases.canary import TURN
 from txmq.databases.dialects import NOW_MS, kind_of
 from txmq.databases.tables import plain_names, plain_text, statements
 from txmq.limits import GROUP_CHARS_MAX, XID_CHARS_MAX
+from txmq.settings.units import DurationLike, seconds
 
 __all__ = [
     "COMMITTED",
@@ -51,7 +52,7 @@ __all__ = [
     "ROLLED_BACK",
     "TRIAL",
     "Fence",
-    "check_horizon_s",
+    "check_horizon",
 ]
 
 FENCE_VERSION: Final = 1
@@ -205,28 +206,32 @@ class Fence:
         return f"{where} VALUES ({FENCE_VERSION}, {_IDENTITY[kind]}, 0)"
 
 
-def check_horizon_s(
+def check_horizon(
     *,
-    timeout_s: float = 60.0,
-    check_interval_s: float = 60.0,
+    timeout: DurationLike = 60.0,
+    check_interval: DurationLike = 60.0,
     check_max: int = 15,
-    longest_local_s: float = 60.0,
-    clocks_apart_s: float = 60.0,
+    longest_local: DurationLike = 60.0,
+    clocks_apart: DurationLike = 60.0,
 ) -> float:
     """How long checks of a transaction can still arrive while its group has a live producer.
 
-    The broker sends the first check ``timeout_s`` after the half message, then one every
-    ``check_interval_s``, ``check_max`` times; one more round may be in progress. A local
-    transaction may last ``longest_local_s``, and clocks may differ. The result is ``(check_max + 1)
-    * check_interval_s + timeout_s + longest_local_s + clocks_apart_s``; with the defaults 19
+    The broker sends the first check ``timeout`` after the half message, then one every
+    ``check_interval``, ``check_max`` times; one more round may be in progress. A local
+    transaction may last ``longest_local``, and clocks may differ. The result is ``(check_max + 1)
+    * check_interval + timeout + longest_local + clocks_apart``; with the defaults 19
     minutes.
 
     A group without a live producer receives checks when it comes back, and a parked transaction is
     checked when an operator asks for it. So a check presumes nothing about a transaction that is
     older than the fence's oldest row.
     """
-    rounds_s = (check_max + 1) * check_interval_s
-    return rounds_s + timeout_s + longest_local_s + clocks_apart_s
+    return (
+        (check_max + 1) * seconds("check_interval", check_interval)
+        + seconds("timeout", timeout)
+        + seconds("longest_local", longest_local)
+        + seconds("clocks_apart", clocks_apart)
+    )
 
 
 _IDENTITY: Final = MappingProxyType(

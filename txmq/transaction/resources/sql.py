@@ -52,13 +52,14 @@ from txmq.limits import (
 )
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.tasks import Tasks, Threads
+from txmq.settings.units import DurationLike, seconds
 from txmq.transaction.resources.fence import (
     COMMITTED,
     FENCE_VERSION,
     ROLLED_BACK,
     TRIAL,
     Fence,
-    check_horizon_s,
+    check_horizon,
 )
 from txmq.transaction.resources.local import (
     Claim,
@@ -110,7 +111,7 @@ class ResourceOptions(TypedDict, total=False):
 
     fence: str
     schema: str | None
-    wait_s: float
+    check_wait: DurationLike
     entropy: Entropy | None
 
 
@@ -127,7 +128,7 @@ class SQLResource(Generic[S]):
             ``django.db.connection``.
         fence: The fence table.
         schema: Its schema; by default, the session's default schema.
-        wait_s: How long a check waits for a local transaction that is committing.
+        check_wait: How long a check waits for a local transaction that is committing.
         entropy: The source of randomness.
 
     Raises:
@@ -168,7 +169,7 @@ class SQLResource(Generic[S]):
         *,
         fence: str = "txmq_fence",
         schema: str | None = None,
-        wait_s: float = 0.2,
+        check_wait: DurationLike = 0.2,
         entropy: Entropy | None = None,
     ) -> None:
         adapter: DatabaseAdapter[S] = adapter_of(source)
@@ -178,7 +179,7 @@ class SQLResource(Generic[S]):
         self._problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
-        self._wait_ms = max(1, int(wait_s * 1000))
+        self._wait_ms = max(1, int(seconds("check_wait", check_wait) * 1000))
         self._batches = CheckBatches(lambda theirs: self._turn(self._check_all(theirs)))
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
@@ -298,9 +299,9 @@ class SQLResource(Generic[S]):
 
     async def clean(
         self,
-        older_than_s: float,
+        older_than: DurationLike,
         *,
-        horizon_s: float | None = None,
+        horizon: DurationLike | None = None,
         batch: int = FENCE_ROWS_REMOVED,
     ) -> int:
         """Remove old rows in batches of some hundreds; call it regularly, from any process.
@@ -309,8 +310,8 @@ class SQLResource(Generic[S]):
         transaction answers ``UNKNOWN``, so the broker parks it: the check presumes nothing.
 
         Args:
-            older_than_s: The age of rows to remove; ten minutes are added for clock differences.
-            horizon_s: How long checks can still arrive; see :func:`check_horizon_s`.
+            older_than: The age of rows to remove; ten minutes are added for clock differences.
+            horizon: How long checks can still arrive; see :func:`check_horizon`.
             batch: Rows removed in one database transaction.
 
         Returns:
@@ -322,13 +323,14 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer, or a lock is held; call again.
             UsageError: The fence was not verified yet.
         """
-        least_s = check_horizon_s() if horizon_s is None else horizon_s
-        if older_than_s < least_s:
+        least_s = check_horizon() if horizon is None else seconds("horizon", horizon)
+        older_s = seconds("older_than", older_than)
+        if older_s < least_s:
             raise ConfigError(
                 f"checks of a transaction can arrive for {least_s:.0f} s: rows that are "
-                f"{older_than_s:.0f} s old are still needed"
+                f"{older_s:.0f} s old are still needed"
             )
-        older_ms = int(older_than_s * 1000)
+        older_ms = int(older_s * 1000)
         return await self._turn(self._clean(self.identity, older_ms, max(1, batch)))
 
     async def _turn(self, work: Coroutine[Any, Any, T]) -> T:

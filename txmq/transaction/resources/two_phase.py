@@ -115,19 +115,19 @@ def parse(gid: str) -> Gid | None:
     return Gid(*found.groups()) if found else None
 
 
-def duty(decided: LocalTransactionState | None, age_s: float, horizon_s: float) -> Duty:
+def duty(decided: LocalTransactionState | None, age_s: float, horizon: float) -> Duty:
     """Decide what a recovery must do.
 
     Args:
         decided: The fence's decision, if any.
         age_s: How long it has been prepared.
-        horizon_s: The time within which its own process decides.
+        horizon: The time within which its own process decides.
     """
     if decided is LocalTransactionState.COMMIT:
         return Duty.COMMIT
     if decided is LocalTransactionState.ROLLBACK:
         return Duty.ROLL_BACK
-    return Duty.ASK if age_s >= horizon_s else Duty.WAIT
+    return Duty.ASK if age_s >= horizon else Duty.WAIT
 
 
 NO_ROOM: Final = ("53200", "55000")

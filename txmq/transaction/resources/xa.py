@@ -22,6 +22,7 @@ from txmq.limits import FENCE_ROWS_REMOVED, XA_THREADS
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.tasks import Threads
+from txmq.settings.units import DurationLike, seconds
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.sql import ResourceOptions, SQLResource
 from txmq.transaction.resources.two_phase import (
@@ -106,9 +107,9 @@ class Recovered(NamedTuple):
 class XAOptions(ResourceOptions, total=False):
     """The options of a resource beside its sources."""
 
-    confirm_s: float
-    horizon_s: float
-    recover_every_s: float
+    confirm_timeout: DurationLike
+    horizon: DurationLike
+    recover_interval: DurationLike
 
 
 class XAResource(Generic[S]):
@@ -135,11 +136,11 @@ class XAResource(Generic[S]):
             asyncio. SQLAlchemy sources must use psycopg.
         fence: The fence table.
         schema: Its schema; by default, the session's default schema.
-        wait_s: How long a check waits for a decision in progress.
-        confirm_s: How long a caller waits for the second phase and its retries.
-        horizon_s: How long a prepared transaction may be undecided before a recovery rolls it back,
+        check_wait: How long a check waits for a decision in progress.
+        confirm_timeout: How long a caller waits for the second phase and its retries.
+        horizon: How long a prepared transaction may be undecided before a recovery rolls it back,
             if no check has. Must be longer than local transactions take.
-        recover_every_s: How often an open manager recovers.
+        recover_interval: How often an open manager recovers.
         entropy: The source of randomness.
 
     Raises:
@@ -187,10 +188,10 @@ class XAResource(Generic[S]):
         *,
         fence: str = "txmq_fence",
         schema: str | None = None,
-        wait_s: float = 0.2,
-        confirm_s: float = 10.0,
-        horizon_s: float = 300.0,
-        recover_every_s: float = 30.0,
+        check_wait: DurationLike = 0.2,
+        confirm_timeout: DurationLike = 10.0,
+        horizon: DurationLike = 300.0,
+        recover_interval: DurationLike = 30.0,
         entropy: Entropy | None = None,
     ) -> None:
         if not sources:
@@ -202,13 +203,14 @@ class XAResource(Generic[S]):
         self._check_sources()
         self._entropy = entropy or SystemEntropy()
         self._fence: SQLResource[Any] = SQLResource(
-            next(iter(sources.values())), fence=fence, schema=schema, wait_s=wait_s,
+            next(iter(sources.values())), fence=fence, schema=schema, check_wait=check_wait,
             entropy=self._entropy,
         )  # fmt: skip
+        confirm_s = seconds("confirm_timeout", confirm_timeout)
         self._second = SecondPhase(self._adapters, self._fence, confirm_s, self._entropy)
         self._confirm_s = confirm_s
-        self._horizon_s = horizon_s
-        self._recover_every_s = recover_every_s
+        self._horizon_s = seconds("horizon", horizon)
+        self._recover_every_s = seconds("recover_interval", recover_interval)
 
     def _check_sources(self) -> None:
         for name, adapter in self._adapters.items():
@@ -300,7 +302,7 @@ class XAResource(Generic[S]):
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
         """End the prepared branches of a decided transaction, all databases in parallel.
 
-        Failed branches are retried; after ``confirm_s`` they are left to a recovery.
+        Failed branches are retried; after ``confirm_timeout`` they are left to a recovery.
 
         Raises:
             DatabaseFailed: Some branches have not ended yet.
@@ -322,21 +324,21 @@ class XAResource(Generic[S]):
             await self._second.follow(xid, state)
         return state
 
-    async def look(self, horizon_s: float | None = None, *, also_others: bool = False) -> Look:
+    async def look(self, horizon: DurationLike | None = None, *, also_others: bool = False) -> Look:
         """The prepared transactions, and what a recovery would do with each.
 
         A prepared transaction is ours if its name contains this fence's identity and the name of
         its database.
 
         Args:
-            horizon_s: Overrides the resource's horizon.
+            horizon: Overrides the resource's horizon.
             also_others: Whether to include other prepared transactions.
 
         Raises:
             DatabaseFailed: The fence is not readable.
             UsageError: It was not verified yet.
         """
-        limit_s = self._horizon_s if horizon_s is None else horizon_s
+        limit_s = self._horizon_s if horizon is None else seconds("horizon", horizon)
         seen = Look([], {})
         known: dict[str, LocalTransactionState | None] = {}
         for name in self._adapters:
@@ -359,7 +361,7 @@ class XAResource(Generic[S]):
                 seen.waiting.append(InDoubtBranch(name, item, known[xid], what))
         return seen
 
-    async def recover(self, horizon_s: float | None = None) -> Recovered:
+    async def recover(self, horizon: DurationLike | None = None) -> Recovered:
         """End decided prepared transactions, and roll back those undecided for longer than the
         horizon.
 
@@ -367,7 +369,7 @@ class XAResource(Generic[S]):
         never changes.
 
         Args:
-            horizon_s: Overrides the resource's horizon.
+            horizon: Overrides the resource's horizon.
 
         Raises:
             DatabaseFailed: The fence is not readable.
@@ -376,7 +378,7 @@ class XAResource(Generic[S]):
         done = dict.fromkeys(Duty, 0)
         failed = 0
         kept = set(self._second.kept)
-        waiting, silent = await self.look(horizon_s)
+        waiting, silent = await self.look(horizon)
         for name, why in silent.items():
             log.warning("cannot look for prepared transactions in %s now: %s", name, why)
         for branch in waiting:
@@ -452,9 +454,9 @@ class XAResource(Generic[S]):
 
     async def clean(
         self,
-        older_than_s: float,
+        older_than: DurationLike,
         *,
-        horizon_s: float | None = None,
+        horizon: DurationLike | None = None,
         batch: int = FENCE_ROWS_REMOVED,
     ) -> int:
         """Remove old rows of the fence; see :meth:`SQLResource.clean`.
@@ -467,12 +469,12 @@ class XAResource(Generic[S]):
         if silent:
             raise DatabaseFailed(f"cannot look for prepared transactions in {', '.join(silent)}")
         oldest = max((branch.prepared.age_s for branch in waiting), default=0.0)
-        if oldest >= older_than_s:
+        if oldest >= seconds("older_than", older_than):
             raise ResourceError(
                 f"a transaction has been prepared for {oldest:.0f} s, and its row is still needed: "
                 "run `txmq xa list` and `txmq xa recover`"
             )
-        return await self._fence.clean(older_than_s, horizon_s=horizon_s, batch=batch)
+        return await self._fence.clean(older_than, horizon=horizon, batch=batch)
 
 
 class SecondPhase(Generic[S]):

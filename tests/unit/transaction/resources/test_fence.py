@@ -10,7 +10,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from txmq.databases.dialects import doubts, kind_of, set_lock_timeout
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import ConfigError
-from txmq.transaction.resources import Fence, check_horizon_s
+from txmq.transaction.resources import Fence, check_horizon
 
 PAGE = Path(__file__).parents[4] / "docs/howto/fence.md"
 SPOKEN = {"postgresql": postgresql, "mysql": mysql, "sqlite": sqlite}
@@ -68,10 +68,8 @@ def test_a_dialect_without_a_fence():
 
 
 def test_how_long_checks_can_come():
-    assert check_horizon_s() == 16 * 60 + 60 + 60 + 60
-    seen = check_horizon_s(
-        timeout_s=6, check_interval_s=10, check_max=3, longest_local_s=5, clocks_apart_s=1
-    )
+    assert check_horizon() == 16 * 60 + 60 + 60 + 60
+    seen = check_horizon(timeout=6, check_interval=10, check_max=3, longest_local=5, clocks_apart=1)
     assert seen == 52
 
 

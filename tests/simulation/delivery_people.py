@@ -10,6 +10,8 @@ import asyncio
 from dataclasses import replace
 from itertools import count
 
+from msgspec import structs
+
 from tests.simulation.client_history import Sent
 from tests.simulation.client_people import Member, Sender
 from tests.simulation.delivery_history import (
@@ -168,7 +170,7 @@ class TryingMember(Member):
     mix: DeliveryMix
 
     def _settings(self) -> ConsumerSettings:
-        return replace(
+        return structs.replace(
             super()._settings(),
             attempts_max=self.mix.attempts_max,
             consume_timeout=self.mix.timeout_s,

@@ -158,14 +158,14 @@ def recover(
 class RecoveryPlan(NamedTuple):
     """The options of the command."""
 
-    horizon: float
+    horizon_s: float
     every_s: float
     is_json: bool
 
 
 async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
     await resource.verify(only_fence=True)
-    return await resource.recover(plan.horizon)
+    return await resource.recover(plan.horizon_s)
 
 
 async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:

@@ -148,9 +148,7 @@ class RedisGuard:
                 f"{kept_s:.0f} s: raise keep, or set horizon to the real time"
             )
         if kept_s < lease_s:
-            raise ConfigError(
-                f"keep is {kept_s} and lease is {lease_s}: keep must be at least lease"
-            )
+            raise ConfigError(f"keep is {kept_s} s, but lease is {lease_s} s: raise keep")
         self._redis = RedisConnection(client)
         self.is_blocking: bool = self._redis.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""

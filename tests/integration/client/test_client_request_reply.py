@@ -103,11 +103,18 @@ def test_a_question_carries_who_asks_and_for_how_long():
         "REPLY_TO_CLIENT": "host@1",
         "TTL": "500",
     }
-    with pytest.raises(ConfigError):
-        question(asked, "c-1", "host@1", 0)
 
 
 # Over a broker
+
+
+def test_a_request_needs_time_for_its_reply():
+    async def scenario():
+        async with answering(None) as (_, asker, _):
+            with pytest.raises(ConfigError, match="timeout cannot be 0; it takes a duration of at"):
+                await asker.request(Message(topic=TOPIC, body=b"hello"), 0)
+
+    run(scenario)
 
 
 def test_a_request_is_answered():

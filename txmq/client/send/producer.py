@@ -521,9 +521,8 @@ class Producer(Lifecycle):
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
         self._open()
-        return await self._requester.ask(
-            message, seconds("timeout", timeout, least=0.001), self.send
-        )
+        timeout_s = seconds("timeout", timeout, least=0.001)
+        return await self._requester.ask(message, timeout_s, self.send)
 
     # Ordered sends
 

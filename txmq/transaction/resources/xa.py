@@ -206,11 +206,10 @@ class XAResource(Generic[S]):
             next(iter(sources.values())), fence=fence, schema=schema, check_wait=check_wait,
             entropy=self._entropy,
         )  # fmt: skip
-        confirm_s = seconds("confirm_timeout", confirm_timeout)
-        self._second = SecondPhase(self._adapters, self._fence, confirm_s, self._entropy)
-        self._confirm_s = confirm_s
+        self._confirm_s = seconds("confirm_timeout", confirm_timeout)
         self._horizon_s = seconds("horizon", horizon)
         self._recover_every_s = seconds("recover_interval", recover_interval)
+        self._second = SecondPhase(self._adapters, self._fence, self._confirm_s, self._entropy)
 
     def _check_sources(self) -> None:
         for name, adapter in self._adapters.items():

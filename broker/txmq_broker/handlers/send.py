@@ -93,12 +93,12 @@ class SendHandlers:
     def send(self, connection: Connection, request: Command) -> None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
         header: SendMessage
-        if isinstance(request.ext, SendMessage):  # A usual 310 is decoded as far as this.
+        if isinstance(request.ext, SendMessage):  # A run's 310 is decoded this far.
             header = request.ext
         else:
             has_long_names = request.code == RequestCode.SEND_MESSAGE
             header = request.read(SendMessage if has_long_names else SendMessageV2)
-            request.ext = header  # type: ignore[assignment]  # As a usual 310 has it.
+            request.ext = header  # type: ignore[assignment]  # As a run's 310 has it.
         if not self.send_run(connection, [request]):
             self._send_alone(connection, request, header)
 

@@ -12,7 +12,7 @@ from tests.simulation.runs import run_seed
 from tests.soak import only_in_soak
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
-from txmq.settings.values import Size
+from txmq.settings.units import Size
 from txmq_broker.core.transactions import State, Transactions, TransactionStatus
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.services.checker import Checker

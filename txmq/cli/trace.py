@@ -10,7 +10,7 @@ from txmq.cli.common import AsJson, Ask, moment_of, option
 from txmq.cli.output import as_json, flush, note, say
 from txmq.client import Admin
 from txmq.client.observe.trace_records import TraceRecord, decode
-from txmq.errors import TransportError
+from txmq.errors import NoPermission, TransportError
 from txmq.message import Queue
 from txmq.ops.moments import LATEST
 from txmq.ops.queries import sentence_of
@@ -72,6 +72,8 @@ async def _follow_all(
 ) -> None:
     """Show the records of all queues until ``show`` returns true, or a request fails for good."""
     route = await admin.route(topic)
+    if not route.readable:
+        raise NoPermission(f"the topic {topic} has no queue that may be read")
     tasks = [asyncio.create_task(_follow(admin, queue, since_ms, show)) for queue in route.readable]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -90,12 +90,12 @@ def list_(
     is_complete: bool = flag("Also those of other programs, which stay untouched.", "--all"),
 ) -> Listing:
     """List prepared transactions with the fence's decision and what a recovery would do."""
-    horizon_s = branches.horizon_s
+    horizon = branches.horizon_s
     with branches.resource() as resource:
 
         async def look() -> Look:
             await resource.verify(only_fence=True)
-            return await resource.look(horizon_s, also_others=is_complete)
+            return await resource.look(horizon, also_others=is_complete)
 
         found = asyncio.run(look())
     reasons = [f"{name} did not answer: {why}" for name, why in found.silent.items()]

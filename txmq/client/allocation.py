@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import md5
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from txmq.errors import ConfigError
 from txmq.message import Queue
@@ -59,7 +59,10 @@ class Allocation(Protocol):
 class Average:
     """Neighbouring queues in equal numbers; the first clients take the remainder."""
 
-    name: ClassVar[str] = "AVG"
+    @property
+    def name(self) -> str:
+        """What RocketMQ calls it."""
+        return "AVG"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -77,7 +80,10 @@ class Average:
 class Circle:
     """Queues dealt out to the clients in turn."""
 
-    name: ClassVar[str] = "AVG_BY_CIRCLE"
+    @property
+    def name(self) -> str:
+        """What RocketMQ calls it."""
+        return "AVG_BY_CIRCLE"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -96,9 +102,12 @@ class ByConfig:
     queue is shared evenly, because lists usually omit the retry topic.
     """
 
-    name: ClassVar[str] = "CONFIG"
-
     queues: frozenset[Queue]
+
+    @property
+    def name(self) -> str:
+        """What RocketMQ calls it."""
+        return "CONFIG"
 
     def __call__(
         self, group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -118,9 +127,12 @@ class MachineRoom:
     Each client gets the same number; the first clients get one more each from the remainder.
     """
 
-    name: ClassVar[str] = "MACHINE_ROOM"
-
     rooms: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """What RocketMQ calls it."""
+        return "MACHINE_ROOM"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
@@ -188,9 +200,12 @@ class ConsistentHash:
         ConfigError: There are no virtual nodes, so clients would get no queues.
     """
 
-    name: ClassVar[str] = "CONSISTENT_HASH"
-
     virtual_nodes: int = VIRTUAL_NODES
+
+    @property
+    def name(self) -> str:
+        """What RocketMQ calls it."""
+        return "CONSISTENT_HASH"
 
     def __post_init__(self) -> None:
         if self.virtual_nodes < 1:

@@ -210,6 +210,7 @@ class Client(ClusterClient):
 
         Raises:
             UsageError: The client is open, the times are not clear, or the name is taken.
+            ConfigError: The interval is invalid.
             LocalProtocolError: The topic's name is invalid.
         """
         if self._is_open:

@@ -2,7 +2,7 @@
 
 A client sends heartbeats to all brokers every 30 s, when a group joins, and on every new
 connection, since a broker forgets a client with its connection. It refreshes routes, and answers
-brokers' requests (:mod:`txmq.client.cluster_client`).
+brokers' requests (:class:`BrokerRequests`).
 """
 
 from __future__ import annotations

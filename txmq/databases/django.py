@@ -185,8 +185,8 @@ class _DjangoSession:
             raise
         self._hooks = hooks
 
-    async def _refuse(self, statement: str = "") -> Any:
-        raise UsageError(f"a Django connection cannot prepare transactions: {statement}")
+    async def _refuse(self, _statement: str = "") -> Any:
+        raise UsageError("a Django connection cannot prepare transactions")
 
     prepare = begin_again = execute_outside = _refuse
 

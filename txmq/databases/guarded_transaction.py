@@ -144,7 +144,10 @@ class GuardedTransaction(ABC, Generic[S]):
         """Whether the row is visible, in a session that may have another transaction by now."""
 
     async def _before_commit(self, db: DatabaseSession[object]) -> None:
-        """Run statements after the application's work, in its open transaction."""
+        """Run statements after the application's work, in its open transaction.
+
+        Nothing looks at the transaction between this and the commit, so it raises on any failure.
+        """
 
     async def _after_rollback(self) -> None:
         """Called after a rollback of a transaction without a savepoint."""

@@ -225,6 +225,7 @@ class _PsycopgSession:
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
+        assert self._block is not None, "there is a transaction to commit"
         await self._leave(None)
 
     async def prepare(self, statement: str) -> str:

@@ -7,7 +7,7 @@
     def transfer_in(session, message):
         ...
 
-:mod:`verdict` defines the answers of a guard, :mod:`guard` the decorator. The guards:
+:mod:`guard` has the decorator and the answers of a guard. The guards:
 :mod:`unique_key` in the function's own database transaction, :mod:`redis` beside it, :mod:`version`
 in the row that is changed, :mod:`token` for calls instead of messages. Each is imported on first
 use, so a service only needs the libraries of the guards it uses.

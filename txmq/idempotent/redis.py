@@ -120,7 +120,7 @@ class RedisGuard:
             table any value works, because the table remembers.
         prefix: The beginning of its keys. Each database that shares a Redis needs a prefix of its
             own, for example each service or each stage: "done" holds for one database only.
-        clock: Where the time comes from.
+        clock: The source of time.
 
     Raises:
         ConfigError: The client is not one of these or has no time-out, a time is out of range, or

@@ -35,7 +35,7 @@ class TokenOptions(TypedDict, total=False):
     """The options of a :class:`TokenGuard`."""
 
     secret: bytes | None
-    good_for: float
+    good_for: DurationLike
     clock: Clock | None
     entropy: Entropy | None
 

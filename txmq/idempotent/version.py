@@ -116,7 +116,7 @@ class VersionGuard(Generic[S]):
             missing versions for good, because the newest state contains them.
         wait: The longest time of ``gaps="wait"``.
         first: The version of a new row.
-        clock: Where the time comes from.
+        clock: The source of time.
 
     Raises:
         ConfigError: A column does not exist, or the source is not supported.
@@ -285,7 +285,7 @@ class VersionAttempt(TransactionAttempt[S]):
         target: The row's key and version.
         bump: The statement.
         wait_s: How long to wait for missing versions.
-        clock: Where the time comes from.
+        clock: The source of time.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ class Exchange(Generic[W]):
         self.waiting: dict[int, W] = {}
         """The waiters by number, in the order of their requests."""
         self._deadlines: list[tuple[float, int]] = []
-        # A wrapped number cannot meet a waiter: every waiter ends long before 2**31 requests.
+        # A wrapped number meets no waiter: no request waits for hours, as 2**31 others would take.
         self.number: Callable[[], int] = map(_OPAQUE_MAX.__and__, count(first)).__next__
         """Returns the number of the next request; one-way requests have one too."""
 
@@ -294,9 +294,10 @@ class Connection(asyncio.Protocol):
 
     def _take(self, service: Service) -> None:
         self._service = _bound(service)
-        self._run_codes: Collection[int] = getattr(service, "run_codes", ())
         self._serve_run: Callable[[Connection, list[Command], list[bytes]], None] | None
         self._serve_run = getattr(service, "serve_run", None)
+        can_run = self._serve_run is not None
+        self._run_codes: Collection[int] = getattr(service, "run_codes", ()) if can_run else ()
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""

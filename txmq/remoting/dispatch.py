@@ -21,17 +21,18 @@ from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
 from txmq.text import RepeatedLines
 
-__all__ = ["Authorize", "Dispatcher", "Handler", "Postponed", "RunHandler", "ServeUsual"]
+__all__ = ["Authorize", "Dispatcher", "Handler", "Postponed", "RunHandler", "ServeRun"]
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Connection, Command], bytes | None]
 """Serves one request: returns the answer as a frame, or ``None`` if it comes later or never."""
 
-ServeUsual: TypeAlias = Callable[[Connection, list[Command]], int]
-"""Serves the usual requests at the beginning of a run, and returns their number.
+ServeRun: TypeAlias = Callable[[Connection, list[Command]], int]
+"""Serves the requests at the beginning of a run that need no step of their own, and returns how
+many these are; a request that would be refused is not one of them.
 
-It sends their answers later. It never raises: a request that would be refused is not a usual one.
+It sends their answers later. If it raises, it has changed nothing.
 """
 
 
@@ -40,12 +41,12 @@ class RunHandler:
     """The handler of requests that often arrive in series.
 
     Attributes:
-        serve: Serves one request, also a usual one.
-        serve_usual: Serves several at once.
+        serve: Serves any one request.
+        serve_run: Serves several at once.
     """
 
     serve: Handler
-    serve_usual: ServeUsual
+    serve_run: ServeRun
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """Serve one request."""
@@ -80,7 +81,7 @@ class Dispatcher:
         on_error: Called with every error that is not a refusal, before it is answered.
     """
 
-    __slots__ = ("_authorize", "_faults", "_handlers", "_serve_one", "_serve_usual", "on_error")
+    __slots__ = ("_authorize", "_faults", "_handlers", "_serve_one", "_serve_runs", "on_error")
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class Dispatcher:
     ) -> None:
         self._handlers: dict[int, Handler] = {}
         self._serve_one: dict[int, Handler] = {}
-        self._serve_usual: dict[int, ServeUsual] = {}
+        self._serve_runs: dict[int, ServeRun] = {}
         self._authorize = authorize
         self.on_error: Callable[[TxmqError], None] = on_error
         self._faults = RepeatedLines()
@@ -111,17 +112,17 @@ class Dispatcher:
         for code, handler in handlers.items():
             number = int(code)
             self._handlers[number] = self._serve_one[number] = handler
-            self._serve_usual.pop(number, None)
+            self._serve_runs.pop(number, None)
             if isinstance(handler, RunHandler):
                 self._serve_one[number] = handler.serve
                 # An authorizer looks at each request, perhaps at all of its fields.
                 if self._authorize is None:
-                    self._serve_usual[number] = handler.serve_usual
+                    self._serve_runs[number] = handler.serve_run
 
     @property
     def run_codes(self) -> Collection[int]:
         """The requests that :meth:`serve_run` takes."""
-        return self._serve_usual
+        return self._serve_runs
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or ``None`` if it comes later or the request is one-way."""
@@ -159,17 +160,14 @@ class Dispatcher:
         self, connection: Connection, requests: list[Command], answers: list[bytes], /
     ) -> None:
         """Serve requests of one code; see :class:`~txmq.remoting.connection.RunService`."""
-        serve_usual = self._serve_usual[requests[0].code]
+        serve_run = self._serve_runs[requests[0].code]
         while requests:
             try:
-                count = serve_usual(connection, requests)
-            except Exception as error:
+                count = serve_run(connection, requests)
+            except Exception:
                 code, many = requests[0].code, len(requests)
                 log.exception("%d requests %d of %s failed", many, code, connection.address)
-                remark = f"{type(error).__name__}: {error}"
-                refusals = [_refuse(request, _SYSTEM_ERROR, remark) for request in requests]
-                answers += [refusal for refusal in refusals if refusal is not None]
-                return
+                count = 0  # One by one, only those that fail are refused.
             if count == len(requests):
                 return
             answer = self(connection, requests[count])

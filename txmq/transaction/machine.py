@@ -92,7 +92,8 @@ class Transaction(Generic[S]):
     """One transaction of a producer.
 
     The block of a :class:`txmq.TransactionManager` receives it: it writes with :attr:`session`,
-    reads :attr:`message`, and afterwards :attr:`outcome`. The manager takes all steps.
+    reads :attr:`message`, and afterwards :attr:`outcome`. The manager takes all steps: do not call
+    the other methods.
     """
 
     group: str
@@ -327,7 +328,7 @@ class Transaction(Generic[S]):
         """Decide and settle without a caller; a stop of the producer waits for that."""
         if not self.context.is_stopped:
             self._see_through(self._decide(answer))
-            self.waiting = None
+            self.waiting = None  # Nobody waits; the task begins only later, as no task is eager.
 
     def _see_through(self, steps: Coroutine[Any, Any, Outcome]) -> Awaitable[Outcome]:
         """Take the last steps in a task, so that they go on even if the caller is cancelled."""

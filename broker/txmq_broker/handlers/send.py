@@ -26,7 +26,7 @@ from txmq.protocol.command import ONEWAY, Command, answer
 from txmq.protocol.headers import RecallAnswer, RecallMessage, SendMessage, SendMessageV2
 from txmq.protocol.operations import ListDelayed, RecallDelayed
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import HEAD_BYTES, PREPARED, TYPE_BITS
+from txmq.protocol.record import PREPARED, TYPE_BITS, head_size
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
@@ -93,12 +93,12 @@ class SendHandlers:
     def send(self, connection: Connection, request: Command) -> None:
         """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
         header: SendMessage
-        if isinstance(request.ext, SendMessage):  # A usual 310 is decoded as far as this.
+        if isinstance(request.ext, SendMessage):  # A run's 310 is decoded this far.
             header = request.ext
         else:
             has_long_names = request.code == RequestCode.SEND_MESSAGE
             header = request.read(SendMessage if has_long_names else SendMessageV2)
-            request.ext = header  # type: ignore[assignment]  # As a usual 310 has it.
+            request.ext = header  # type: ignore[assignment]  # As a run's 310 has it.
         if not self.send_run(connection, [request]):
             self._send_alone(connection, request, header)
 
@@ -129,7 +129,7 @@ class SendHandlers:
         store_host, body_max = self._store_host, self._body_max
         born_host = connection.born_host
         v6_bits = host_bits(born_host, store_host)
-        head_bytes = HEAD_BYTES - 16 + len(born_host) + len(store_host)
+        head_bytes = head_size((v6_bits, 0, born_host, now_ms, store_host, 0, 0))
         halves, room = self._halves, -1
         position = self._store.log.next_position
         new: list[NewRecord] = []
@@ -376,22 +376,26 @@ class SendHandlers:
         """The topic for a message that a consumer sends as a retry: retry or dead letter."""
         name = header.topic.removeprefix(RETRY)
         group = self._groups.get(name, now_ms)
-        attempts, text = header.reconsume_times or 0, header.properties or ""
+        attempts = header.reconsume_times or 0
+        requested = header.max_reconsume_times
+        maximum = group.retry_max_times if requested is None or requested < 0 else requested
+        reason = exhaustion_reason(attempts, maximum)
+        # Stock consumers give up this way if a return fails, or when orderly.
+        gives_up = reason and not header.batch
+        # The topic first: a request that has to wait for it must not be changed yet.
+        if gives_up:
+            topic = self.topic_of_group(DLQ + name, 1)
+        else:
+            topic = known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
         if attempts:
             # A client that failed to return a message sends it with all its old properties; it is
             # not a half message any more.
             header.sys_flag &= ~TYPE_BITS
-            header.properties = text = properties.without(text, properties.TRANSACTION)
-        requested = header.max_reconsume_times
-        maximum = group.retry_max_times if requested is None or requested < 0 else requested
-        reason = exhaustion_reason(attempts, maximum)
-        if reason and not header.batch:
-            # Stock consumers give up this way if a return fails, or when orderly.
-            # The topic first: a request that has to wait for it must not be changed yet.
-            topic = self.topic_of_group(DLQ + name, 1)
-            header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
-            return topic
-        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
+            header.properties = properties.without(header.properties or "", properties.TRANSACTION)
+        if gives_up:
+            header.queue_id = 0
+            header.properties = dead_letter_properties(header.properties or "", reason)
+        return topic
 
     def topic_of_group(self, name: str, queues: int) -> Topic:
         """A group's retry or dead-letter topic, created when first needed.

@@ -117,7 +117,7 @@ class TransactionHandlers:
             now_ms = self._flusher.decision_ms()
             ends = [
                 request.ext if isinstance(request.ext, EndTransaction)
-                # Not as usual 37s are decoded.
+                # Not decoded as a run's 37s are.
                 else request.read(EndTransaction)
                 for request in requests
             ]  # fmt: skip
@@ -131,7 +131,7 @@ class TransactionHandlers:
     def end(self, connection: Connection, request: Command) -> bytes | None:
         """37: a producer reports the outcome of its local transaction."""
         header: EndTransaction = request.ext  # type: ignore[assignment]  # A cast costs a call.
-        if type(header) is not EndTransaction:  # A usual 37 is decoded as far as this.
+        if type(header) is not EndTransaction:  # A run's 37 is decoded this far.
             header = request.read(EndTransaction)
         event = _EVENTS.get(header.commit_or_rollback)
         if event is None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from txmq.errors import ConfigError, DirectoryInUse, StoreError, TxmqError
+from txmq.protocol.bodies import TopicConfigs
 from txmq.runtime.child_process import KILL_GRACE_S
 from txmq.runtime.parent_link import (
     ContentNotice,
@@ -34,21 +36,18 @@ from txmq_broker.processes.plan import (
     BrokerReport,
     HeartbeatNotice,
     OpenedNotice,
+    RegistrationNotice,
+    UnregistrationNotice,
 )
-
-if TYPE_CHECKING:
-    from txmq_broker.monitoring.pages import MonitoringPages
-import contextlib
-from collections.abc import Callable, Iterator
-
-from txmq.protocol.bodies import TopicConfigs
-from txmq_broker.processes.plan import RegistrationNotice, UnregistrationNotice
 from txmq_broker.services.registrar import (
     PAUSE_PER_TOPIC_S,
     PERIOD_S,
     NearRegistration,
     registration_of,
 )
+
+if TYPE_CHECKING:
+    from txmq_broker.monitoring.pages import MonitoringPages
 
 __all__ = ["CANNOT_START", "CRASHED", "BrokerChild", "ParentRegistration", "registration_notices"]
 
@@ -224,7 +223,7 @@ class ParentRegistration(NearRegistration):
 
     async def _keep_registering(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD_S):
                     await self._changed.wait()
             self._changed.clear()

@@ -353,6 +353,48 @@ async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
     assert sorted(sum(stage.bodies().values(), [])) == [b"0", b"1", b"2", b"3"]
 
 
+@produced(brokers=2)
+async def test_a_port_that_closes_each_connection_at_once_fails_an_attempt(stage):
+    """As a proxy without a server behind it does; the other broker gets the message."""
+    closing = stage.cluster.brokers[0].address
+    usual = stage.producer.client.session.connection
+    opened = []
+
+    async def connection(address):
+        found = await usual(address)
+        if address == closing:
+            opened.append(found)
+            found.abort()
+            await asyncio.sleep(0.001)
+        return found
+
+    stage.producer.client.session.connection = connection
+
+    results = await asyncio.gather(*[stage.producer.send(message()) for _ in range(4)])
+
+    assert {result.queue.broker for result in results} == {"broker-b"}
+    assert 1 <= len(opened) <= 4
+
+
+@produced(in_flight_max=5)
+async def test_a_send_that_is_cancelled_while_the_producer_closes_releases_nothing_twice(stage):
+    stage.always(0, silent)
+    first = asyncio.create_task(stage.producer.send(message(b"12345")))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(stage.producer.send(message(b"123456789")))
+    await asyncio.sleep(0.1)
+
+    closing = asyncio.create_task(stage.producer.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    second.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    with pytest.raises(TxmqError):
+        await first
+    await closing
+
+
 @produced(brokers=1, queues=4, timeout=3.0)
 async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
     stage.always(0, silent)

@@ -103,13 +103,14 @@ def test_an_unusual_request_is_served_alone_in_its_turn_and_its_error_is_its_own
     assert peer.answers() == [(3, 0), (5, NotFound.code)]
 
 
-def test_an_error_of_a_whole_run_is_answered_to_each():
+def test_a_run_that_fails_is_served_one_by_one_and_only_what_fails_is_refused():
     peer = Peer(usual=None)
     connection = peer.connect(Dispatcher(peer.table()))
 
-    connection.data_received(end(1) + end(2))
+    connection.data_received(end(1) + end(5) + end(2))
 
-    assert peer.answers() == [(1, 1), (2, 1)]
+    assert peer.served == [1, 5, 2]
+    assert peer.answers() == [(1, 0), (5, NotFound.code), (2, 0)]
 
 
 @pytest.mark.fault("M14")

@@ -1,7 +1,7 @@
 """Orderly consumption: each queue's messages one after the other, in stored order.
 
-A queue is consumed only while the broker keeps it locked for this client. After a
-lost lock another consumer may have advanced, so the queue is released and taken again.
+A queue is consumed only while the broker keeps it locked for this client. After a lost lock another
+consumer may have advanced, so the queue is released and taken again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 SUSPEND_MOST_S: Final = 30.0
 """The longest rest of a queue, as in stock clients."""
-
 
 RENEW_S: Final = 20.0
 """How often locks are renewed, as in stock clients; a broker keeps them for 60 s."""

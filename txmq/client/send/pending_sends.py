@@ -125,7 +125,7 @@ class PendingSends:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(size)
             else:
                 self._room_line = deque(place for place in self._room_line if place[1] is not turn)
@@ -358,6 +358,12 @@ class PendingSends:
         found: Connection | TxmqError
         try:
             found = await self.session.connection(address)
+            if not found.is_open:
+                # A port without a server behind it opens and closes at once: that is a failed
+                # attempt, since to wait in line again would connect in a loop.
+                lost = ConnectionLost(f"{address} closed the connection")
+                lost.effect = Effect.NONE
+                raise lost
         except TxmqError as error:
             found = error
         for send in self._leave_line(self._at_connections, address):

@@ -1,7 +1,7 @@
 """Databases as parts of a transaction; needs the extra ``txmq[sql]``.
 
-:mod:`.fence` and :mod:`.steps` do the work of a resource; :mod:`txmq.databases` has an adapter for
-each kind of connection.
+:mod:`.sql` and :mod:`.xa` are the resources, :mod:`.fence` is the row that decides;
+:mod:`txmq.databases` has an adapter for each library.
 """
 
 from __future__ import annotations

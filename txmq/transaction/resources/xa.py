@@ -483,7 +483,7 @@ class SecondPhase(Generic[S]):
         adapters: The databases by their names.
         fence: The fence, which decides.
         confirm_s: How long it retries.
-        entropy: Where chance comes from.
+        entropy: The source of randomness.
     """
 
     def __init__(

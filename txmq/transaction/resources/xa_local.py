@@ -121,7 +121,7 @@ class Branch(Generic[S]):
             await db.close()
         except two_phase.problems_of(self.adapter) as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
-            log.warning("could not give a session of %s back: %s", self.name, error)
+            log.warning("could not return a session of %s: %s", self.name, error)
 
 
 class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):

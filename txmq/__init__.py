@@ -1,9 +1,9 @@
 """Distributed transactions on half messages, over a broker that speaks RocketMQ's protocol.
 
-Everything an application needs has its name here; every error is in :mod:`txmq.errors`, strategies
-of sharing queues are in ``txmq.allocation``, and the same names without ``await`` in
-:mod:`txmq.blocking`. What speaks to brokers is imported when it is first asked for: a program that
-only needs messages does not wait for it.
+This module exports everything an application needs. Errors are in :mod:`txmq.errors`, queue
+allocation strategies in ``txmq.allocation``, and the same names without ``await`` in
+:mod:`txmq.blocking`. The clients are imported on first use, so that a program which only needs
+messages does not wait for them.
 """
 
 from __future__ import annotations

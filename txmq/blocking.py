@@ -196,7 +196,7 @@ class _Member(OpenableFacade[X], Generic[X, S]):
 
     _kind: Callable[[str, str | txmq.Client, S | None], X]
     _noun: str
-    """What errors call it."""
+    """Its name in error messages."""
 
     def __init__(self, group: str, names: str | Client, settings: S | None = None) -> None:
         if isinstance(names, Client):
@@ -300,8 +300,7 @@ class TransactionDecorator(Protocol[D_co]):
 class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     """:class:`txmq.TransactionManager`; ``with`` opens and closes it.
 
-    Its resource is a blocking one. Decorated functions and ``with`` blocks run in the calling
-    thread.
+    It needs a blocking resource. Decorated functions and ``with`` blocks run in the calling thread.
 
     Raises:
         ConfigError: The resource needs await.
@@ -362,13 +361,13 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         is_entered, error = False, None
 
         async def begin() -> Work[D]:
-            # Kept here at once: Ctrl-C may come before the waiting thread receives it.
+            # Store it here: Ctrl-C may interrupt the waiting thread before it gets the result.
             nonlocal begun
             begun = await self._real.begin(message)
             return begun
 
         async def leave() -> None:
-            # Checked in the loop: a cancelled call may still have begun.
+            # Check in the loop: a cancelled begin() may still have completed.
             if begun is not None:
                 await self._real.leave(begun)
 
@@ -398,7 +397,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         except Exception:
             raise
         except BaseException:
-            # Ctrl-C may come before the loop has started it.
+            # Ctrl-C may come before the loop has started end().
             self._background.wait(self._real.leave(begun))
             raise
 
@@ -435,7 +434,7 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
 
 
 class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
-    """:class:`txmq.PullConsumer`; ``with`` starts and stops it, ``for`` gives its messages."""
+    """:class:`txmq.PullConsumer`; ``with`` starts and stops it, ``for`` yields its messages."""
 
     _kind = txmq.PullConsumer
     _noun = "consumer"
@@ -467,7 +466,7 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
         return sorted(self.positions())
 
     def __iter__(self) -> Iterator[list[ReceivedMessage]]:
-        """Lists of messages, each of one queue, until the consumer is stopped."""
+        """Yield lists of messages, each from one queue, until the consumer stops."""
         with suppress(StopAsyncIteration):
             yield self._next_batch()
             while self._background.is_running:

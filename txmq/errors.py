@@ -195,7 +195,7 @@ class ResourceError(TxmqError):
 
 
 class FenceMissing(ResourceError):
-    """The database has no fence table; create it with ``txmq schema create``."""
+    """The database has no fence table; create one with ``txmq schema create``."""
 
 
 class FenceOutdated(ResourceError):
@@ -225,7 +225,9 @@ class TransactionExpired(ResourceError):
 
 
 class TransactionBroken(ResourceError):
-    """The database cannot commit, such as after an error that the code caught; nothing remains."""
+    """The database cannot commit, for example after an error that the code caught. Nothing remains
+    of the transaction.
+    """
 
 
 class OutcomeUnknown(ResourceError):
@@ -235,7 +237,7 @@ class OutcomeUnknown(ResourceError):
 
 
 class DatabaseFailed(ResourceError):
-    """The database did not answer, or not as expected; nothing was changed."""
+    """The database did not answer, or gave an unexpected answer; nothing was changed."""
 
     retryable = True
 
@@ -259,7 +261,7 @@ class KeyConflict(TxmqError):
 
 
 class PayloadInvalid(TxmqError):
-    """A message's body does not fit the type that its handler declares; nothing was called."""
+    """A message's body does not fit the type its handler declares; the handler was not called."""
 
 
 class VersionGap(TxmqError):
@@ -273,7 +275,7 @@ class TokenRefused(TxmqError):
 
 
 class LeaseLost(TxmqError):
-    """The work was done but outlasted its lease: another worker may do it a second time."""
+    """The work was done but outlasted its lease: another worker may repeat it."""
 
     effect = Effect.APPLIED
 
@@ -577,7 +579,7 @@ class CorruptRecord(StoreError):
 
 
 class DamagedFile(StoreError):
-    """A file beside the log is damaged, missing or foreign, and has no replacement."""
+    """A file next to the log is damaged, missing or foreign, and has no replacement."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -586,13 +588,13 @@ class DamagedFile(StoreError):
 
 
 class DiskFull(StoreError):
-    """The disk is full; nothing of this write remains."""
+    """The disk is full; the write left nothing behind."""
 
     retryable = True
 
 
 class WriteFailed(StoreError):
-    """The disk refused a write; nothing of it remains."""
+    """The disk refused a write, which left nothing behind."""
 
     retryable = True
 
@@ -617,4 +619,6 @@ class ForeignFile(DamagedFile):
 
 
 class LogTooShort(StoreError):
-    """Other files prove that the log was longer. The start changed nothing; no offset repeats."""
+    """Other files prove that the log was longer. The broker did not start and changed nothing, so
+    that no offset is reused.
+    """

@@ -29,16 +29,17 @@ JSON_DEPTH_MAX: Final = 64
 """Nesting in a header or body; the deepest one RocketMQ has is 7."""
 
 HEADER_BYTES_MAX: Final = 256 * 1024
-"""One header. The longest that a client needs has 200 KB: a send whose 32,767 bytes of properties
-are all written as six characters. Decoding this much takes some milliseconds; 12 MB took 0.6 s."""
+"""One header. The longest a client needs is 200 KB: a send with 32,767 bytes of properties, each
+escaped as six characters. Decoding this much takes a few milliseconds; 12 MB took 0.6 s."""
 
 REMARK_CHARS_MAX: Final = 8 * 1024
-"""The text of a refusal; the rest is cut. It may repeat what a peer sent, with each character
-written as seven, and must then fit a header."""
+"""The text of a refusal; longer text is cut. It may quote the peer, with each character escaped as
+seven, and must still fit a header."""
 
 HEADER_BYTES_USUAL: Final = 4 * 1024
-"""A header that is decoded at once; almost all are shorter. The fields of a longer one are counted
-first, and it has a turn of its own: those of several strangers would share one."""
+"""A header that is decoded at once; almost all are shorter. The server counts the fields of a
+longer one first and gives it a separate turn, so that several strangers' long headers never share
+one."""
 
 HEADER_FIELDS_MAX: Final = 1_024
 """Fields in one header; the largest known has 20."""
@@ -56,37 +57,36 @@ RECENT_TRANSACTIONS: Final = 262_144
 """Decided transactions kept in memory, so that a repeated request needs no search."""
 
 RECALLED_TRANSACTIONS: Final = 4_096
-"""Decided transactions that a start reads back; it takes a tenth of a second."""
+"""Decided transactions that a broker reads back when it starts, in a tenth of a second."""
 
 REASON_CHARS_MAX: Final = 500
 """A consumer's reason for a failed message; the broker keeps it with the dead letter."""
 
 PAYLOAD_REASON_CHARS_MAX: Final = 300
-"""Why a body is not what its handler declares; the rest of a consumer's reason has room beside
-it."""
+"""Why a body does not fit the type its handler declares; leaves room for the rest of the consumer's
+reason."""
 
 DELAY_LEVELS_MAX: Final = 64
 """Delay levels of one broker; each is a queue, and RocketMQ has 18."""
 
 DELIVERED_TOGETHER_MAX: Final = 500
-"""Due messages that the broker writes in one go; it serves nothing else for some ten
-milliseconds."""
+"""Due messages that the broker writes in one go, which blocks it for about ten milliseconds."""
 
 DELIVERED_BYTES_MAX: Final = 2 * 1024 * 1024
 """Bytes of due messages written in one go; they must all fit one span."""
 
 RECALLED_TOGETHER_MAX: Final = 256
-"""Waiting messages under one id; a recall reads all of them. A producer that gets no answer sends
-two or three, and each consumer group has some tens of retries."""
+"""Delayed messages with the same id; a recall reads all of them. A producer that gets no answer
+sends two or three copies, and each consumer group adds some tens of retries."""
 
 RECALLED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes that one recall reads: three of the largest messages, some ten milliseconds."""
+"""Bytes that one recall reads: three of the largest messages, in about ten milliseconds."""
 
 KEYS_PER_MESSAGE_MAX: Final = 64
 """Index keys of one message; further keys are stored but not searchable."""
 
 SPAN_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Records written to the log in one go; bounds the loss by one torn write."""
+"""Records written to the log in one go; bounds the loss from one torn write."""
 
 UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Records that wait for a sync; beyond it sends get "busy". Bounds memory on a slow disk."""
@@ -102,10 +102,10 @@ PULL_SCAN_MAX: Final = 800
 
 YOUNG_LOG_BYTES: Final = 4 * 1024**3
 """A new group starts at a queue's first message if at most this much was stored after it. A stock
-broker does so while the message is in the newest part of the log, 40 % of its memory."""
+broker does so while the message is in the newest part of the log, up to 40 % of its memory."""
 
 HELD_PULLS_MAX: Final = 100_000
-"""Pulls that wait for messages; the broker answers one more at once."""
+"""Pulls held until messages arrive; the broker answers one more at once."""
 
 RELAYED_MAX: Final = 10_000
 """Requests relayed to clients and not answered yet; one more gets "busy"."""
@@ -121,75 +121,75 @@ UNFINISHED_BYTES_MAX: Final = 32 * 1024 * 1024
 server closes the connections whose frames began first; an honest frame takes milliseconds."""
 
 OWED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Answers that all peers of a server have not read, beside what their kernels hold. Beyond it the
-server closes the connections that have owed longest."""
+"""Unread answers over all connections of a server, without those in kernel buffers. Beyond it the
+server closes the connections whose answers have been unread longest."""
 
 OWED_BYTES_SPARED: Final = 16 * 1024
-"""Unread answers of one connection that are not worth counting: a few routes."""
+"""Unread answers of one connection that are too few to count: a few routes."""
 
 TURN_S: Final = 0.005
-"""How long a server works on the requests of one read before others have their turn. A read holds
-up to 256 KiB; a thousand small requests that each write a file took seconds."""
+"""How long a server works on the requests of one read before it serves other connections. A read
+holds up to 256 KiB; a thousand small requests that each write a file took seconds."""
 
 KEY_VALUES_MAX: Final = 10_000
 """Key-value entries of a name server; each names the queues of one topic with an order."""
 
 KEY_VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Characters of all key-value entries of a name server; 10,000 real entries have half of that. Each
-write rewrites them all, twice, which takes some 10 ms in the disk's thread."""
+"""Characters of all key-value entries of a name server; 10,000 real entries take half of that. Each
+change rewrites all of them twice, which takes some 10 ms in the disk's thread."""
 
 TLS_HANDSHAKE_S: Final = 10.0
-"""Seconds for a peer's first byte, and again for its TLS handshake: some round trips on a bad
-line. A peer that is silent costs no more than a socket for as long."""
+"""Seconds for a peer's first byte, and again for its TLS handshake: several round trips on a bad
+line. Until then a silent peer costs only a socket."""
 
 TLS_HANDSHAKE_BYTES_MAX: Final = 64 * 1024
-"""Bytes of a TLS handshake that is not complete. OpenSSL itself accepts 128 KiB for a hello and
-100 KiB of certificates; usual ones have 2 and 5."""
+"""Bytes of an incomplete TLS handshake. OpenSSL itself accepts 128 KiB for a hello and 100 KiB of
+certificates; they usually take 2 and 5 KiB."""
 
 REPEATED_LINES_MAX: Final = 1_000
-"""Different log lines about refused peers that are counted; a stranger can cause any number."""
+"""Distinct log lines about refused peers whose repeats are counted; a stranger can cause any number
+of lines."""
 
 ROUTE_TOPICS_MAX: Final = 300_000
 """Topics a name server keeps; it refuses a broker that registers more. Its list of all topics must
-fit one frame, also with names of 50 characters."""
+fit one frame, even with names of 50 characters."""
 
 ROUTE_BROKERS_MAX: Final = 10_000
-"""Replicas of brokers that a name server keeps; each has a connection of its own."""
+"""Broker replicas that a name server keeps; each has its own connection."""
 
 TOPICS_MAX: Final = 150_000
-"""Topics one broker keeps, with those of retries and dead letters. Each takes 2 KiB of memory with
-four queues, and a start reads 100,000 of them in 2 seconds."""
+"""Topics one broker keeps, including retry and dead-letter topics. Each takes 2 KiB of memory with
+four queues, and a broker loads 100,000 of them in 2 seconds when it starts."""
 
 GROUPS_MAX: Final = 50_000
 """Consumer groups one broker keeps; each has a retry topic."""
 
 WAITING_RETRIES_MAX: Final = 100_000
-"""Groups, topics and retries by which a broker counts messages that wait for a retry: 20 MiB.
-Beyond it the count of a group does not say which topic and which retry."""
+"""Combinations of group, topic and retry number for which a broker counts waiting messages: 20 MiB.
+Beyond it, messages of further combinations count only for their group."""
 
 QUEUES_OF_NEW_TOPICS: Final = 4
-"""Queues of a new topic at each broker, if nobody names another number: whether a command, a page
-or a first message creates it. RocketMQ's clients ask for as many."""
+"""Default number of queues of a new topic at each broker, whether a command, a page or a first
+message creates it. RocketMQ's clients ask for four too."""
 
 MADE_TOPICS_MAX: Final = 40_000
-"""Topics of a broker beyond which sends and consumers create no further ones. The rest is for
-operators, so that a stranger who fills the table cannot lock them out."""
+"""Beyond this many topics at a broker, sends and consumers create no more. The rest up to
+``TOPICS_MAX`` is for operators, so that a stranger who fills the table cannot lock them out."""
 
 MADE_GROUPS_MAX: Final = 40_000
-"""Groups of a broker beyond which consuming creates no further ones; see ``MADE_TOPICS_MAX``."""
+"""Beyond this many groups at a broker, consuming creates no more; see ``MADE_TOPICS_MAX``."""
 
 MADE_TOGETHER_MAX: Final = 2_000
-"""Topics, or groups, that clients create at once: two of the largest clients that start."""
+"""Topics, or groups, that clients may create in one burst: enough to start two of the largest."""
 
 MADE_PER_SECOND_MAX: Final = 20
-"""Topics, or groups, that clients create a second after that: 1.7 million a day."""
+"""Topics, or groups, that clients may create per second after the burst: 1.7 million a day."""
 
 POSTPONED_MAX: Final = 2_000
-"""Requests that wait until the topic they need, or their key value, is saved; one more gets
-"unavailable"."""
+"""Requests that wait for their topic or key value to be saved; one more gets "unavailable"."""
 
 POSTPONED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bodies, or key values, of requests that wait until these are saved."""
+"""Bytes of the bodies, or key values, in these waiting requests."""
 
 GROUPS_PER_CLIENT_MAX: Final = 1_000
 """Producer groups, and consumer groups, of one connection; a client has one connection to a
@@ -203,16 +203,17 @@ SUBSCRIPTIONS_MAX: Final = 100_000
 """Subscriptions of all connected groups together; each takes some 500 bytes."""
 
 GROUPS_SPARED: Final = 4
-"""A connection with at most this many groups, and as many subscriptions in each, is accepted beyond
-the limits of all connections: a stranger who fills those must not lock out others."""
+"""A connection with no more groups than this, and no more subscriptions in each, is accepted even
+beyond ``MEMBERS_MAX`` and ``SUBSCRIPTIONS_MAX``: a stranger who fills those must not lock out
+others."""
 
 HEARTBEAT_BYTES_MAX: Final = 1536 * 1024
-"""A heartbeat. A thousand consumer groups with two topics each have half of that; reading this much
-takes some ten milliseconds."""
+"""A heartbeat. A thousand consumer groups with two topics each take half of that; reading this much
+takes about ten milliseconds."""
 
 LOCK_BYTES_MAX: Final = 1024 * 1024
-"""A request to lock queues: 8,000 queues with long names. Reading and locking this much takes some
-ten milliseconds."""
+"""A request to lock queues: 8,000 queues with long names. Reading and locking them takes about ten
+milliseconds."""
 
 HEARTBEAT_AT_ONCE_BYTES: Final = 8 * 1024
 """A heartbeat that is served at once, in a tenth of a millisecond; a longer one is served in parts.
@@ -222,7 +223,7 @@ LONG_REQUESTS_BYTES_MAX: Final = 16 * 1024 * 1024
 """Heartbeats that wait to be served in parts: ten of the longest, or a second of work."""
 
 GROUPS_TOGETHER: Final = 50
-"""Groups of a long heartbeat that are recorded in one part: with ten subscriptions each, some
+"""Groups of a long heartbeat that are recorded in one part: with ten subscriptions each, a few
 tenths of a millisecond."""
 
 SUBSCRIPTIONS_PER_CLIENT_MAX: Final = 10_000
@@ -235,11 +236,11 @@ OFFSETS_MAX: Final = 1_000_000
 """Committed offsets of a broker, one for each queue of each group; saving them takes a second."""
 
 UNKNOWN_OFFSETS_MAX: Final = 10_000
-"""Committed offsets of groups that the broker does not know. Such a commit is rare: a client of
-another broker's group, or one that consumes nothing here yet."""
+"""Committed offsets of groups that the broker does not know. They are rare: the client's group
+belongs to another broker, or consumes nothing here yet."""
 
 SKIPS_MAX: Final = 10_000
-"""Ranges of damaged messages that groups skip because operators said so."""
+"""Ranges of damaged messages that groups skip on an operator's order."""
 
 SUBSCRIPTION_CHARS_MAX: Final = 16 * 1024
 """A filter expression in a pull; the broker keeps it while it holds the pull."""
@@ -268,7 +269,7 @@ HELD_FILTERS_CHARS_MAX: Final = 4 * 1024 * 1024
 """Text of the filters in held pulls; beyond it the broker answers a pull at once."""
 
 WOKEN_TOGETHER_MAX: Final = 512
-"""Held pulls, or operands of their filters, that one arrival wakes in one go: some ten
+"""Held pulls, or operands of their filters, that one arrival wakes in one go: about ten
 milliseconds. Hundreds of long conditions took a second for one large message."""
 
 LAX_HEADER_BYTES_MAX: Final = 2 * 1024
@@ -279,7 +280,7 @@ LAX_BODY_BYTES_MAX: Final = 128 * 1024
 """A body that is not strict JSON. Statistics, which only clients read, have their own limit."""
 
 TURNS_MAX: Final = 4_096
-"""Topics whose round-robin turn a client remembers; a forgotten one restarts at random."""
+"""Topics whose round-robin position a client remembers; a forgotten one restarts at random."""
 
 FAULTS_MAX: Final = 1_024
 """Brokers whose last latency a client remembers; the largest clusters have a few hundred."""
@@ -288,14 +289,14 @@ FAILED_MESSAGES_MAX: Final = 1024
 """Messages whose last failure a handler remembers, so that it logs each traceback once."""
 
 FORMS_MAX: Final = 4_096
-"""Topics at brokers whose prepared headers a producer keeps, of half a kilobyte each."""
+"""Prepared headers a producer keeps, one for each topic at each broker, half a kilobyte each."""
 
 FETCHED_MESSAGES_MAX: Final = 10_000
 """Messages that a pull consumer has fetched and the application has not taken yet, over all queues;
 as in stock clients."""
 
 HUNG_CHECKS_MAX: Final = 32
-"""Hung check handlers of one producer, each with up to one thread, before it runs no more."""
+"""Hung check handlers of one producer, each with up to one thread; at the limit it runs no more."""
 
 STORIES_MAX: Final = 10_000
 """Transactions of one producer with open spans; beyond it the oldest spans end. They pile up only
@@ -305,7 +306,7 @@ XID_CHARS_MAX: Final = 255
 """A transaction's id in the fence. Ours have 32; a key in MySQL has room for no more."""
 
 XA_THREADS: Final = 8
-"""Branches of one blocking database that end at once, one connection each."""
+"""Branches of one blocking database that end concurrently, one connection each."""
 
 GID_CHARS_MAX: Final = 199
 """The name of a prepared transaction; PostgreSQL's limit."""
@@ -315,18 +316,18 @@ LATE_SECONDS_MAX: Final = 300
 needed; half of that covers clock differences."""
 
 RESOURCE_THREADS: Final = 5
-"""Checks of a blocking database at once, one connection each."""
+"""Concurrent checks of a blocking database, one connection each."""
 
 FENCE_CHECKS_TOGETHER: Final = 256
-"""Checks that share a database transaction: its own cost becomes negligible, and it holds its locks
-for some milliseconds."""
+"""Checks that share a database transaction: enough to make its cost negligible, and it still holds
+its locks for only some milliseconds."""
 
 FENCE_ROWS_REMOVED: Final = 500
 """Fence rows that one database transaction deletes: some milliseconds of locks."""
 
 KEY_CHARS_MAX: Final = 255
-"""An idempotency key, and its scope; an index in MySQL has room for two such columns of any
-characters."""
+"""An idempotency key, and its scope; a MySQL index has room for two columns of this length, with
+any characters."""
 
 STORED_RESULT_BYTES_MAX: Final = 64 * 1024
 """A result kept for repeated calls. Each repeat reads it, and clean-up must pass it. Store larger
@@ -363,33 +364,32 @@ RELAY_THREADS: Final = 4
 reports figures."""
 
 CHECKED_TRANSACTIONS_KEPT: Final = 8_192
-"""Transactions whose latest checks a broker remembers, for people who look at them."""
+"""Transactions whose latest checks a broker remembers, for operators to look at."""
 
 CHECKS_KEPT: Final = 8
-"""The latest checks of each of them; both limits together are 25 MB at most."""
+"""The latest checks kept for each of these transactions; at most 25 MB in all."""
 
 RECHECKS_KEPT: Final = 4
-"""The latest requests of operators to check one of them again; 30 MB for all at most."""
+"""Operators' latest recheck requests, kept for each of these transactions; at most 30 MB in all."""
 
 CONSOLE_SESSIONS_MAX: Final = 200
-"""Visitors of a web console with a session; one more ends the session that is unused for
-longest."""
+"""Sessions of a web console; one more ends the session that was idle longest."""
 
 CONSOLE_REQUESTS_MAX: Final = 400
-"""Connections of a web console beside those that wait; to one more it answers 503. A browser opens
-at most six."""
+"""Connections of a web console, not counting those that wait for a request; one more gets 503. A
+browser opens at most six."""
 
 CONSOLE_WAITING_MAX: Final = 256
 """Connections of a web console whose next request has not arrived completely. One more closes the
 oldest, so that half-sent requests keep nobody out."""
 
 CONSOLE_STREAMS_MAX: Final = 200
-"""Pages of a web console that receive their changes over a connection of their own; one more gets
-503, and shows what it has. The other connections remain for requests."""
+"""Pages of a web console that receive live changes, each over its own connection. One more gets 503
+and keeps what it shows. The other connections remain for requests."""
 
 CONSOLE_STREAMS_OF_SESSION_MAX: Final = 4
-"""Such pages of one session; one more ends the oldest. A browser has six connections to one host,
-and needs the others for its next pages. Hidden tabs have none."""
+"""Live pages of one session; one more ends the oldest. A browser has six connections to one host
+and needs the others to load pages. Hidden tabs hold no connection."""
 
 CONSOLE_FORM_BYTES_MAX: Final = 256 * 1024
 """A form of a web console; the largest has the body of a test message."""
@@ -398,28 +398,28 @@ CONSOLE_ROWS: Final = 50
 """Rows of a page in a web console. Some rows take two requests to a broker."""
 
 CONSOLE_SORTED_MAX: Final = 200
-"""Topics or groups that a page of a web console sorts by their figures: it must ask for the figures
-of all of them. Longer lists are sorted by name."""
+"""Topics or groups that a console page sorts by their figures, which needs the figures of all of
+them. Longer lists are sorted by name."""
 
 CONSOLE_RESENT_MAX: Final = 500
-"""Dead letters that one press of a button in a web console resends: some seconds."""
+"""Dead letters that one click in a web console resends: some seconds."""
 
 WORKER_PROCESSES_MAX: Final = 256
-"""Processes of one worker; each has an interpreter of its own, with 50 MB."""
+"""Processes of one worker; each runs its own interpreter, which takes 50 MB."""
 
 WATCHED_FILES_MAX: Final = 10_000
 """Source files that a reloading worker looks at three times a second: some 30 ms."""
 
 HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
-"""A request for a page about metrics or health; those of browsers have one or two thousand."""
+"""A request for a metrics or health page; a browser's takes one or two thousand bytes."""
 
 HTTP_ANSWERS_MAX: Final = 16
-"""Such pages that are made at once: a few programs scrape and probe. One more request gets 503. Of
-pages that peers have not read, a server keeps twice as many, and then closes the oldest."""
+"""Metrics and health pages made concurrently; only a few programs scrape and probe. One more
+request gets 503. A server keeps twice as many unread pages, then closes the oldest."""
 
 HTTP_WAITING_MAX: Final = 512
-"""Connections whose request for such a page has not arrived completely. One more closes the oldest,
-so that half-sent requests keep nobody out; an honest request arrives within milliseconds."""
+"""Connections whose metrics or health request is incomplete. One more closes the oldest, so that
+half-sent requests keep nobody out; an honest request arrives within milliseconds."""
 
 METRIC_SERIES_MAX: Final = 1_000
-"""Series of one metric: some 4 ms of a scrape. Topics and groups that came later have none."""
+"""Series of one metric: some 4 ms of a scrape. Topics and groups that came later have no series."""

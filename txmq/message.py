@@ -30,8 +30,8 @@ LogPosition = NewType("LogPosition", int)
 HANDLED_BODY: Final[ContextVar[tuple[object, bytes] | None]] = ContextVar(
     "txmq_handled_body", default=None
 )
-"""While a guarded handler runs that declares the type of its body: its ``__idempotent__``, and the
-bytes of the body. The guard compares these bytes, and not the value that was read from them."""
+"""Set while a guarded handler that declares its body's type runs: its ``__idempotent__``, and the
+bytes of the body. The guard compares these bytes, not the value decoded from them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,7 +58,7 @@ class Message:
     properties: dict[str, str] = field(default_factory=dict)
     flag: int = 0
     delay_level: int = 0
-    """Deliver it after this level's delay in the broker's table; 0 is at once."""
+    """Deliver it after this level's delay in the broker's table; 0 delivers at once."""
     deliver_at_ms: int | None = None
     """Deliver it at this wall time, in milliseconds; needs our broker or RocketMQ 5."""
     deliver_after: DurationLike | None = None
@@ -97,9 +97,9 @@ DEAD_LETTER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A handler returns it to receive the messages again later.
+    """Returned by a handler to receive the messages again later.
 
-    Any other return value means that the messages are consumed. An exception means ``Later()``.
+    Any other return value marks the messages as consumed. An exception counts as ``Later()``.
 
     Raises:
         LocalProtocolError: The level or the first message is negative.
@@ -115,8 +115,8 @@ class Later:
     suspend: OptionalDuration = UNSET
     """How long an orderly consumer pauses the queue; ``None`` uses the consumer's setting."""
     reason: str = ""
-    """The reason in a few words; the broker keeps it with a dead letter. If the handler raised, it
-    is the exception."""
+    """The reason in a few words, or the exception if the handler raised one. The broker keeps it
+    with a dead letter."""
 
     def __post_init__(self) -> None:
         """Refuse negative values, and read the duration."""

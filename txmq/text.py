@@ -21,9 +21,9 @@ _BLANKS: Final = frozenset("\t\n\r\v\f\x85\u2028\u2029")
 def printable(text: str) -> str:
     """The text as one line in which every character is visible.
 
-    A character that a terminal would obey instead of showing, such as an escape sequence, a change
-    of the writing direction or a space without width, appears as its number: ``⟨U+001B⟩``. Line
-    breaks and tabs become spaces.
+    A character that a terminal would obey instead of showing, such as an escape, a change of the
+    writing direction or a zero-width space, appears as its number: ``⟨U+001B⟩``. Line breaks and
+    tabs become spaces.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -31,9 +31,8 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON with the same meaning, with those characters escaped by number.
-
-    Line breaks outside of strings stay.
+    """JSON with the same meaning, in which the characters that :func:`printable` replaces are
+    escaped by number. Line breaks outside of strings stay.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -57,15 +56,15 @@ def quantity(count: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 message``, ``2 messages``.
 
     Args:
-        count: How many.
+        count: The number.
         noun: The noun for one; a verb may follow it, as in ``row was``.
-        plural: The words for several, where an "s" at the end is not enough.
+        plural: The words for several, if adding an "s" is not enough.
     """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 class RepeatedLines:
-    """Lets the first of equal lines through, and the tenth, the hundredth and so on."""
+    """Of equal lines, lets only the first, the tenth, the hundredth and so on through."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -74,7 +73,7 @@ class RepeatedLines:
         """Count a line.
 
         Returns:
-            How often it occurred, as words to add to it; ``None`` if it shall not be written.
+            How often it occurred, as words to append to it; ``None`` if it must not be written.
         """
         if len(self._counts) >= REPEATED_LINES_MAX and line not in self._counts:
             self._counts.clear()

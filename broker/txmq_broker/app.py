@@ -160,7 +160,7 @@ class Broker:
         self._names: NameServer | None = None
         topics = MessageTopics(self._topic_at, self._topic_of_half)
         self._authorizer = self._door.authorizer(topics)
-        # A bound method: calling the object would look it up for each request.
+        # A bound method, because calling the object would look it up for each request.
         self._dispatch = Dispatcher(
             {},
             self._authorizer.check if self._authorizer else None,
@@ -293,10 +293,11 @@ class Broker:
         self._damaged.load(copy_state.damaged)
         self._copy_state = replace(copy_state, is_copy=False, epoch=log_.epoch, doubt="")
         if copy_state.is_copy:
-            # Before the first span of its own: from now on heads say what was durable here.
+            # Before this broker writes its first span: from then on heads say what was durable
+            # here.
             self._keeper.save_copy_state(self._copy_state)
         elif self._leadership is not None:
-            # A member remembers its epochs in case the store of the set does not.
+            # A member remembers its epochs, in case the coordinator's store loses them.
             with contextlib.suppress(OSError):
                 self._keeper.save_copy_state(self._copy_state)
         self._damaged.keep_within(log_.start, log_.end)
@@ -329,8 +330,8 @@ class Broker:
                 door=self._door,
             )
             await server.__aenter__()
-            # The broker is registered before the first client connects: without a route a client
-            # takes the topic for one that does not exist.
+            # Registered before the first client connects: without a route a client believes that
+            # the topic does not exist.
             own = OwnRegistration(self._identity, self.topics, server.routes, self.clock)
             await server.open(*split_address(self.settings.names_listen))
             return own
@@ -346,7 +347,7 @@ class Broker:
             await files.refresh_in_thread()
 
     def _pool_to_names(self) -> ConnectionPool:
-        """The connections to name servers elsewhere; the environment has account and TLS."""
+        """The connections to other name servers; account and TLS come from the environment."""
         if not self.settings.names:
             return ConnectionPool(self.network, self.clock)
         return own_connections(self.network, self.clock)
@@ -475,7 +476,7 @@ class Broker:
             return
         self._listener.stop_listening()
         self.admission.set_cause("stopping", "the broker is stopping")
-        # The name server closes first: while draining it would answer that no topic exists.
+        # The name server closes first: during the drain it would answer that no topic exists.
         await self._close_names()
         if self._registrar is not None:
             await self._registrar.stop()
@@ -506,7 +507,7 @@ class Broker:
         await self._give_up()
 
     async def abandon(self) -> None:
-        """Close at once, because another member may lead: nothing is answered or saved any more."""
+        """Close at once, because another member may lead: answer and save nothing more."""
         if isinstance(self._registrar, Registrar):
             await self._registrar.give_up()
         if self._delivery is not None:
@@ -630,7 +631,7 @@ class Broker:
         self._set_handlers.note_unfit("damage", str(self._damaged))
 
     def _save_damaged(self, parts: list[DamagedPart]) -> None:
-        """Keep what is damaged, so that this member repairs it first after a restart."""
+        """Save the damaged parts, so that this member repairs them first after a restart."""
         if self._leadership is None:
             return
         self._copy_state = replace(self._copy_state, damaged=[tuple(part) for part in parts])

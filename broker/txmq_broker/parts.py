@@ -89,7 +89,7 @@ class Parts(ReadParts):
     leadership: HeldLeadership | None
     """The leadership under a coordinator, if there is one."""
     show_copies: Callable[[], CopiesView]
-    """Returns how far the followers are."""
+    """Returns the progress of the followers."""
     is_registered: Callable[[], bool]
     """Returns whether a name server knows the broker."""
     floors: Callable[[], dict[str, dict[int, int]]]
@@ -101,7 +101,7 @@ class Parts(ReadParts):
     groups_changed: Callable[[], None]
     """Saves the groups."""
     settings_changed: Callable[[BrokerSettings], None]
-    """Puts new settings into force."""
+    """Applies new settings."""
     forget_topic: Callable[[str], None]
     """Hides the messages of a deleted topic for good, saves the topics without it, and registers
     them with the name servers."""

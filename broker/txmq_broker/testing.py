@@ -5,7 +5,7 @@ In asyncio tests::
     async with embedded() as broker:
         ...  # broker.names is what clients need
 
-In plain tests, or for clients with threads of their own::
+In plain tests, or for clients that run in their own threads::
 
     with BrokerThread() as broker:
         ...  # broker.names, broker.address
@@ -59,7 +59,7 @@ def settings_for_test(data: str, settings: GivenSettings = None) -> BrokerSettin
 
 @asynccontextmanager
 async def embedded(settings: GivenSettings = None) -> AsyncIterator[Broker]:
-    """A broker in the running event loop, with a name server and a directory of its own.
+    """A broker in the running event loop, with its own name server and directory.
 
     Raises:
         ConfigError: A setting is invalid.

@@ -22,7 +22,7 @@ __all__ = ["main", "print_failure"]
 
 def main() -> int:
     """Run the command that the program's arguments name; typer exits by itself."""
-    sys.excepthook = print_failure  # Before typer is imported, which keeps it for later.
+    sys.excepthook = print_failure  # Before typer is imported, because typer keeps this hook.
     restore_interrupt()
     try:
         from txmq.cli.root import app  # A program that uses txmq as a library needs no typer.
@@ -38,6 +38,6 @@ def main() -> int:
 def print_failure(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print the traceback of a defect; what it quotes from the wire is escaped."""
+    """Print the traceback of a bug; text in it that came over the wire is escaped."""
     for line in "".join(format_exception(kind, error, trace)).rstrip("\n").split("\n"):
         sys.stderr.write(printable(line) + "\n")

@@ -1,4 +1,4 @@
-"""``txmq acl``: checks and changes accounts, and answers what an account may do."""
+"""``txmq acl``: checks and changes accounts, and tells what an account may do."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ InFile = Annotated[
     empty="no accounts",
 )
 def show_accounts(file: File) -> Listing:
-    """Check a file of accounts, and list them without their secrets.
+    """Check a file of accounts, and list the accounts without their secrets.
 
-    The broker reads a file the same way when it starts and when the file changes.
+    The broker makes the same checks when it starts and when the file changes.
     """
     return Listing([account.described() for account in _rules(file).accounts.values()])
 
@@ -72,7 +72,7 @@ def list_accounts(
     broker: str | None = option("Only of this broker."),
     ask: Ask,
 ) -> Listing:
-    """List the accounts of brokers that run, without their secrets."""
+    """List the accounts of running brokers, without their secrets."""
 
     async def read(admin: Admin) -> list[dict[str, Any]]:
         known = [info.name for info in await admin.cluster()] if broker is None else [broker]
@@ -95,9 +95,9 @@ def check_account(
     group: str | None = option("May it consume as this group?", metavar="GROUP"),
     administer: bool = flag("May it do what operators do?", "--administer"),
 ) -> None:
-    """Answer whether an account may do something; the exit code is 1 if not.
+    """Check whether an account may do something; the exit code is 1 if not.
 
-    With several questions, all must be allowed.
+    If several options are given, all of them must be allowed.
     """
     from txmq_broker.access.accounts import Permission
     from txmq_broker.access.requirements import Need, is_met
@@ -148,11 +148,11 @@ def put_account(
     ask: Ask,
     cluster: Cluster = None,
 ) -> None:
-    """Create an account, or change one, at all brokers of a cluster.
+    """Create or change an account at all brokers of a cluster.
 
-    Prints a new random secret key, unless a file has one or the account keeps its own. The secret
-    travels to the brokers as it is: run this on loopback, or over TLS. Omitted options keep their
-    values, except --admin.
+    Prints a new random secret key, unless --secret-from or --keep-secret is given. The secret
+    travels to the brokers in plain text: run this on loopback, or over TLS. Omitted options keep
+    their values, except --admin.
     """
     if keep_secret and secret_from is not None:
         fail("--keep-secret and --secret-from exclude each other; leave out one", WRONGLY_CALLED)
@@ -190,7 +190,7 @@ def put_account(
             except TxmqError as error:
                 is_lost = isinstance(error, TransportError) and error.effect is Effect.MAYBE
                 if is_new and (is_lost or hasattr(error, "__notes__")):
-                    # A broker may already have it, and no request reads it back.
+                    # A broker may already have the secret, and no request reads it back.
                     note("the new secret, which --secret-from takes when you repeat the command:")
                     say(secret or "")
                 raise
@@ -226,7 +226,7 @@ def print_secret() -> None:
 
 
 def _secret(source: str | None) -> str:
-    """The secret; not an argument, which process lists and shell histories would show."""
+    """The secret. It is never an argument: process lists and shell histories would show it."""
     if source is None:
         return secrets.token_urlsafe(_SECRET_BYTES)
     try:

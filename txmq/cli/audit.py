@@ -42,8 +42,8 @@ def audit(
 ) -> None:
     """List what operators did: who, from where, when, what, and whether it was refused.
 
-    With --data the command also checks the seals of the entries. Without it, brokers list at most
-    1,000 entries each unless --limit has another number.
+    With --data, the command also checks the seals of the entries. Without it, the newest 1,000
+    entries are listed, unless --limit has another number.
     """
     since_ms, until_ms = moment_of(since, "--since"), moment_of(until, "--until")
     if until_ms == EARLIEST:

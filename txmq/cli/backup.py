@@ -1,7 +1,7 @@
-"""``txmq backup``: a backup of a broker's directory created, verified and restored.
+"""``txmq backup``: creates, verifies and restores a backup of a broker's directory.
 
-These commands read the directory themselves, and its broker may keep running. They load the
-broker's store late, as ``txmq serve`` does.
+These commands read the directory themselves, and its broker may keep running. They import the
+broker's store only when they run, as ``txmq serve`` does.
 """
 
 import platform
@@ -35,7 +35,7 @@ app = Commands("Back up a broker while it runs; verify and restore the backup.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
 
 _ALWAYS_THERE: Final = frozenset({"lost+found"})
-"""What an empty file system has in its directory."""
+"""Entries that even an empty file system has."""
 
 
 @app.command()
@@ -49,10 +49,10 @@ def create(
         "--link",
     ),
 ) -> Answer:
-    """Create a backup of a broker's directory, or bring the one in the folder up to date.
+    """Create a backup of a broker's directory, or update the backup in the folder.
 
-    The folder holds one backup. Only what is new is copied, and the earlier backup stays valid
-    until the new one is complete. Everything that the broker acknowledged before is in it.
+    The folder holds one backup. Only new data is copied, and the previous backup stays valid until
+    the new one is complete. It has everything that the broker acknowledged before the command.
     """
     if not data.is_dir():
         fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
@@ -96,10 +96,10 @@ def _create(
 
 @app.command()
 def verify(*, folder: Folder, json: AsJson = False) -> None:
-    """Read a whole backup, and name all damage and loss; change nothing.
+    """Read a whole backup, and report all damage and loss; changes nothing.
 
     Compares every file with its checksum, and checks the contents as txmq log verify does. The
-    exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder
+    exit code is 0 if everything is intact, 1 if something is damaged or lost, and 2 if the folder
     has no backup.
     """
     with _open_folder(folder) as disk:
@@ -118,9 +118,9 @@ def restore(
     ),
     json: AsJson = False,
 ) -> None:
-    """Verify a backup, and write it into an empty directory, which txmq serve then starts with.
+    """Verify a backup, and restore it into an empty directory for txmq serve.
 
-    A backup that lost something is not restored without --damaged. Messages and decisions since
+    A damaged or incomplete backup is restored only with --damaged. Messages and decisions since
     the backup are missing, and consumers receive some messages again.
     """
     _refuse_nesting(data, folder)
@@ -202,7 +202,7 @@ def _verify(disk: LocalDisk, *, json: bool) -> "Verification":
 
 @contextmanager
 def _open_folder(folder: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
-    """The folder of a backup, locked."""
+    """Lock the folder of a backup for the block."""
     if not is_writer and not folder.is_dir():
         fail(f"{folder} is not a directory; name the folder of a backup", WRONGLY_CALLED)
     disk = LocalDisk(folder) if is_writer else ReadOnlyDisk(folder)

@@ -1,4 +1,4 @@
-"""``txmq broker``: the state and the settings of brokers that run."""
+"""``txmq broker``: the state and the settings of running brokers."""
 
 from shlex import quote
 from typing import Annotated, Any
@@ -32,7 +32,7 @@ def status(
     ask: Ask,
     json: AsJson = False,
 ) -> None:
-    """Show what brokers do: rates, log, disk, open transactions, delayed messages."""
+    """Show the state of brokers: rates, log, disk, open transactions, delayed messages."""
 
     def show(found: list[dict[str, Any]]) -> None:
         if json:
@@ -95,7 +95,7 @@ def get(
     at: AtBroker = None,
     ask: Ask,
 ) -> Listing:
-    """Show settings that are in force now, which may differ from the broker's file."""
+    """Show the settings in force, which may differ from the broker's file."""
     if bool(setting) is everything:
         fail("name the settings to show, or write --all", WRONGLY_CALLED)
 
@@ -123,10 +123,10 @@ def set_(
     cluster: Cluster = None,
     ask: Ask,
 ) -> Answer:
-    """Change a setting of brokers that run; at a txmq broker until it stops.
+    """Change a setting of running brokers; a txmq broker keeps the change until it stops.
 
-    A setting that only a restart changes is refused. RocketMQ's brokers also write the new value to
-    their file.
+    Settings that need a restart are refused. RocketMQ's brokers also write the new value to their
+    file.
     """
 
     async def change(admin: Admin) -> list[str]:

@@ -144,7 +144,7 @@ def _follower_row(broker: str, follower: dict[str, Any]) -> list[object]:
 
 
 def _verified_rows(broker: dict[str, Any]) -> list[list[object]]:
-    """The damage of each log and when it was verified, of the logs that report either."""
+    """A row for each log that reports damage or the time of its last verification."""
     if "problem" in broker:
         return []
     leader = {**broker, "name": broker["name"] or "leader"}
@@ -191,12 +191,12 @@ def promote(
 ) -> Answer:
     """Make another member of a broker set its leader.
 
-    With a coordinator the leader hands over to the member, which has to be in sync: the leader
-    answers what it has accepted, and nothing is lost.
+    With a coordinator, the leader hands over to the member, which must be in sync. The leader first
+    answers the requests that it has accepted, so nothing is lost.
 
-    If the set has no leader, its members elect one, as long as one of them is in sync. If none is,
-    name the member that should lead and add --allow-data-loss: acknowledged messages that it has
-    not copied are lost.
+    If the set has no leader, its members elect one, provided that one of them is in sync.
+    Otherwise name the member that should lead, and add --allow-data-loss: acknowledged messages
+    that it has not copied are lost.
 
     Without a coordinator, stop the old leader for good first: two leaders would each accept
     messages that the other lacks. Then promote the stopped follower's directory, and start it with
@@ -358,9 +358,9 @@ def remove(
 ) -> Answer:
     """Remove a follower from a broker set with a coordinator.
 
-    The member leaves the in-sync set, and the leader sends it nothing more, whichever directory it
-    starts with. It keeps its directory and keeps asking, but cannot lead. `txmq cluster rejoin`
-    lets it back.
+    The member leaves the in-sync set, and the leader sends it nothing more, even if it starts with
+    another directory. It keeps its data and keeps asking the leader, but cannot lead.
+    `txmq cluster rejoin` lets it back in.
     """
     who = _operator_of(reason, operator)
 
@@ -389,7 +389,7 @@ def rejoin(
     operator: Operator = "",
     ask: Ask,
 ) -> Answer:
-    """Let a member back that was removed; it copies what it lacks, and joins the in-sync set."""
+    """Let a removed member back in; it copies the records it lacks, and joins the in-sync set."""
     who = _operator_of(reason, operator)
 
     async def change(admin: Admin) -> str:
@@ -413,8 +413,8 @@ def drain(broker: BrokerName, *, ask: Ask) -> Answer:
     """Make producers send to other brokers, before this one is stopped; consumers still read it.
 
     All name servers withdraw the write permission of its topics. Producers follow within 30 s by
-    default. The broker stays as it is: when it registers a change of any of its topics, all of them
-    are writable again, so change and create none until it is stopped.
+    default. The broker itself does not change: when it registers a change of any of its topics, all
+    of them are writable again. So change and create no topics until it is stopped.
     """
     changed = ask(lambda admin: admin.forbid_writing(broker), changes=True)
     return _drained(broker, changed, "for reading only", is_writable=False)
@@ -422,11 +422,11 @@ def drain(broker: BrokerName, *, ask: Ask) -> Answer:
 
 @app.command()
 def undrain(broker: BrokerName, *, yes: Yes = False, ask: Ask) -> Answer:
-    """Let producers send to a broker again that was drained.
+    """Let producers send to a drained broker again.
 
-    Name servers do not remember what they withdrew. They now permit reads and writes of all its
-    topics, also of topics that had another permission before, until the broker registers a change
-    of its topics.
+    Name servers do not remember the permissions that they withdrew. They now permit reads and
+    writes of all its topics, even of topics that had another permission before, until the broker
+    registers a change of its topics.
     """
     confirm(f"permit reads and writes of all topics of broker {broker}?", yes=yes)
     changed = ask(lambda admin: admin.allow_writing(broker), changes=True)

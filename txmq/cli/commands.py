@@ -1,4 +1,4 @@
-"""How a function becomes a command: groups of options, ``--json``, lists, and ``--watch``."""
+"""Turns functions into commands: groups of options, ``--json``, lists, and ``--watch``."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Page = Annotated[int, typer.Option("--page", min=1, help="The page, with --limit
 
 
 class Answer(NamedTuple):
-    """What a command found or did. Its command gets the option ``--json``."""
+    """The result of a command, which gets the option ``--json``."""
 
     value: object
-    """For programs."""
+    """The value for programs."""
     text: str | Callable[[], None]
     """The line for people, or a function that prints their lines."""
     code: int = 0
@@ -147,7 +147,7 @@ _AS_JSON: Final = _option("json", AsJson, default=False)
 
 
 class Watching(NamedTuple):
-    """Whether a command shows something again and again, and how often."""
+    """Whether a command repeats its output, and how often."""
 
     watch: Watch = False
     every: Every = "2s"
@@ -163,7 +163,7 @@ class Watching(NamedTuple):
         Args:
             collect: Reads what to show.
             show: Prints it.
-            clears: Whether each round replaces the one before on the screen.
+            clears: Whether each round replaces the previous one on the screen.
 
         Raises:
             typer.Exit: It failed, or was called wrongly.
@@ -205,13 +205,13 @@ class Listing(NamedTuple):
     empty: str = ""
     """The line for people if there is no row, instead of the command's."""
     as_json: Callable[[Sequence[Any]], object] | None = None
-    """Makes the value for programs of the chosen rows, if that is not their list."""
+    """Makes the value for programs from the chosen rows, if that is not simply their list."""
     for_people: Callable[[], None] | None = None
     """Prints the rows for people, if they are not a table."""
 
 
 class _Order(NamedTuple):
-    """The rows that are wanted, and their order."""
+    """Which rows to show, and in which order."""
 
     match: Match = ""
     sort: SortBy = ""
@@ -266,10 +266,10 @@ _WHOLE: Final = _Paging()
 def listed(
     columns: Iterable[ListColumn | str], *, empty: str
 ) -> Callable[[Callable[..., Listing]], Callable[..., None]]:
-    """Make a command of a function that returns rows.
+    """Turn a function that returns rows into a command.
 
-    The command has the function's own options and those of all lists. A function with an option
-    ``limit`` of its own reads no more rows than that, so its command has no pages.
+    The command has the function's own options and the common options of lists. A function with its
+    own option ``limit`` reads no more rows than that, so its command has no pages.
 
     Args:
         columns: The columns that people see; JSON has whole rows. A text is the heading of a plain

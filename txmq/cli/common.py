@@ -1,4 +1,4 @@
-"""What commands share: options, exit codes, the session with a cluster, questions and signals."""
+"""Shared by all commands: options, exit codes, cluster sessions, questions and signals."""
 
 import asyncio
 import getpass
@@ -110,7 +110,7 @@ _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExcee
 
 
 class Ask(NamedTuple):
-    """The cluster that a command works on; calling it asks the cluster something."""
+    """The cluster that a command works on; call it to query or change the cluster."""
 
     names: Names = NAMES_DEFAULT
 
@@ -124,7 +124,7 @@ class Ask(NamedTuple):
         """Ask the cluster; if that fails, print the reason and end the program.
 
         Args:
-            question: What to ask.
+            question: The query or the change.
             changes: Whether it changes something, so that a failure may leave that in doubt.
             topic: Its topic. If the topic does not exist, the error suggests the nearest name.
 
@@ -155,7 +155,7 @@ def exit_on_errors(*, changes: bool = False, http: str | None = None) -> Iterato
         http: The address where the block serves metrics, which may be taken.
 
     Raises:
-        typer.Exit: With 2 if the caller has to change something, otherwise with 1.
+        typer.Exit: With 2 if the caller must change something, otherwise with 1.
     """
     try:
         yield
@@ -170,12 +170,13 @@ def exit_on_errors(*, changes: bool = False, http: str | None = None) -> Iterato
 
 
 async def ask_each(things: list[K], query: Callable[[K], Awaitable[T]], label: str) -> list[T]:
-    """As :func:`~txmq.ops.queries.for_each`, with a bar on a terminal if there are many things.
+    """Like :func:`~txmq.ops.queries.for_each`, with a progress bar on a terminal if there are many
+    things.
 
     Args:
-        things: What to ask about.
+        things: The things to ask about.
         query: Asks about one thing.
-        label: The things' name.
+        label: The label of the bar.
     """
     is_long = len(things) > ASKED_TOGETHER_MAX
     with progress_bar(label if is_long else "", len(things)) as advance:
@@ -197,7 +198,7 @@ def confirm(question: str, *, yes: bool, code: int = WRONGLY_CALLED) -> None:
 
     Args:
         question: What to ask.
-        yes: Whether the caller has agreed already.
+        yes: Whether the caller has already agreed.
         code: The exit code if the user cannot answer.
 
     Raises:
@@ -226,7 +227,7 @@ def has_terminal() -> bool:
 
 
 def host_and_port(text: str | None) -> tuple[str, int] | None:
-    """The address where to serve pages, from an option; ``None`` without it.
+    """Parse the address at which to serve pages; ``None`` without the option.
 
     Raises:
         typer.Exit: It is not an address.
@@ -240,7 +241,7 @@ def host_and_port(text: str | None) -> tuple[str, int] | None:
 
 
 def moment_of(text: str, option: str) -> int:
-    """The milliseconds since 1970 of the moment in an option.
+    """Parse the moment in an option; returns milliseconds since 1970.
 
     Raises:
         typer.BadParameter: The text is not a moment.
@@ -252,7 +253,7 @@ def moment_of(text: str, option: str) -> int:
 
 
 def duration_of(text: str, option: str) -> float:
-    """The seconds in an option.
+    """Parse the duration in an option; returns seconds.
 
     Raises:
         typer.Exit: The text is not a duration.
@@ -298,7 +299,7 @@ def stop_at_signals(stopped: asyncio.Event) -> Iterator[None]:
     try:
         yield
     finally:
-        # uvloop keeps the handlers after it is closed, and Ctrl-C would have no effect any more.
+        # uvloop keeps the handlers after it is closed, and Ctrl-C would no longer have any effect.
         with suppress(NotImplementedError):
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)

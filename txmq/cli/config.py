@@ -1,4 +1,4 @@
-"""``txmq config``: the settings; prints their reference page of the documentation."""
+"""``txmq config``: prints the reference page of a broker's settings."""
 
 from collections.abc import Mapping
 

@@ -52,9 +52,8 @@ def console(
 ) -> None:
     """Serve a web console, until it is stopped.
 
-    Visitors log in with their account of the brokers, and everything that they do is signed with
-    it. If the brokers have no accounts, no log-in is needed, and the console serves only this
-    machine.
+    Visitors log in with their broker accounts, which sign all their requests. If the brokers have
+    no accounts, no log-in is needed, and the console serves only this machine.
     """
     logs.configure("text", "warning")
     try:
@@ -100,7 +99,7 @@ def console(
 
 
 def _has_certificate() -> bool:
-    """Whether the environment has a client certificate, which brokers may take for an account.
+    """Whether the environment has a client certificate, which brokers may map to an account.
 
     Raises:
         ConfigError: The environment names an account: every visitor would use it.

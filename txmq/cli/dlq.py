@@ -1,4 +1,4 @@
-"""``txmq dlq``: dead letters listed, shown, exported, and resent to their group."""
+"""``txmq dlq``: lists, shows, exports and resends dead letters."""
 
 import base64
 from datetime import UTC, datetime
@@ -64,14 +64,14 @@ Topic = Annotated[str | None, typer.Option(help="Only those that were sent to th
 
 
 class Dead(NamedTuple):
-    """The dead letters that are wanted."""
+    """Which dead letters to select."""
 
     since: Since = "earliest"
     until: Until = "latest"
     topic: Topic = None
 
     def of(self, group: str) -> LetterFilter:
-        """Those of a group."""
+        """Select those of a group."""
         begin_ms, end_ms = moment_of(self.since, "--since"), moment_of(self.until, "--until")
         begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
         # A broker's clock may be ahead, so the end stays open.
@@ -176,7 +176,7 @@ def export(
     dead: Dead,
     ask: Ask,
 ) -> Answer:
-    """Write dead letters to a file, one line of JSON each, their bodies in base64."""
+    """Write dead letters to a file, one line of JSON each, with their bodies in base64."""
     wanted = dead.of(group)
     try:
         file = to.open("xb")
@@ -214,7 +214,7 @@ def resend(
     yes: Yes = False,
     ask: Ask,
 ) -> Answer:
-    """Resend dead letters to their group, and to no other; the dead letters stay."""
+    """Resend dead letters to their own group only; the dead letters stay."""
     if bool(message_ids) == everything:
         fail("name the dead letters to resend, or add --all", WRONGLY_CALLED)
     if message_ids and dead != _ALL_DEAD:

@@ -29,9 +29,9 @@ def find(
 ) -> Answer:
     """Find topics, groups, producers, brokers, accounts, transactions and messages.
 
-    Up to 20 of each kind are shown. Messages are searched topic by topic, which takes a
-    while if there are thousands. Ctrl-C stops the search and shows what was found; the last line
-    says how to search on.
+    Up to 20 of each kind are shown. Messages are searched topic by topic, which takes a while if
+    there are thousands of topics. Ctrl-C stops the search and shows the results so far; the last
+    line says how to continue.
     """
     found: ClusterHits = ask(lambda admin: _search_all(admin, text, after, cluster))
 

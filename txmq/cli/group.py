@@ -1,4 +1,4 @@
-"""``txmq group``: consumer groups created, watched, moved and deleted."""
+"""``txmq group``: creates, watches, moves and deletes consumer groups."""
 
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
@@ -176,7 +176,7 @@ def reset(
     ask: Ask,
     json: AsJson = False,
 ) -> Answer:
-    """Move a group to the messages stored at a moment; shows the change, and asks."""
+    """Move a group's offsets to a point in time; shows the change, and asks first."""
     move = GroupMove(ask, name, yes, json)
     return move.to(topic, moment_of(to, "--to"), may_skip=not only_back)
 
@@ -199,10 +199,10 @@ def skip(
     ask: Ask,
     json: AsJson = False,
 ) -> Answer:
-    """Skip all messages that a group has not consumed yet; shows how many, and asks.
+    """Skip all messages that a group has not consumed yet; shows how many, and asks first.
 
-    With --offset it skips a damaged message at which the group is stuck, and no other: the group
-    receives every message before and behind it, and every whole one up to --through.
+    With --offset it skips only a damaged message at which the group is stuck: the group still
+    receives every message before and after it, and every intact one up to --through.
     """
     move = GroupMove(ask, name, yes, json)
     if offset is not None:
@@ -223,7 +223,7 @@ def skip(
 
 
 class GroupMove(NamedTuple):
-    """A move of a group's offsets, which the user sees and agrees to first."""
+    """A move of a group's offsets, which the user sees and confirms first."""
 
     ask: Ask
     group: str
@@ -291,7 +291,7 @@ class GroupMove(NamedTuple):
         offsets: tuple[int, int],
         why: dict[str, str],
     ) -> Answer:
-        """Skip what is damaged between two offsets of a queue.
+        """Skip the damaged messages between two offsets of a queue.
 
         Args:
             topic: The topic.
@@ -363,10 +363,10 @@ def clone(
     ask: Ask,
     json: AsJson = False,
 ) -> Answer:
-    """Give a group the offsets of another group in a topic; shows the change, and asks.
+    """Copy the offsets of a group in a topic to another group; shows the change, and asks first.
 
-    The group that gets them must have no connected consumers: they would commit their own offsets
-    over the new ones.
+    The target group must have no connected consumers: they would overwrite the new offsets with
+    their own.
     """
     if source == target:
         fail("a group cannot be cloned onto itself; name two groups", WRONGLY_CALLED)
@@ -411,7 +411,7 @@ def status(
 ) -> None:
     """Show what each consumer of a group reports: its queues, offsets and fetched messages.
 
-    It also names consumers whose subscriptions differ, because such a group loses messages.
+    It also reports different subscriptions, because they make a group lose messages.
     """
 
     async def read(admin: Admin) -> list[dict[str, Any]]:
@@ -523,7 +523,7 @@ def monitor(
     "waiting" counts messages that a group failed to handle and receives again later; "oldest" is
     the age of the oldest unread message.
 
-    With --lag-max, a script or a timer learns from the exit code that a group is too far behind.
+    With --lag-max, the exit code tells a script or a timer whether a group is too far behind.
     """
 
     async def read(admin: Admin) -> list[dict[str, Any]]:

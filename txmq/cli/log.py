@@ -1,7 +1,7 @@
-"""``txmq log``: the log of a stopped broker verified, repaired, shown and exported.
+"""``txmq log``: verifies, repairs, shows and exports the log of a stopped broker.
 
-These commands read the broker's directory themselves and need no broker. They load its store late,
-as ``txmq serve`` does.
+These commands read the broker's directory themselves and need no broker. They import its store only
+when they run, as ``txmq serve`` does.
 """
 
 import sys
@@ -63,7 +63,7 @@ Data = Annotated[
 
 
 class Wanted(NamedTuple):
-    """The records that are wanted."""
+    """Which records to read."""
 
     topic: str | None = option("Only this topic.")
     queue: int | None = option("Only this queue of it.", min=0)
@@ -81,7 +81,7 @@ class Wanted(NamedTuple):
     limit: int | None = option("Stop after this many records.", min=1)
 
     def selection(self) -> "Selection":
-        """What to read.
+        """The selection that these options make.
 
         Raises:
             typer.Exit: A kind does not exist.
@@ -109,7 +109,7 @@ class Wanted(NamedTuple):
 
 _FOLDERS: Final = ("log", "index", "config")
 _ROUNDS_MAX: Final = 20
-"""Repairs in a row; each removes something, so few are ever needed."""
+"""The maximum number of repair rounds; each round removes something, so few are ever needed."""
 
 
 @app.command()
@@ -120,10 +120,11 @@ def verify(
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:
-    """Read everything in the directory and name all damage and loss; change nothing.
+    """Read everything in the directory, and report all damage and loss.
 
-    The exit code is 0 if everything is whole, 1 if something is damaged or lost, and 2 if the
-    directory cannot be read. With --repair it shows what each repair loses, and asks.
+    It changes nothing without --repair, which shows what each repair would lose, and asks first.
+    The exit code is 0 if everything is intact, 1 if something is damaged or lost, and 2 if the
+    directory cannot be read.
     """
     if yes and not repair:
         fail("--yes answers the questions of --repair; add --repair", WRONGLY_CALLED)
@@ -152,7 +153,7 @@ def dump(
     body: bool = flag("Show the bodies, too.", "--body"),
     json: AsJson = False,
 ) -> None:
-    """Show the records of the log, oldest first, one on a line.
+    """Show the records of the log, oldest first, one per line.
 
     It skips damaged parts and names them on standard error; the exit code is then 1.
     """
@@ -184,10 +185,11 @@ def export(
     wanted: Wanted,
     raw: bool = flag("Write compressed bodies as they are stored.", "--raw"),
 ) -> Answer:
-    """Write messages to a file, one line of JSON each, or their bodies to files of their own.
+    """Write messages to a file, one line of JSON each, or each body to a separate file.
 
-    Writes what consumers could read: messages and committed transactions; --kind chooses others.
-    A body that is text stands under "body", any other under "body_base64".
+    By default it writes the messages that consumers could read, including those of committed
+    transactions; --kind chooses other records. A text body is in "body", any other in
+    "body_base64".
     """
     if (to_file is None) == (bodies is None):
         fail("name either --file FILE or --bodies DIR", WRONGLY_CALLED)
@@ -221,7 +223,7 @@ def export(
 
 @contextmanager
 def _open_directory(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
-    """A broker's directory, locked while it is read, or the end of the program with the reason."""
+    """Lock a broker's directory for the block, or end the program with the reason."""
     if not data.is_dir():
         fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
     if not any((data / folder).is_dir() for folder in _FOLDERS):
@@ -275,7 +277,7 @@ def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Inspection
 
 
 def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
-    """Offer the repairs for what was found; returns whether one was carried out."""
+    """Offer repairs for the findings; returns whether one was carried out."""
     from txmq_broker.offline.inspection.repair import plan
 
     repairs = plan(findings)
@@ -350,7 +352,9 @@ class _LogPass:
             log.close()
 
     def _records_to_read(self) -> "tuple[Selection, bool]":
-        """The records to read: messages and decisions that commit some, unless others are named."""
+        """The records to read, and whether they are an export's default: messages, and the
+        decisions that commit messages.
+        """
         from txmq_broker.offline.inspection.log_records import RecordKind
 
         selection = self._selection
@@ -429,6 +433,6 @@ def _body_writer(folder: Path, *, raw: bool) -> "Callable[[LogRecord], None]":
 
 
 def _file_name(topic: str) -> str:
-    """A topic as the name of a folder: a foreign log may name one ``../..``."""
+    """A folder name for a topic: a log from elsewhere may have a topic named ``../..``."""
     name = quote(topic, safe="%") if topic else "%00"
     return name.replace(".", "%2E") if not name.strip(".") else name

@@ -1,6 +1,6 @@
-"""What commands print about a broker's log: records, the findings of an inspection, a bar.
+"""Prints records of a broker's log, the findings of an inspection, and a progress bar.
 
-A record is a line for people, and JSON without any loss.
+A record is one line for people, or lossless JSON.
 """
 
 from __future__ import annotations
@@ -179,16 +179,16 @@ def _body_fields(record: Record, form: BodyForm) -> dict[str, object]:
 
 
 class ProgressBar:
-    """The bytes of a log on standard error, where that is a terminal."""
+    """Shows the progress in bytes on standard error, if that is a terminal."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._task = progress.add_task("log", total=total)
-        # A bar that is off still costs more than the reading.
+        # Even a disabled bar would cost more than the reading.
         self.advance = (lambda _: None) if progress.disable else self._advance
 
     def begin(self, total: int) -> None:
-        """Set the number of bytes to come, where it becomes known late."""
+        """Set the total number of bytes, if it becomes known later."""
         self._progress.update(self._task, total=total)
 
     def _advance(self, size: int) -> None:
@@ -204,7 +204,7 @@ def progress_bar(total: int, *, is_shown: bool = True) -> Iterator[ProgressBar]:
         console=Console(stderr=True),
         transient=True,
         disable=not (is_shown and sys.stderr.isatty()),
-        # Lines for a terminal go above the bar; those for a file or a pipe must get there.
+        # Lines for a terminal go above the bar; lines for a file or a pipe must reach it.
         redirect_stdout=sys.stdout.isatty(),
     ) as progress:
         yield ProgressBar(progress, total)

@@ -1,6 +1,6 @@
 """The format of a program's log: ``key=value`` for people, JSON lines for machines.
 
-What a call passes as ``extra`` becomes fields of its line in both forms.
+In both formats, the ``extra`` of a logging call becomes fields of its line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def configure(form: Form, level: Level, **fields: object) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """``time LEVEL logger message key=value``, one line a record; a traceback has further lines."""
+    """``time LEVEL logger message key=value`` on one line; tracebacks follow on further lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See :meth:`logging.Formatter.format`."""
@@ -61,7 +61,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See :meth:`logging.Formatter.format`."""

@@ -1,4 +1,4 @@
-"""``txmq message``: messages sent, recalled, fetched and found."""
+"""``txmq message``: sends, recalls, fetches and finds messages."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ from txmq.text import quantity
 __all__ = ["app"]
 
 BODY_BYTES_SHOWN: Final = 500
-"""The bytes of a body that a table shows: a long cell is folded, which takes long."""
+"""The bytes of a body that a table shows: folding a long cell is slow."""
 
 app = Commands("Send, recall, fetch and look up messages.")
 
@@ -106,7 +106,7 @@ def send(
     receipt = ask(lambda admin: admin.send(message, target), changes=True, topic=topic)
     named = f"id {receipt.id}, place {receipt.offset_id}"
     if delay_level or receipt.recall_handle is not None:
-        # The offset is that of the queue in which it waits; its topic has no such message.
+        # The offset belongs to the queue in which the message waits, not to its topic.
         text = f"waits at {receipt.queue.broker} for its time; {named}"
     else:
         where = f"{receipt.queue.broker}:{receipt.queue.number}"
@@ -159,7 +159,7 @@ def delayed(
     broker: AtBroker = None,
     ask: Ask,
 ) -> Listing:
-    """List messages that wait for their time, those due first."""
+    """List delayed messages, the earliest due first."""
     from_ms = max(0, moment_of(from_, "--from"))
     return Listing(
         ask(lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most))
@@ -210,7 +210,7 @@ def list_(
 ) -> Listing:
     """List messages of a topic, the newest first, without consuming them.
 
-    Long bodies are cut; `txmq message view` shows one message as a whole.
+    Long bodies are cut; `txmq message view` shows a whole message.
     """
     until_ms = moment_of(until, "--until")
     wish = ScanWish(
@@ -258,8 +258,8 @@ def consume_directly(
 ) -> Answer:
     """Let a connected consumer handle one stored message now, and show its answer.
 
-    The group's offsets stay, and a failure does not make the message come again. The consumer may
-    have handled the message before.
+    The group's offsets do not move, and a failure does not cause a redelivery. The consumer may
+    already have handled the message.
     """
 
     async def handle(admin: Admin) -> HandledMessage:
@@ -314,7 +314,7 @@ def trace(
 async def _fetch(
     admin: Admin, queue: Queue, offset: int | None, count: int, pull: Pull
 ) -> list[ReceivedMessage]:
-    # Brokers give a few messages at a time, and the offset to go on at.
+    # Brokers return a few messages at a time, and the offset to continue at.
     at = await admin.min_offset(queue) if offset is None else offset
     found: list[ReceivedMessage] = []
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""The commands of RocketMQ's mqadmin, and ours for each, for ``--help`` and a reference page."""
+"""The commands of RocketMQ's mqadmin and our equivalents, for ``--help`` and a reference page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["EQUIVALENTS", "Equivalent", "help_line"]
 
 
 class Equivalent(NamedTuple):
-    """What txmq has for a command of mqadmin."""
+    """txmq's equivalent of a command of mqadmin."""
 
     commands: tuple[str, ...] = ()
     """Without ``txmq``; none if there is no equivalent."""

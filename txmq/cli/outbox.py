@@ -1,4 +1,4 @@
-"""``txmq outbox``: the rows that wait for relays, shown, retried and put aside."""
+"""``txmq outbox``: shows the rows that wait for relays, retries them and puts them aside."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def status(
     *,
     table: OutboxTable,
 ) -> Answer:
-    """Show how far behind an outbox is: rows that wait, blocked ones, and relays."""
+    """Show the backlog of an outbox: waiting rows, blocked rows, and relays."""
     with table.operator() as operator:
         found = operator.summary()
     more = "+" if found.is_cut else ""
@@ -120,10 +120,10 @@ def retry(
     *,
     table: OutboxTable,
 ) -> Answer:
-    """Have relays try rows again that were put aside.
+    """Let relays retry rows that were put aside.
 
-    In its lane such a row follows the rows that continued without it. A blocked row needs no retry:
-    a relay tries it once a minute.
+    In its lane, a retried row comes after the rows that were sent without it. A blocked row needs
+    no retry: a relay retries it once a minute.
     """
     with table.operator() as operator:
         changed = operator.retry(rows)
@@ -141,7 +141,7 @@ def skip(
 ) -> Answer:
     """Put a row aside, so that its lane continues without it; `txmq outbox retry` undoes it.
 
-    A relay that waits for a blocked row follows within a minute.
+    A relay that waits for a blocked row notices this within a minute.
     """
     if not reason.strip():
         fail("--reason must not be empty", WRONGLY_CALLED)

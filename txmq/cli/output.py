@@ -51,7 +51,7 @@ _CELL_CHARS_MAX: Final = 64
 def shortened(text: str) -> str:
     """A text without its middle if it has more than 64 characters: ids often differ at the end.
 
-    In a file or a pipe, all lines of a table are as long as its widest cell needs.
+    In a file or a pipe, one long cell would lengthen all lines of its table.
     """
     return text if len(text) <= _CELL_CHARS_MAX else f"{text[:40]}…{text[-20:]}"
 
@@ -96,7 +96,7 @@ def flush() -> None:
 
 
 def clear() -> None:
-    """Clear the screen, if the output is one: the next lines replace those shown before."""
+    """Clear the screen, if the output is a terminal: the next lines replace those shown before."""
     if sys.stdout.isatty():
         sys.stdout.write("\x1b[H\x1b[2J")
 
@@ -104,12 +104,12 @@ def clear() -> None:
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: str = "") -> None:
     """Print rows under headings; numbers are right-aligned.
 
-    Where the width would cut words into pieces, each row is printed as lines of its own instead.
+    If the table is too wide without breaking words, each row is printed as several lines instead.
 
     Args:
         columns: The headings.
         rows: The rows.
-        empty: The line to print if there is no row; otherwise the headings stand alone.
+        empty: The line to print if there are no rows; without it, only the headings are printed.
     """
     headings = list(columns)
     kept = [list(row) for row in rows]
@@ -140,9 +140,9 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]], *, empty: st
 
 
 def _fitted(least: list[int], most: list[int], room: int) -> list[int] | None:
-    """The widths of columns, each between two bounds, or ``None`` without room for the lower ones.
+    """The widths of columns, each between two bounds; ``None`` if the lower bounds do not fit.
 
-    Columns that lack little get it first.
+    Columns that need little more get it first.
     """
     left = room - sum(least)
     if left < 0:

@@ -1,4 +1,4 @@
-"""``txmq reconcile``: a day's reconciliation, and what people do with it in the morning.
+"""``txmq reconcile``: reconciles a day; explains, assigns and signs its results.
 
 Modules with commands evaluate their annotations at once, because typer reads them when it runs.
 """
@@ -131,9 +131,9 @@ def rules_of(config: Path | None, *, reads_banks: bool = False) -> Rules:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """During the block SIGTERM acts as Ctrl-C does: jobs are cancelled, and Java is ended.
+    """During the block SIGTERM acts like Ctrl-C: jobs are cancelled, and Java is stopped.
 
-    SIGTERM comes from a supervisor, whose log then has a sentence that says what remains.
+    SIGTERM comes from a supervisor, so a sentence for its log says what remains to be done.
 
     Raises:
         typer.Exit: With 130 after Ctrl-C, with 143 after SIGTERM.
@@ -141,7 +141,7 @@ def stop_on_signals() -> Iterator[None]:
 
     def terminate(number: int, frame: object) -> NoReturn:
         del frame
-        signal.signal(number, signal.SIG_IGN)  # A second one would break off the cleaning up.
+        signal.signal(number, signal.SIG_IGN)  # A second one would interrupt the clean-up.
         raise _Terminated
 
     before = signal.signal(signal.SIGTERM, terminate)
@@ -160,7 +160,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which libraries shall treat as Ctrl-C."""
+    """SIGTERM, which libraries should treat like Ctrl-C."""
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def report_failures() -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:
-        # Python would write the rest at its end, fail again, and exit with another code.
+        # Python would write the rest at exit, fail again, and exit with another code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with suppress(BrokenPipeError):
             note("txmq: nobody reads the output any more, so the command ended")
@@ -226,7 +226,7 @@ _TEXTS: Final = {
     "payer": ("payer", True), "payee": ("payee", True), "owner": ("owner", False),
     "due": ("due", False), "overdue": ("", False),
 }  # fmt: skip
-"""The last columns of the list: their headings, and whether they are there without any value."""
+"""The last columns of the list: the heading of each, and whether it is shown without any value."""
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
     *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
@@ -251,7 +251,7 @@ class DayRun(NamedTuple):
     config: Config = None
 
     def read(self) -> "tuple[Rules, Results, Run]":
-        """The rules, their results, and the run in force; of the last finished date by default.
+        """The rules, their results, and the run in force; for the last finished date by default.
 
         Raises:
             ReconcileRefused: The date was not reconciled yet.
@@ -269,7 +269,7 @@ class DayRun(NamedTuple):
 
 
 class BreakChoice(NamedTuple):
-    """The breaks that are wanted, beside their class."""
+    """Which breaks to choose, apart from their class."""
 
     bank: Bank = None
     account: Account = None
@@ -277,7 +277,7 @@ class BreakChoice(NamedTuple):
     file: IdFile = None
 
     def filter(self, class_: str | None, status: str | None = None) -> "ItemFilter":
-        """What items of the archive must be.
+        """The filter for items of the archive.
 
         Raises:
             ConfigError: The class does not exist.
@@ -339,9 +339,9 @@ def explain_breaks(
     choice: BreakChoice,
     yes: Yes = False,
 ) -> None:
-    """Explain breaks. They stop counting as such from the next run until their facts change.
+    """Explain breaks. From the next run they no longer count as breaks, until their facts change.
 
-    The proofs clearing and double-entry of their transfers are explained with them.
+    This also explains the differences of their transfers in the proofs clearing and double-entry.
     """
     with report_failures():
         from txmq.reconcile.differences import differences_in
@@ -394,7 +394,7 @@ def assign(
     choice: BreakChoice,
     yes: Yes = False,
 ) -> None:
-    """Give breaks an owner, a ticket or a due date, or comment on them. No result depends on it."""
+    """Give breaks an owner, a ticket or a due date, or comment on them; this changes no result."""
     with report_failures():
         from txmq.reconcile.explanations import BreakNote, Explanations
 
@@ -419,7 +419,7 @@ def _find(
     *,
     is_complete: bool = False,
 ) -> list[dict[str, Any]]:
-    """The items that fit; of those with ids, also the ones in flight or explained."""
+    """The items that match; with ids, also items that are in flight or explained."""
     from txmq.reconcile.archive import find_items, items_of
 
     items = items_of(results, run, wanted, is_complete=is_complete or bool(ids))
@@ -429,7 +429,7 @@ def _find(
 def _choose(
     results: "Results", run: Run, wanted: "ItemFilter", ids: Sequence[str], *, yes: bool
 ) -> list[dict[str, Any]]:
-    """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
+    """The breaks that match. If there are several, the user sees their sums and confirms first."""
     if not ids and set(wanted) == {None}:
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
     items = _find(results, run, wanted, ids)
@@ -483,9 +483,9 @@ def _export(items: Sequence[Mapping[str, Any]], run: Run, path: Path) -> None:
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> bytes:
-    """Rows under headings, as CSV in UTF-8 with a mark of the encoding.
+    """Rows under headings, as CSV in UTF-8 with a byte order mark.
 
-    No text of a ledger becomes a formula: one that would begin a formula gets an apostrophe.
+    A text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     out = io.StringIO()
     csv.writer(out).writerows([columns, *(map(_csv_cell, row) for row in rows)])
@@ -510,10 +510,10 @@ def proofs(
     unmasked: Unmasked = False,
     json: AsJson = False,
 ) -> None:
-    """List the differences of a date's proofs that nothing explains.
+    """List the unexplained differences in a date's proofs.
 
     A hint names a break with the same account and amount, or entries of earlier dates that the
-    book may have lost; a person decides if they are the reason.
+    book may have lost; a person decides whether they are the reason.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -564,9 +564,9 @@ def explain_proofs(
     file: IdFile = None,
     yes: Yes = False,
 ) -> None:
-    """Explain differences of proofs, from the next run until their amounts change.
+    """Explain differences in proofs, from the next run until their amounts change.
 
-    With --until they count again after that date, if they are not corrected.
+    With --until, differences that are not corrected count again after that date.
     """
     with report_failures():
         from txmq.reconcile.differences import ABOUT_PROOFS, differences_in
@@ -626,7 +626,7 @@ def signoff(
 
 
 def _publish(rules: Rules, results: "Results", run: Run) -> None:
-    """Add the names wherever the result is kept."""
+    """Add the signatures wherever the result is stored."""
     from txmq.reconcile.report.page import page
 
     results.write_files(run, {"report.html": page(run), "summary.json": run.as_json()})
@@ -713,7 +713,7 @@ class SparkOptions(NamedTuple):
     spark: list[str] | None = option("A setting of Spark's; may be repeated.", metavar="KEY=VALUE")
 
     def session(self, rules: Rules, day: date, *, ui: bool = False) -> AbstractContextManager[Any]:
-        """What starts Spark; its log is beside the results if these are on this machine.
+        """Starts Spark for the block; its log is next to the results if these are on this machine.
 
         Raises:
             ConfigError: An option is invalid.
@@ -825,7 +825,7 @@ def requested_days(
     *,
     so_far: bool = False,
 ) -> tuple[Rules, list[date]]:
-    """The rules, and the days to run; if none is named, the last finished day, or the running one.
+    """The rules, and the days to run: by default the last finished one, or the running one.
 
     Raises:
         ConfigError: The options contradict each other.
@@ -853,7 +853,7 @@ def _run_all(
     quiet: bool,
     json: bool,
 ) -> int:
-    """Run the days in their order; the exit code of the worst."""
+    """Run the days in order; returns the worst exit code."""
     from txmq.reconcile.day import reconcile as reconcile_day
     from txmq.reconcile.progress import pages_of, show_progress
     from txmq.reconcile.results import Results, open_results
@@ -862,7 +862,7 @@ def _run_all(
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
         with open_results(rules.directory):
-            pass  # Another run, or a directory that cannot be written, shows before Spark starts.
+            pass  # Fail because of another run or an unwritable directory before Spark starts.
         results = Results(rules.directory)
         with progress.stage("start Spark"):
             spark = stack.enter_context(session)
@@ -883,8 +883,8 @@ def _run_all(
 
 
 def warn_of_later_days(results: "Results") -> None:
-    """After a rerun, name the later days that are outdated: the next night would be refused for
-    them.
+    """After a rerun, name the later days that it made outdated: the next night's run would be
+    refused because of them.
     """
     newest = results.current(results.days()[-1])
     if newest is not None and (why := results.why_outdated(newest)) is not None:
@@ -898,11 +898,11 @@ def _show_run(run: Run, report: str, *, json: bool) -> None:
         as_json(msgspec.Raw(msgspec.json.format(run.as_json(), indent=-1)))
     else:
         show(run, _VerdictConsole(markup=False, highlight=False, emoji=False), report)
-    flush()  # Of several days each appears when it is done.
+    flush()  # Show each of several days as soon as it is done.
 
 
 class _VerdictConsole(Console):
-    """If nobody reads the output any more, rich exits with 1, and that is a verdict."""
+    """Raises if the output is closed: rich would exit with 1, which is the code of a verdict."""
 
     def on_broken_pipe(self) -> None:
         """See rich."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["relay"]
 
 COUNT_S: Final = 5.0
-"""Prometheus waits for 10 s by default."""
+"""Shorter than Prometheus' default timeout of 10 s."""
 LEASE_MAX_S: Final = 3_600.0
 
 
@@ -66,8 +66,8 @@ def relay(
 ) -> None:
     """Publish the committed messages of an outbox; several relays share the work.
 
-    It prints a line that begins with "ready". After SIGTERM it waits for messages that are being
-    sent, and ends.
+    It prints a line that begins with "ready" when it has started. After SIGTERM it waits for the
+    sends in flight, then ends.
     """
     logs.configure("text", "info" if verbose else "warning")
     where = host_and_port(http)
@@ -115,7 +115,7 @@ async def _run(relay: Relay, line: str, http: tuple[str, int] | None) -> None:
 
 
 async def _check_dead_letter_topic(names: str, topic: str) -> None:
-    # Otherwise a misspelt topic would be noticed only with the first message that no broker takes.
+    # Otherwise a misspelt topic would show up only with the first message that no broker accepts.
     if topic:
         with suppress(TransportError):  # A relay waits for brokers that do not answer.
             async with Session(names) as session:

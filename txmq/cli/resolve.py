@@ -2,7 +2,7 @@
 
 It joins the producer group, and answers from the fence as every transaction manager does. While
 the database does not answer, it leaves the group: brokers then wait for a member that they can ask,
-and spend no check.
+and use up no checks.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 __all__ = ["metrics_of", "resolve"]
 
 LOOK_S: Final = 0.25
-"""How often it looks at its progress."""
+"""How often it checks its progress."""
 SAY_S: Final = 5.0
 """How often it prints its progress."""
 HEARTBEAT_S: Final = 5.0
-"""How soon a broker that comes back learns of this member: nothing else reaches it."""
+"""How soon a broker that comes back learns of this member: only heartbeats tell it."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
 HANDLER_S: Final = 120.0
@@ -124,7 +124,7 @@ def resource_of(
     """The resource that answers: one database with its fence, or several by name.
 
     Raises:
-        typer.Exit: A URL is not one of a database that can have a fence, or a name is invalid.
+        typer.Exit: A URL's database cannot have a fence, or a name is invalid.
     """
     if len(databases) > 1 or is_named(databases[0]):
         with xa_resource_of(databases, fence, schema) as several:
@@ -139,7 +139,7 @@ def resource_of(
 
 @dataclass(kw_only=True)
 class ResolveSummary:
-    """The answers; and the transactions that are left, if brokers can list them."""
+    """The counts of answers, and of the transactions left if brokers can list them."""
 
     committed: int
     rolled_back: int
@@ -194,7 +194,7 @@ class Resolver:
         self._stopped = asyncio.Event()
         self._before: list[TransactionTally] = []
         self._known_brokers: dict[str, None] = {}
-        """The names of all brokers seen, also of those that are gone now."""
+        """The names of all brokers seen, including those that are gone now."""
         self._left: OpenCount | None = None
         self._silent = ""
         self._objection = "the command is starting"
@@ -395,8 +395,8 @@ def metrics_of(tally: Mapping[str, int], left: int | None, *, is_answering: bool
     """The metrics of the command, as text for Prometheus.
 
     Args:
-        tally: The counters of all transaction managers of the command together.
-        left: The open transactions of the group; ``None`` if a broker did not answer.
+        tally: The summed counters of the command's transaction managers.
+        left: The number of open transactions of the group; ``None`` if a broker did not answer.
         is_answering: Whether brokers can ask this command now.
     """
     from txmq.metrics.table import Sample, counter, gauge, table_text

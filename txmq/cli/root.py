@@ -76,7 +76,7 @@ class _Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # The help and "did you mean" need the names, and have them without loading anything.
+        # The help and "did you mean" need only the names, so nothing is loaded for them.
         commands: dict[str, Any] = dict.fromkeys(SUMMARIES)
         self.commands = commands
         self._is_help = False
@@ -126,8 +126,8 @@ def completion(
 ) -> None:
     """Print the script with which a shell completes commands and options.
 
-    In bash: eval "$(txmq completion bash)"; the same line in ~/.bashrc keeps it. zsh takes the same
-    with zsh, after compinit. In fish: txmq completion fish | source.
+    In bash: eval "$(txmq completion bash)"; add this line to ~/.bashrc to keep it. In zsh: the
+    same line with zsh instead of bash, after compinit. In fish: txmq completion fish | source.
     """
     script = get_completion_script(
         prog_name="txmq", complete_var="_TXMQ_COMPLETE", shell=shell.value
@@ -136,7 +136,7 @@ def completion(
 
 
 def _name_equivalents(command: Any, path: str) -> None:
-    """Let each command's help name mqadmin's command."""
+    """Name the equivalent command of mqadmin in the help of each command."""
     for name, inner in getattr(command, "commands", {}).items():
         _name_equivalents(inner, f"{path} {name}")
     if line := help_line(path):

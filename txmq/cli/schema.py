@@ -67,7 +67,7 @@ def create(
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
-    """Create the tables that are missing, and check that all can be used."""
+    """Create the missing tables, and check that all are usable."""
     with open_database(database) as engine:
         from txmq.idempotent.unique_key import create_done
         from txmq.outbox.table import create_outbox
@@ -95,7 +95,7 @@ def sql(
     outbox: OutboxName = "txmq_outbox",
     schema: SchemaName = None,
 ) -> None:
-    """Print the statements that create the tables, for a migration of your own."""
+    """Print the statements that create the tables, for your own migration."""
     with database_errors():
         from txmq.idempotent.unique_key import DoneTable
         from txmq.outbox.table import Outbox

@@ -1,7 +1,7 @@
 """``txmq serve``: a broker, with its own name server unless others are given.
 
-Only the commands that need the broker import it, and only when they run: commands of a client load
-no broker.
+Only the commands that need the broker import it, and only when they run: client commands never load
+it.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ _TLS_MEANS: Final = {
 
 
 class BrokerOptions(NamedTuple):
-    """The options that set something about the broker."""
+    """The options that are settings of the broker."""
 
     data: str | None = option(
         "The directory of all its data.", metavar="DIR", show_default="txmq-data"
@@ -176,7 +176,7 @@ class BrokerOptions(NamedTuple):
             if value is not None and name not in {"config", "set_"}
         ]
         if self.names_listen is not None:
-            # A name server of its own excludes the one that other commands find in TXMQ_NAMES.
+            # With its own name server, ignore TXMQ_NAMES, which may be set for other commands.
             arguments.append("names=")
         with exit_on_errors():
             return load(
@@ -326,7 +326,7 @@ def give_up(
 
     Args:
         error: Why it ends.
-        started: Whether it has served.
+        started: Whether it had started to serve.
         addresses: The addresses to listen at, by option.
         data: The directory of its data.
 
@@ -361,7 +361,7 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
 
 
 def _run_several(settings: "BrokerSettings", plan: ServePlan, count: int) -> None:
-    """Run several brokers of one cluster, each in a process of its own, until SIGTERM or SIGINT."""
+    """Run several brokers of one cluster, each in its own process, until SIGTERM or SIGINT."""
     from txmq_broker.processes.layout import settings_of_brokers
     from txmq_broker.processes.service import BrokersOptions, BrokersService
 

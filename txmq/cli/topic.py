@@ -1,4 +1,4 @@
-"""``txmq topic``: topics created, changed, shown and deleted."""
+"""``txmq topic``: creates, changes, shows and deletes topics."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -48,7 +48,7 @@ def create(
     order: bool = flag("Keep its queues while a broker is away.", "--order"),
     ask: Ask,
 ) -> Answer:
-    """Create a topic, and return when clients can find it; `txmq topic update` changes one."""
+    """Create a topic, and wait until clients can find it; `txmq topic update` changes one."""
     allowed = _perm_of(perm, "--perm")
 
     async def create_topic(admin: Admin) -> Route:
@@ -74,8 +74,8 @@ def update(
 ) -> Answer:
     """Change the queues of a topic, or their order; `txmq topic permit` changes its permission.
 
-    Fewer queues need --shrink and two runs. The first run closes the queues for new messages. The
-    second run removes the queues, when all groups have consumed their messages.
+    Removing queues needs --shrink and two runs. The first run closes the surplus queues for new
+    messages. The second run removes them, once all groups have consumed their messages.
     """
     if (queues, order) == (None, None):
         fail("name what to change: --queues or --order", WRONGLY_CALLED)

@@ -39,9 +39,9 @@ def tail(
     ask: Ask,
     json: AsJson = False,
 ) -> None:
-    """Print traces as they arrive, one on a line, until Ctrl-C; `txmq message trace` has the past.
+    """Print traces as they arrive, one per line, until Ctrl-C; `txmq message trace` has old ones.
 
-    The topic of a message is known when it is sent: --topic leaves out what handlers did.
+    The traces of handlers do not name the topic, so --topic leaves them out.
     """
     since_ms = moment_of(since, "--since")
 

@@ -1,4 +1,4 @@
-"""``txmq tx``: open transactions, shown and decided by hand."""
+"""``txmq tx``: shows transactions, and decides open ones by hand."""
 
 from collections import Counter
 from operator import neg
@@ -263,9 +263,9 @@ def decided(
     count: int = option("The most transactions.", default=32, min=1),
     ask: Ask,
 ) -> Answer:
-    """List transactions that were decided, the newest first: by whom, and why.
+    """List decided transactions, the newest first: who decided them, and why.
 
-    The brokers keep decisions as long as their logs. `txmq tx history` shows one with its steps.
+    Brokers keep decisions as long as their logs. `txmq tx history` shows one with its steps.
     """
 
     async def find(admin: Admin) -> list[DecidedTransaction]:
@@ -299,10 +299,11 @@ def watch(
     ask: Ask,
     json: AsJson = False,
 ) -> None:
-    """Print each change of an open transaction, one on a line, until Ctrl-C.
+    """Print each change of an open transaction, one per line, until Ctrl-C.
 
-    A transaction is opened, parked, checked again, or closed: its producer, a check or an operator
-    has decided it. One that opens and closes between two polls does not appear.
+    The changes are "opened", "parked", "checked again" and "closed", when the producer, a check or
+    an operator has decided it. A transaction that opens and closes between two polls does not
+    appear.
     """
     before: Seen | None = None
 

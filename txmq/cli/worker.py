@@ -68,10 +68,10 @@ def worker(
 ) -> None:
     """Run the consumers, transaction managers and relays of an application.
 
-    It prints a line that begins with "ready" when all processes work. SIGTERM or Ctrl-C fetches no
-    more, lets handlers finish, saves offsets and ends with 0; a second one ends at once. SIGHUP
-    restarts the processes one after the other. The exit code is 1 if a process had to be killed or
-    died again and again, and 2 if the application cannot be started.
+    It prints a line that begins with "ready" when all processes work. After SIGTERM or Ctrl-C it
+    stops fetching, lets handlers finish, saves offsets and exits with 0; a second signal ends it at
+    once. SIGHUP restarts the processes one after the other. The exit code is 1 if a process had to
+    be killed or died repeatedly, and 2 if the application cannot be started.
     """
     if sys.platform == "win32":
         fail("a worker needs signals of Linux or macOS; on Windows run the client by itself")

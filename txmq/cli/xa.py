@@ -1,4 +1,4 @@
-"""``txmq xa``: prepared transactions of several databases, listed and recovered."""
+"""``txmq xa``: lists and recovers prepared transactions over several databases."""
 
 from __future__ import annotations
 
@@ -138,10 +138,10 @@ def recover(
     every: str = option("How often, with --watch.", default="30s"),
     json: AsJson = False,
 ) -> None:
-    """End prepared transactions as the fence has decided; `txmq xa list` shows them before.
+    """End prepared transactions as the fence has decided; `txmq xa list` shows what it would do.
 
-    The exit code is 0 only if every transaction that should end has ended. With --watch, databases
-    may go down and come back.
+    The exit code is 0 only if every transaction that should end has ended. With --watch, it keeps
+    going while databases go down and come back.
     """
     plan = RecoveryPlan(branches.horizon_s, duration_of(every, "--every"), json)
     logs.configure("text", "error")
@@ -214,7 +214,7 @@ def databases_of(named: list[str]) -> dict[str, str]:
     """URLs by name.
 
     Raises:
-        ConfigError: A URL has no name, or two have the same.
+        ConfigError: A URL has no name, or two URLs have the same name.
     """
     found: dict[str, str] = {}
     for text in named:

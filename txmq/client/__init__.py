@@ -1,4 +1,4 @@
-"""The client: sessions and single requests here, and a package for each task of a program.
+"""The client: sessions and single requests live here, and each task of a program has a subpackage.
 
 Reading order: ``routes`` (pure), ``session``, ``send_request`` (pure), ``admin``; then
 ``cluster_client``, ``send``, ``observe`` and ``consume``. ``client`` builds on all of them.

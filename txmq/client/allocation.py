@@ -98,7 +98,7 @@ class Circle:
 class ByConfig:
     """The queues configured for this client that exist.
 
-    The lists of a group's clients are not compared with each other. A topic without a configured
+    Nothing checks that the lists of a group's clients fit together. A topic without a configured
     queue is shared evenly, because lists usually omit the retry topic.
     """
 
@@ -154,7 +154,7 @@ class MachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class NearestRoom:
-    """The queues of each machine room for the clients in it, by another strategy.
+    """Each machine room's queues are divided among the clients in that room, by another strategy.
 
     All clients share the queues of rooms without a client.
     """

@@ -1,4 +1,4 @@
-"""Bodies of messages that are values: the JSON that handlers with a declared type read.
+"""Encodes values as message bodies: the JSON that handlers with a declared type read.
 
 msgspec encodes structs, dataclasses, attrs classes and builtin types; pydantic encodes its models.
 """
@@ -19,16 +19,16 @@ _FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def _is_model(value: object) -> bool:
-    # An application that has a model has imported pydantic.
+    # An application with pydantic models has imported pydantic.
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(value, pydantic.BaseModel)
 
 
 def _foreign(value: Any) -> msgspec.Raw:
-    """Encode what msgspec does not know: a model of pydantic."""
+    """Encode a pydantic model, which msgspec does not support."""
     if not _is_model(value):
         raise TypeError(f"values of type {type(value).__name__} cannot be written as JSON")
-    # By alias, as they are read.
+    # By alias, because reading expects aliases too.
     return msgspec.Raw(value.model_dump_json(by_alias=True).encode())
 
 
@@ -36,7 +36,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_foreign)
 
 
 def encode_body(value: object) -> bytes:
-    """The body of a message that is this value: bytes as they are, everything else as JSON.
+    """A value as a message body: bytes stay as they are, everything else becomes JSON.
 
     A handler that declares the type receives an equal value: a msgspec struct, a dataclass, a
     ``TypedDict``, an attrs class, a pydantic model, a builtin type, and lists and dictionaries of
@@ -74,7 +74,7 @@ def _culprit(value: object) -> tuple[str, object]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """The parts of a value, and their names; of a model only those that pydantic cannot encode."""
+    """The named parts of a value; for a model, only those that pydantic cannot encode."""
     kind = type(value)
     if isinstance(value, Mapping):
         yield from ((f".{key}", part) for key, part in value.items())

@@ -71,7 +71,8 @@ class Client(ClusterClient):
     ) -> None:
         super().__init__(names, settings, network, clock, entropy)
         self.starts_handlers = True
-        """Whether opening it calls :meth:`start_handlers`; a worker calls that last."""
+        """Whether opening the client calls :meth:`start_handlers`; a worker calls it later, as the
+        last step."""
         self._own: dict[str, PushConsumer] = {}
         self._schedules: dict[str, ScheduledMessage] = {}
         self._running = AsyncExitStack()
@@ -148,20 +149,20 @@ class Client(ClusterClient):
         sql: str = "",
         settings: ConsumerSettings | None = None,
     ) -> Callable[[M], M]:
-        """Call a function with every message of a topic; a decorator.
+        """Decorator: call a function with every message of a topic.
 
         The group gets a :class:`PushConsumer` that starts and stops with this client.
 
         Args:
             topic: The topic.
-            tags: The tags wanted, separated by ``||``.
+            tags: The wanted tags, separated by ``||``.
             group: The consumer group; it may have functions for several topics.
             sql: Instead of tags, a condition on the messages' properties.
             settings: How the group consumes; one value for all its topics.
 
         Raises:
-            UsageError: The group already has such a function or other settings, the client is
-                open, or the function declares a type that cannot be read.
+            UsageError: The group already has a function for the topic or has other settings, the
+                client is open, or the function declares a type that cannot be read.
             LocalProtocolError: A name is invalid, or the expression does not parse.
         """
         if self._is_open:
@@ -184,7 +185,7 @@ class Client(ClusterClient):
         tags: str = "",
         name: str | None = None,
     ) -> Callable[[F], F]:
-        """Send a message periodically, with the body that a function returns; a decorator.
+        """Decorator: send a message periodically, with the body that a function returns.
 
         ::
 
@@ -192,24 +193,25 @@ class Client(ClusterClient):
             async def report(moment: datetime) -> dict[str, str]:
                 return {"day": moment.date().isoformat()}
 
-        Of the processes of one ``txmq worker`` only the first sends it. Two workers, or two
-        programs that open such a client, both send it, with the same key, ``name@time``: a guard
-        with ``message.key`` handles one of them. A time that passes while no such process runs is
+        Only the first process of a ``txmq worker`` sends it. Two workers, or two programs that open
+        this client, both send it, with the same key, ``name@time``: a guard with ``message.key``
+        then handles only one of the two messages. Times that pass while no such process runs are
         skipped.
 
         Args:
             topic: The topic.
-            interval: The interval, at least 1 s; its times are the multiples since 1970.
-            daily: Instead, the time of the day, such as ``"02:00"``.
+            interval: The interval, at least 1 s; messages are due at its multiples since 1970.
+            daily: Instead of an interval, a time of day, such as ``"02:00"``.
             zone: The time zone of ``daily``.
             tags: The message's tag.
             name: The name of the schedule; the function's by default.
 
-        The function takes the scheduled time, or nothing. It returns bytes, text or what JSON can
-        carry; ``None`` sends nothing this time. A plain function runs in a thread.
+        The function takes the scheduled time, or nothing. It returns bytes, text, or a value that
+        JSON can carry; ``None`` sends nothing this time. A plain function runs in a thread.
 
         Raises:
-            UsageError: The client is open, the times are not clear, or the name is taken.
+            UsageError: The client is open, ``interval`` and ``daily`` are both given or both
+                missing, ``daily`` is not a time, or the name is invalid or taken.
             ConfigError: The interval is invalid.
             LocalProtocolError: The topic's name is invalid.
         """

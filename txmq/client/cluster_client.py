@@ -1,8 +1,8 @@
 """A program's membership in a cluster: one set of connections, one id, and its groups.
 
 A client sends heartbeats to all brokers every 30 s, when a group joins, and on every new
-connection, since a broker forgets a client with its connection. It refreshes routes, and answers
-brokers' requests (:class:`BrokerRequests`).
+connection, since a broker forgets a client when its connection closes. It refreshes routes, and
+answers brokers' requests (:class:`BrokerRequests`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ log = logging.getLogger(__name__)
 W = TypeVar("W", bound="Middleware | ReceiveFunction")
 
 LEAVE_S: Final = 1.0
-"""The timeout of unregistering a group; the broker also forgets it with the connection."""
+"""The timeout for unregistering a group; a broker also forgets it when the connection closes."""
 
 _SUCCESS: Final = "CR_SUCCESS"
 _LATER: Final = "CR_LATER"
@@ -229,15 +229,15 @@ class ClusterClient(Lifecycle):
     def middleware(self, hook: W) -> W:
         """Run code around the handlers and sends of this client; also a decorator.
 
-        The first one given is outermost. Push consumers and producers that share the client have
-        it; batch handlers do not.
+        The first one registered is outermost. It applies to all push consumers and producers that
+        share the client, but not to batch handlers.
 
         Args:
             hook: A :class:`~txmq.client.middleware.Middleware`, or an async function of the
                 message and ``call_next`` that runs around each handler.
 
         Raises:
-            UsageError: The client is open, or it is neither.
+            UsageError: The client is open, or ``hook`` is neither.
         """
         if self._is_open:
             raise UsageError("register middleware before the client opens")
@@ -273,7 +273,7 @@ class ClusterClient(Lifecycle):
         """Register a producer or consumer with all known brokers.
 
         Raises:
-            UsageError: The client is not open, or already has such a member of this group.
+            UsageError: The client is not open, or already has a member of this kind in the group.
         """
         if not self._is_open:
             raise not_open("this client is not open")
@@ -294,7 +294,9 @@ class ClusterClient(Lifecycle):
             raise
 
     async def leave(self, member: ClientMember) -> None:
-        """Unregister it with the brokers; one that does not answer notices later by itself."""
+        """Unregister a member with the brokers; a broker that does not answer drops it later by
+        itself.
+        """
         table = self._table_of(member)
         if table.get(member.group) is not member:
             return
@@ -306,7 +308,8 @@ class ClusterClient(Lifecycle):
             consumer_group=None if is_producer else member.group,
         )
         addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
-        # Started one by one: if the loop is already closed, every task has an awaiter.
+        # Start each task before the next coroutine exists: if the loop is already closed, none
+        # stays unawaited.
         tasks = [
             asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses
         ]
@@ -377,7 +380,7 @@ class ClusterClient(Lifecycle):
         return not self._met.items() <= before.items()
 
     def master(self, broker: str) -> str | None:
-        """A broker's master address at the last search; for producers of transactions."""
+        """The address of a broker's master as last looked up, for producers of transactions."""
         return self._met.get(broker)
 
     def _heartbeat(self) -> bytes:
@@ -445,7 +448,7 @@ class ClusterClient(Lifecycle):
             await asyncio.sleep(self.settings.heartbeat)
             addresses = self._addresses()
             self._beaten = {address: None for address in self._beaten if address in addresses}
-            self._to_beat = +self._to_beat  # Drops zero counts.
+            self._to_beat = +self._to_beat  # Drop zero counts.
             await self.beat()
 
     # Routes
@@ -470,13 +473,13 @@ def client_of(
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> tuple[ClusterClient, bool]:
-    """The client of a producer or consumer: a shared one, or a new one of its own.
+    """The client of a producer or consumer: the shared one, or a new one.
 
     Args:
         names: The client to share, or the name servers of a new one.
-        network: Opens streams, for a new one.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        network: Opens streams, for a new client.
+        clock: Gives the time, for a new client.
+        entropy: Gives randomness, for a new client.
 
     Returns:
         The client, and whether the caller must open and close it.
@@ -522,14 +525,16 @@ class BrokerRequests:
     # Producers
 
     def check(self, connection: Connection, request: Command) -> None:
-        """39: check a half message. For an unknown group, the next check may find a member."""
+        """39: check a half message. If no member of its group is here, the next check may reach
+        one.
+        """
         header = request.read(CheckState)
         message = received(unpack(request.body)[0], "")
         group = message.properties.get(properties.PRODUCER_GROUP, "")
         producer = self._home.producer(group)
         check = getattr(
             producer, "check", None
-        )  # An isinstance check of a protocol takes as long as a send.
+        )  # An isinstance check against a protocol takes as long as a send.
         if check is not None:
             check(connection, header, message)
         else:
@@ -540,7 +545,7 @@ class BrokerRequests:
             )
 
     def reply(self, connection: Connection, request: Command) -> bytes:
-        """326: the answer to a request that was sent as a message."""
+        """326: deliver the reply to a request message."""
         del connection
         header = request.read(ReplyPush)
         text = header.properties or ""

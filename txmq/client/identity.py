@@ -21,8 +21,8 @@ class UniqueIds:
 
     RocketMQ puts address, process and class loader into an id to distinguish clients. Here these
     bits are random: containers share addresses and process ids, and 79 random bits do not collide.
-    The time stays where tools look for it, but in UTC. Tools that use local time look 13 hours back
-    from it, which covers the difference.
+    The time stays where tools look for it, but in UTC. Tools that use local time start their search
+    13 hours earlier, which covers the difference.
     """
 
     def __init__(self, clock: Clock, entropy: Entropy) -> None:
@@ -48,7 +48,7 @@ class UniqueIds:
         while len(found) < count:
             begin = self.next()[:-_COUNT_CHARS]
             first = self._count - 1
-            # The count of an id has 16 bits, so the time must go on before they are used up.
+            # An id's count has 16 bits, so take a new time before the count wraps.
             self._count = end = first + min(count - len(found), _OF_ONE_MOMENT)
             found += [f"{begin}{number & 0xFFFF:04X}" for number in range(first, end)]
         return found
@@ -58,6 +58,6 @@ def _month_of(now_ms: int) -> tuple[int, int]:
     """The first millisecond of the month and of the next one."""
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    # No month has more than 31 days, and the 32nd day from its first lies in the next.
+    # No month has more than 31 days, so the 1st plus 31 days always lies in the next month.
     following = (first + timedelta(days=31)).replace(day=1)
     return int(first.timestamp()) * 1000, int(following.timestamp()) * 1000

@@ -39,7 +39,7 @@ class Lifecycle(ABC):
         return ()
 
     async def start(self) -> None:
-        """Open it, as ``async with`` does; for programs whose start and end lie apart.
+        """Open it, as ``async with`` does; for programs that start and stop it in different places.
 
         Raises:
             UsageError: It is already open, or a required part is missing.
@@ -53,7 +53,7 @@ class Lifecycle(ABC):
 
 
 def not_open(state: str) -> UsageError:
-    """The error of a call before the object is opened; the state is "this client is not open"."""
+    """The error for a call to an object that is not open; ``state`` says so, naming the object."""
     return UsageError(f"{state}; use it with 'async with', or await its start()")
 
 

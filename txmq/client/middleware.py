@@ -10,7 +10,7 @@
         finally:
             print(message.topic, perf_counter() - began)
 
-A class has both directions::
+A class can cover both directions::
 
     class TenantOfMessage(Middleware):
         async def receive(self, message, call_next):
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class ReceiveNext(Protocol):
-    """What middleware calls to go on with a message: the next middleware, or the handler."""
+    """The ``call_next`` of :meth:`Middleware.receive`: the next middleware, or the handler."""
 
     def __call__(self, message: ReceivedMessage, /) -> Awaitable[Later | None]:
         """Return the verdict.
@@ -62,7 +62,7 @@ class ReceiveNext(Protocol):
 
 
 class SendNext(Protocol):
-    """What middleware calls to go on with a message: the next middleware, or the send."""
+    """The ``call_next`` of :meth:`Middleware.send`: the next middleware, or the send."""
 
     def __call__(self, message: Message, /) -> Awaitable[SendResult | None]:
         """Return the broker's result; ``None`` if no answer is awaited.
@@ -83,19 +83,20 @@ class Middleware:
     """Runs around handlers and sends; override one method or both.
 
     A method calls ``call_next`` once, with the message or a changed copy of it
-    (:func:`dataclasses.replace`), and returns its result. What it raises counts as raised by the
-    handler, or by the send.
+    (:func:`dataclasses.replace`), and returns its result. An exception that it raises counts as the
+    handler's, or the send's.
     """
 
     async def receive(self, message: ReceivedMessage, call_next: ReceiveNext) -> Later | None:
         """Run around one call of a handler.
 
-        Without ``call_next`` the handler is not called; the returned verdict counts.
+        If it does not call ``call_next``, the handler does not run, and the returned verdict
+        counts.
         """
         return await call_next(message)
 
     async def send(self, message: Message, call_next: SendNext) -> SendResult | None:
-        """Run around one send, also of a half message and of each message in a batch."""
+        """Run around one send, including half messages and each message of a batch."""
         return await call_next(message)
 
 
@@ -108,7 +109,7 @@ class _OfFunction(Middleware):
 
 
 def as_middleware(hook: Middleware | ReceiveFunction) -> Middleware:
-    """The middleware that a client was given: an object, or a function around handlers.
+    """A hook as middleware: an object as it is, or a function wrapped to run around handlers.
 
     Raises:
         UsageError: It is neither.
@@ -134,7 +135,7 @@ class _Chain(Generic[M, R]):
         self._around = around
 
     def call(self, message: M, inner: Callable[[M], Awaitable[R]], index: int = 0) -> Awaitable[R]:
-        """Call all of them from an index on, and then an inner function."""
+        """Call the middleware from ``index`` on, then ``inner``."""
         if index == len(self._around):
             return inner(message)
         return self._around[index](message, lambda changed: self.call(changed, inner, index + 1))
@@ -145,7 +146,7 @@ class ReceiveChain(_Chain[ReceivedMessage, Later | None]):
 
     @classmethod
     def of(cls, middleware: Sequence[Middleware]) -> ReceiveChain | None:
-        """The chain of those that receive; ``None`` if there are none."""
+        """The chain of the middleware that overrides ``receive``; ``None`` if none does."""
         found = [one for one in middleware if type(one).receive is not Middleware.receive]
         return cls([one.receive for one in found]) if found else None
 
@@ -167,7 +168,7 @@ class SendChain(_Chain[Message, SendResult | None]):
 
     @classmethod
     def of(cls, middleware: Sequence[Middleware]) -> SendChain | None:
-        """The chain of those that send; ``None`` if there are none."""
+        """The chain of the middleware that overrides ``send``; ``None`` if none does."""
         found = [one for one in middleware if type(one).send is not Middleware.send]
         return cls(found) if found else None
 
@@ -190,7 +191,7 @@ class SendChain(_Chain[Message, SendResult | None]):
         message: Message,
         queue: Queue | None,
     ) -> None:
-        """Send a message that has no answer."""
+        """Send a one-way message."""
 
         async def inner(changed: Message) -> None:
             await send(changed, queue)
@@ -203,7 +204,7 @@ class SendChain(_Chain[Message, SendResult | None]):
         message: Message,
         queue: Queue | None,
     ) -> asyncio.Future[SendResult]:
-        """Send a message in a task of its own."""
+        """Send a message in a separate task."""
         task = asyncio.ensure_future(self.send(send, message, queue))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -242,7 +243,7 @@ class SendChain(_Chain[Message, SendResult | None]):
             if any(future.cancelled() for future in arrived):
                 for task in walks:
                     if task.done():
-                        task.result()  # Raises what kept the message from its send.
+                        task.result()  # Raises the error that stopped the message.
                 raise UsageError(
                     "a middleware did not send a message of a batch; it must call call_next"
                 )
@@ -267,7 +268,7 @@ class SendChain(_Chain[Message, SendResult | None]):
         except Exception as error:
             for future in results:
                 future.set_exception(error)
-                future.exception()  # Middleware that has ended does not read it.
+                future.exception()  # Middleware that has ended does not retrieve it.
             raise
 
 

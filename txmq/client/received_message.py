@@ -22,7 +22,7 @@ class _Draft(Message):
 
     __slots__ = ReceivedMessage.__slots__
     __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__  # Python is as slow as before if only one of them is set.
+    __delattr__ = object.__delattr__  # Setting only one of the two gains nothing.
 
 
 def received(record: Record, broker: str) -> ReceivedMessage:

@@ -1,8 +1,8 @@
-"""Routes, and the queue that a message takes on one. Pure.
+"""Routes, and the choice of a message's queue. Pure.
 
-A route is a name server's answer as the queues of a topic and the addresses of brokers. It is a
-value; the table caches fresh ones. If the table has no fresh route, the session queries a name
-server and stores the answer.
+A route holds the queues of a topic and the addresses of their brokers, taken from a name server's
+answer. Routes are immutable; the table caches fresh ones. If the table has no fresh route, the
+session queries a name server and stores the answer.
 
 A message's queue is chosen by rotation, by key, and around slow brokers. Each topic has a counter
 that advances with every chosen queue. A retry chooses another broker if there is one. With a fault
@@ -87,21 +87,21 @@ class Route:
 
     @property
     def brokers(self) -> tuple[str, ...]:
-        """The brokers that have queues of it, by name."""
+        """The names of the brokers that have queues of the topic, sorted."""
         queues = self.readable + self.writable + self.dead
         return tuple(sorted({queue.broker for queue in queues}))
 
     @property
     def queues_to_read(self) -> tuple[Queue, ...]:
-        """The readable queues, and those of dead letters."""
+        """The readable queues, and the write-only queues of dead letters."""
         return self.readable + self.dead
 
     def queues_to_write(self) -> tuple[Queue, ...]:
         """The writable queues.
 
         Raises:
-            ConnectFailed: The brokers that have some have no master now.
-            NoPermission: The topic has none.
+            ConnectFailed: The brokers with writable queues have no master now.
+            NoPermission: The topic has no writable queue.
         """
         if self.writable:
             return self.writable
@@ -260,7 +260,7 @@ FAILED_S: Final = 30.0
 
 _LATENCIES_S: Final = (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0)
 _PAUSES_S: Final = (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0)
-"""The pause for each of these latencies and those up to the next, as in RocketMQ 4.9."""
+"""How long a broker is skipped from each of these latencies on, as in RocketMQ 4.9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ class FaultTable:
             broker: Its name.
             latency_s: Its latency.
             now: The time.
-            failed: It did not answer, or another broker might answer better.
+            failed: The broker did not answer, or another broker might answer better.
         """
         latency_s = FAILED_S if failed else latency_s
         at = bisect_right(_LATENCIES_S, latency_s)
@@ -364,7 +364,7 @@ class QueueRotation:
                 queue = queues[self._count(topic, first) % len(queues)]
                 if queue.broker != avoid:
                     return queue
-        # As in _count, which costs a call for every send.
+        # Inlined from _count, to save a call per send.
         turn = counters.pop(topic, first)
         counters[topic] = turn + 1
         if len(counters) > self._limit:

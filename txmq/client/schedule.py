@@ -1,8 +1,8 @@
 """Messages that a client sends periodically.
 
 The scheduled times of an interval are its multiples since 1970, so every process computes the same
-ones. A message's key names its schedule and its time: two processes that send for one time send the
-same key, and an idempotent consumer drops the second.
+ones. A message's key names its schedule and its time: if two processes send for the same time, both
+messages have the same key, and an idempotent consumer drops the second.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SCHEDULED_AT: Final = "TXMQ_SCHEDULED_AT"
 """The property with the scheduled time, in milliseconds since 1970."""
 
 LONGEST_SLEEP_S: Final = 60.0
-"""A longer wait looks at the clock again, because it may have been set."""
+"""Longer waits check the clock again after this time, because it may have been set."""
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
@@ -92,7 +92,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Daily:
-    """Once a day. When clocks are set forward, a time that does not exist is an hour later."""
+    """Once a day. When clocks are set forward, a time that does not exist moves an hour later."""
 
     at: time
     zone: tzinfo
@@ -109,7 +109,7 @@ class Daily:
 
 
 def timetable_of(interval: DurationLike | None, daily: str | None, zone: tzinfo) -> Timetable:
-    """The timetable of the arguments of ``every``.
+    """The timetable for the arguments of ``every``.
 
     Raises:
         UsageError: Neither or both are given, or ``daily`` is not a time.
@@ -150,7 +150,7 @@ class ScheduledMessage:
     def of(
         cls, make: MadeBody, name: str | None, topic: str, tags: str, timetable: Timetable
     ) -> ScheduledMessage:
-        """The message that a function makes."""
+        """The periodic message whose body a function makes."""
         own = getattr(make, "__qualname__", "")
         chosen = name or own.replace("<locals>.", "")
         if not chosen or any(sign.isspace() or sign in "<>" for sign in chosen):
@@ -221,7 +221,7 @@ class ScheduleRunner:
         """Send at every scheduled time."""
         timetable = self._schedule.timetable
         while True:
-            # If the clock is set back, a time that was served does not come again.
+            # If the clock is set back, times already served do not come again.
             due_ms = timetable.next_ms(max(self._clock.wall_ms(), self._sent_ms))
             await self._sleep_until(due_ms)
             self._sent_ms = due_ms

@@ -103,7 +103,8 @@ def sealed(
 ) -> Envelope:
     """Encode a message.
 
-    A message with a unique key in its properties keeps it, so that it can be sent a second time.
+    A message with a unique key in its properties keeps that key, so that it can be sent again under
+    the same id.
 
     Args:
         message: The message.
@@ -111,7 +112,8 @@ def sealed(
         packing: Options for encoding.
         compress: Whether a large body is compressed.
         sys_flag: The kind of message.
-        marks: Further properties as text, for a message that has none and waits until it is stored.
+        marks: Further properties as text; used only if the message has no properties and
+            ``wait_stored`` is true.
 
     Raises:
         LocalProtocolError: The protocol cannot carry it.
@@ -200,7 +202,7 @@ def _marks(message: Message) -> str:
         and tags.isprintable()
         and "||" not in tags
     ):
-        # Most messages. Printable text has no control characters, and no white space but blanks.
+        # The common case. Printable text has no control characters, and no white space but blanks.
         text = f"KEYS\x01{key}\x02"
         return f"TAGS\x01{tags}\x02{text}" if tags else text
     return _checked_marks(message)
@@ -314,7 +316,7 @@ def bundled(envelopes: Sequence[Envelope]) -> Envelope:
     body = batch.pack(
         [(envelope.flag, envelope.body, envelope.properties) for envelope in envelopes]
     )
-    # The broker reads a batch's common properties; it waits if any message does.
+    # The broker reads only a batch's common properties; a batch waits if any of its messages does.
     wait = properties.WAIT
     waits = any(properties.find(envelope.properties, wait) != "false" for envelope in envelopes)
     common = "" if waits else properties.render({wait: "false"})
@@ -372,7 +374,7 @@ def packed_size(envelope: Envelope) -> int:
 
 
 def split(envelopes: Sequence[Envelope], bytes_max: int) -> list[list[Envelope]]:
-    """Split messages into as few batches as possible, in order; a too large one is alone."""
+    """Split messages into as few batches as possible, in order; an oversized one is alone."""
     parts: list[list[Envelope]] = []
     sizes = [packed_size(envelope) for envelope in envelopes]
     if _fits(len(sizes), sum(sizes), bytes_max):
@@ -407,7 +409,7 @@ def common_topic(messages: Sequence[Message]) -> str:
     """The common topic of messages that may form a batch.
 
     Raises:
-        LocalProtocolError: They may not form one.
+        LocalProtocolError: They may not form a batch.
     """
     if not isinstance(messages, Sequence):
         hint = "; write send_batch([message])" if isinstance(messages, Message) else ""

@@ -74,8 +74,8 @@ class Session:
         on_open: Called with every new connection and its address.
         answer_s: The timeout of a request.
         fresh_s: How long a route is fresh.
-        credentials: What requests are signed with; those of the environment if ``None``.
-        tls: How connections are encrypted; as the environment says if ``None``.
+        credentials: The account that signs requests; taken from the environment if ``None``.
+        tls: How connections are encrypted; taken from the environment if ``None``.
 
     Raises:
         ConfigError: ``names`` names no server, an address is invalid, the credentials of the
@@ -221,8 +221,8 @@ class Session:
 
         Raises:
             UsageError: The session is not open.
-            TransportError: A name server does not answer; all others have the request.
-            BrokerRefused: A name server refuses; all others have the request.
+            TransportError: A name server does not answer; all others received the request.
+            BrokerRefused: A name server refuses; all others received the request.
         """
         failed: TransportError | BrokerRefused | None = None
         for address in self.names:
@@ -409,7 +409,7 @@ class Session:
     def _settle(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # Retrieve the exception, in case no caller waits any longer.
+            task.exception()  # Retrieve the exception, in case no caller is still waiting.
 
 
 def _addresses_in(names: str) -> tuple[str, ...]:

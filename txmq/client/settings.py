@@ -43,11 +43,11 @@ class ClientSettings(Settings, kw_only=True):
     telemetry: Telemetry | None = None
     """OpenTelemetry for sends and handlers."""
     credentials: Credentials | None = None
-    """The account that requests are signed with; without it ``TXMQ_ACCESS_KEY`` and
-    ``TXMQ_SECRET_KEY``, or the file that ``TXMQ_CREDENTIALS`` names."""
+    """The account that signs requests; by default from ``TXMQ_ACCESS_KEY`` and ``TXMQ_SECRET_KEY``,
+    or from the file that ``TXMQ_CREDENTIALS`` names."""
     tls: ClientTls | None = None
-    """Encrypts connections and checks servers; without it what ``TXMQ_TLS`` and the variables that
-    begin with ``TXMQ_TLS_`` say, and no TLS without them."""
+    """Encrypts connections and checks servers; by default as ``TXMQ_TLS`` and the variables that
+    begin with ``TXMQ_TLS_`` say, or no TLS if they are not set."""
 
     def _check(self) -> None:
         if "@" in self.instance or "@" in self.host:
@@ -62,10 +62,10 @@ class ProducerSettings(Settings, kw_only=True):
     """
 
     timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(3.0)
-    """For one message, over all attempts."""
+    """The time limit for one message, over all attempts."""
     retries: Annotated[int, Meta(ge=0)] = 2
     """Further attempts of :meth:`~txmq.client.send.producer.Producer.send`, on another broker if
-    there is one, else after a pause. Attempts that reach no broker do not count; if it is 0, these
+    there is one, else after a pause. Attempts that reach no broker do not count, but with 0 they
     are not repeated either."""
     retries_nowait: Annotated[int, Meta(ge=0)] = 2
     """Further attempts of ``send_nowait``, on the same broker."""
@@ -96,7 +96,7 @@ class ProducerSettings(Settings, kw_only=True):
 
 
 TRACE_SETTINGS: Final = ProducerSettings(timeout=5.0)
-"""For the producer that sends a trace: as stock clients do."""
+"""For the producer that sends traces, as in stock clients."""
 
 
 class StartFrom(Enum):
@@ -152,8 +152,8 @@ class ConsumerSettings(Settings, kw_only=True):
     and unlimited if orderly. One member's number applies to all members while they are connected;
     16, the default of stock consumers, means the group's setting."""
     consume_timeout: Annotated[Duration, Meta(ge=0.001)] = Duration(900.0)
-    """The timeout of a handler; then the message is sent back for another attempt, and an ``async``
-    handler is cancelled."""
+    """The timeout of a handler; after it, the message is sent back for another attempt, and an
+    ``async`` handler is cancelled."""
     suspend: Annotated[Duration, Meta(ge=0.01)] = Duration(1.0)
     """How long an orderly queue waits after a failure."""
     allocation: Allocation = Average()

@@ -155,12 +155,12 @@ class ConnectedClient:
     language: str
     version: int
     seen_ms: int = 0
-    """When the broker last received a heartbeat of it; 0 if the request does not name that."""
+    """When the broker last received its heartbeat; 0 if the broker's answer does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConnections:
-    """The clients of a consumer group that are connected, and what they subscribe to."""
+    """The connected clients of a consumer group, and their subscriptions."""
 
     clients: tuple[ConnectedClient, ...]
     subscriptions: Mapping[str, str]
@@ -174,8 +174,8 @@ class WaitingRetries:
     """Messages that a group failed to handle and that wait for a retry."""
 
     by_number: Mapping[int, int]
-    """How many wait for each retry; 1 is the first. Under 0 are those whose number is unknown,
-    because their broker has too many to keep it."""
+    """How many wait for each retry; 1 is the first. Key 0 counts those whose number is unknown,
+    because their broker has too many to track it."""
     last: int | None = None
     """The last retry before a message becomes a dead letter; ``None`` if it is unknown."""
 
@@ -195,7 +195,7 @@ class GroupLag:
     lag: int
     """Stored messages that are not consumed yet."""
     per_second: float
-    """Messages that it fetches a second, over the last minute."""
+    """Messages that it fetches per second, over the last minute."""
     oldest_ms: int | None
     """How long its oldest unread message has been stored, by its broker's clock; ``None`` if it is
     not behind."""
@@ -211,7 +211,7 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class TopicTraffic:
-    """The messages of a topic, and those that one of its groups fetches."""
+    """The traffic of a topic, and of one group that consumes it."""
 
     topic: str
     group: str
@@ -221,9 +221,9 @@ class TopicTraffic:
     retries: WaitingRetries | None
     """Messages of the topic that wait for a retry; see :attr:`GroupLag.retries`."""
     in_per_second: float
-    """Messages that arrive a second, over the last minute."""
+    """Messages that arrive per second, over the last minute."""
     out_per_second: float
-    """Messages that the group fetches a second, over the last minute."""
+    """Messages that the group fetches per second, over the last minute."""
     in_of_day: int
     """Messages that arrived in the last 24 hours."""
     out_of_day: int
@@ -255,7 +255,7 @@ class ConsumerReport:
 
 @dataclass(frozen=True, slots=True)
 class HandledMessage:
-    """The result of a message that a consumer handled by hand."""
+    """The result of a message that an operator made a consumer handle."""
 
     client: str
     is_consumed: bool
@@ -294,10 +294,9 @@ class FollowerCopy:
     is_longer: bool
     """Whether the copy is further behind than ``seconds_behind``."""
     damaged_parts: int = 0
-    """The number of damaged parts of its log that are known; it is out of sync until they are
-    repaired."""
+    """The number of known damaged parts of its log; it is out of sync until they are repaired."""
     verified_ms: int = 0
-    """When it had verified its whole log last; 0 if that is unknown."""
+    """When it last finished verifying its whole log; 0 if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,19 +318,19 @@ class BrokerCopies:
     leader: str
     """The leader's name in its set; empty if it has none."""
     epoch: int
-    """The number of the present leadership; 0 without a coordinator."""
+    """The number of the current leadership; 0 without a coordinator."""
     mode: str
     """"sync" if answers wait for every follower in sync, "async" if they wait for none."""
     min_in_sync: int
-    """With fewer copies in sync, the leader's included, sends are refused."""
+    """The leader refuses sends while fewer copies are in sync, its own included."""
     log_end: int
     followers: tuple[FollowerCopy, ...]
     removed: tuple[FormerMember, ...] = ()
     """The members that an operator removed."""
     damaged_parts: int = 0
-    """The number of damaged parts of the leader's log that are known."""
+    """The number of known damaged parts of the leader's log."""
     verified_ms: int = 0
-    """When the leader had verified its whole log last; 0 before that."""
+    """When the leader last finished verifying its whole log; 0 before the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +342,7 @@ class OpenTransaction:
     """"prepared" while the broker checks it with its producer, "parked" after the last check."""
     group: str
     queue: Queue
-    """The topic of its message after the commit."""
+    """The topic and queue of its message after the commit."""
     half_offset: int
     offset_id: str
     """The place of its half message."""
@@ -375,7 +374,7 @@ class RecheckReport:
 
     at_ms: int
     operator: str
-    """The person, by the name in the request; empty if it has none."""
+    """The person named in the request; empty without one."""
     account: str
     """The account that sent the request; empty without one."""
     address: str
@@ -394,7 +393,7 @@ class TransactionDecision:
     reason: str
     """The operator and the reason, if an operator decided."""
     offset_id: str
-    """The place of the visible message; empty if the log has it elsewhere, or has none."""
+    """The visible message's offset id; empty if there is none, or if the log has it elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,9 +413,9 @@ class TransactionReport:
     next_check_ms: int
     """When the broker asks again; 0 if it asks no more, or does not know."""
     waits_for_producer: bool
-    """Whether a check is due, and no producer of the group can be asked."""
+    """Whether a check is due, but no producer of the group can be asked."""
     producers: int
-    """The connected producers of the group."""
+    """The number of connected producers of the group."""
     rechecks: tuple[RecheckReport, ...] = ()
     """The latest requests to check it again, since the start of the broker, oldest first."""
 

@@ -183,7 +183,7 @@ class Console:
         self._streams.stop()
 
     def monitoring(self) -> Pages:
-        """The pages for monitoring programs, by path; they belong on a port of their own."""
+        """The pages for monitoring programs, by path; serve them on a separate port."""
         return {
             "/metrics": self._metrics,
             **health_pages(self._objection),
@@ -312,7 +312,7 @@ class Console:
         """The changes of a page, as server-sent events."""
         address = request.query_params.get("page", "")
         if address.partition("?")[0] not in self._pages:
-            return Response(status_code=204)  # A browser asks no more after this status.
+            return Response(status_code=204)  # This status stops the browser from reconnecting.
         if self._streams.refuse():
             return PlainTextResponse("too many pages are open\n", 503)
         shown = request.headers.get("last-event-id") or request.query_params.get("shown", "")
@@ -484,7 +484,7 @@ def _here(request: Request) -> str:
 
 
 def _next_of(request: Request) -> str:
-    """The page that a visitor wanted before the log-in; never one of another site."""
+    """The page that a visitor wanted before the log-in; never a page of another site."""
     wanted = request.query_params.get("next", "/")
     is_ours = wanted.startswith("/") and wanted[1:2] not in {"/", "\\"} and wanted.isprintable()
     return wanted if is_ours and not wanted.startswith("/login") else "/"

@@ -10,7 +10,7 @@ import msgspec
 __all__ = ["BodyView", "body_view", "first_line"]
 
 SHOWN_BYTES: Final = 32 * 1024
-"""A browser shows this much at once, and a person reads less."""
+"""How much of a body a page shows as text; a person reads less."""
 HEX_BYTES: Final = 4 * 1024
 _ROW: Final = 16
 _FIRST_CHARS: Final = 80
@@ -26,7 +26,7 @@ class BodyView(NamedTuple):
     lines: tuple[str, ...]
     size: int
     shown: int
-    """The bytes that are shown, from the beginning."""
+    """The number of bytes that are shown, from the beginning."""
 
 
 def body_view(body: bytes, wanted: str = "") -> BodyView:

@@ -25,7 +25,7 @@ from txmq.security.signatures import Credentials
 __all__ = ["ClusterLinks", "ClusterReach", "OperatorSession"]
 
 REACH_S: Final = 3.0
-"""How long servers may take until they count as unreachable."""
+"""A server that takes longer than this to answer counts as unreachable."""
 
 
 class ClusterReach(NamedTuple):
@@ -34,9 +34,9 @@ class ClusterReach(NamedTuple):
     has_names: bool
     """Whether a name server answers."""
     known: int | None = None
-    """The masters that it knows; ``None`` if it needs an account for that."""
+    """The number of masters that it knows; ``None`` if it requires an account for that."""
     reachable: int = 0
-    """Those of them that accept a connection."""
+    """How many of them accept a connection."""
     problem: str = ""
     """Why no name server answers."""
 
@@ -46,7 +46,7 @@ OPERATOR: Final = "operator"
 
 
 class OperatorSession(Session):
-    """A session without an account, whose requests name a person for the audit of brokers.
+    """A session without an account, whose requests name a person for the brokers' audit.
 
     Args:
         names: The name servers.
@@ -81,7 +81,7 @@ class ClusterLinks:
     Args:
         names: The name servers.
         entropy: Makes wrong secrets, to test that brokers refuse them.
-        operator: The person whom requests without an account name.
+        operator: The person named in requests without an account.
 
     Raises:
         ConfigError: ``names`` names no server.
@@ -92,10 +92,10 @@ class ClusterLinks:
         self._entropy = entropy
         self._operator = operator
         self._open: dict[Credentials | None, Session] = {}
-        Session(names)  # Checks the addresses now, and not when the first visitor comes.
+        Session(names)  # Checks the addresses now, instead of when the first visitor comes.
 
     async def admin(self, credentials: Credentials | None) -> Admin:
-        """The requests of an account, or those of visitors without one."""
+        """The administrative requests of an account, or of visitors without one."""
         session = self._open.get(credentials)
         if session is None:
             session = self._open[credentials] = (
@@ -128,7 +128,7 @@ class ClusterLinks:
                 return False
 
     async def reach(self) -> ClusterReach:
-        """Which servers answer now; the question needs no account."""
+        """Which servers answer now; this needs no account."""
         async with Session(self._names) as session:
             try:
                 async with asyncio.timeout(REACH_S):
@@ -152,11 +152,11 @@ class ClusterLinks:
         return ClusterReach(has_names=True, known=len(masters), reachable=sum(found))
 
     async def check_account(self, credentials: Credentials) -> None:
-        """Pass if the secret of an account is right.
+        """Check that the secret of an account is right.
 
         The check signs a heartbeat without groups, which every account may send. A broker without
-        accounts, or one that trusts the address of this console, would accept any secret. So the
-        same heartbeat with a wrong secret must be refused.
+        accounts, or one that trusts the address of this console, would accept any secret. So
+        brokers must also refuse the same heartbeat with a wrong secret.
 
         Raises:
             NoPermission: A broker refuses the account.

@@ -20,7 +20,7 @@ from txmq.text import printable, quantity
 __all__ = ["PageMarkup", "link", "url_of"]
 
 CHARS_SHOWN: Final = 300
-"""Characters of one text. Names are shorter; keys and reasons have no limit of their own."""
+"""How many characters of a text are shown. Names are shorter; keys and reasons have no limit."""
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
@@ -36,20 +36,20 @@ def url_of(path: str, **fields: object) -> str:
 
 
 def link(path: str, **fields: object) -> Markup:
-    """The address for a template, which cuts long texts but not links."""
+    """An address for a template; templates cut long texts, but not links."""
     return escape(url_of(path, **fields))
 
 
 class Listed(NamedTuple):
-    """A page that the navigation names."""
+    """A page in the navigation."""
 
     path: str
     name: str
     begins: str
-    """What the paths of its details begin with; empty if it has none."""
+    """The prefix of the paths of its detail pages; empty if it has none."""
 
     def holds(self, path: str) -> bool:
-        """Whether a path is this page, or a detail of it."""
+        """Whether a path is this page or one of its detail pages."""
         return path == self.path or bool(self.begins and path.startswith(self.begins))
 
 
@@ -134,7 +134,7 @@ class PageMarkup:
             "sections": SECTIONS,
             "version": txmq.__version__,
         }
-        # A block that is rendered alone does not see what its template imports.
+        # A block that is rendered alone does not see its template's imports.
         self._environment.globals["ui"] = self._environment.get_template("parts.html").module
 
     def live(self, template: str, values: Mapping[str, Any]) -> LiveView:

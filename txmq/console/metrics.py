@@ -88,7 +88,7 @@ class MeasuredApp:
     Args:
         app: The application.
         tally: Receives the counts.
-        pages: The paths that have figures of their own; all others share theirs.
+        pages: The paths with separate figures; all other paths share one set.
         streams: The path of streams, which end when visitors leave.
         clock: The source of time.
     """
@@ -119,7 +119,7 @@ class MeasuredApp:
         try:
             await self._app(scope, receive, send_noting)
         finally:
-            # A method is whatever a peer writes.
+            # A peer may write anything as the method.
             method = scope["method"] if scope["method"] in {"GET", "HEAD", "POST"} else OTHER
             self._tally.requests[path, method, str(status)] += 1
             if path != self._streams:

@@ -105,7 +105,7 @@ class RequestChecks:
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """The fields of a form by name; of two with one name, the last.
+    """The fields of a form by name; if a name repeats, its last value counts.
 
     Raises:
         LimitExceeded: The form is too large.

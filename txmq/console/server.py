@@ -84,8 +84,8 @@ class _BoundedProtocol(H11Protocol):
 
 
 class _ConsoleServer(uvicorn.Server):
-    """Calls a function when it listens. The caller handles signals, because uvicorn would end the
-    process by the signal itself.
+    """Calls a function when it listens, and leaves signals to the caller, because uvicorn would
+    raise them again and so end the process.
     """
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ async def serve(
 
     Raises:
         ConfigError: ``settings.names`` names no server.
-        OSError: The address of the metrics is taken, or not one of this machine.
+        OSError: The address of the metrics is taken, or does not belong to this machine.
     """
     async with AsyncExitStack() as stack:
         console, address = Console(settings), ""

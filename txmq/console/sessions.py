@@ -1,7 +1,7 @@
 """The sessions of visitors, and their failed log-ins, in memory. Pure.
 
 A session has a random id, which only the visitor's cookie holds, and a token, which every form
-carries. It ends when it is unused for an hour, and after half a day in any case.
+carries. It ends after an hour without use, and after 12 hours in any case.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SESSION_S: Final = 12 * 3600.0
 UNUSED_S: Final = 3600.0
 TOKEN_BYTES: Final = 32
 FAILURES_MAX: Final = 10
-"""Failures of an address within :data:`PERIOD_S`; then it must wait."""
+"""After this many failures within :data:`PERIOD_S`, an address must wait."""
 PERIOD_S: Final = 60.0
 ADDRESSES_MAX: Final = 1_000
-"""Addresses that are remembered; a new one pushes out the one that failed least recently."""
+"""How many addresses are remembered; a new one evicts the one that failed least recently."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class SessionTable:
         return self._entropy.token(TOKEN_BYTES).hex()
 
     def open(self, credentials: Credentials | None, person: str, now_s: float) -> VisitorSession:
-        """A new session. If there are too many, the one that is unused for longest ends."""
+        """A new session. If there are too many, the least recently used one ends."""
         self.expire(now_s)
         while len(self._by_id) >= CONSOLE_SESSIONS_MAX:
             del self._by_id[min(self._by_id.values(), key=lambda session: session.used_s).id]
@@ -79,7 +79,7 @@ class SessionTable:
     def find(
         self, session_id: str, now_s: float, *, is_poll: bool = False
     ) -> VisitorSession | None:
-        """The session with an id, if it has not ended; a page that polls does not prolong it."""
+        """The session with an id, if it has not ended; polling does not prolong it."""
         session = self._by_id.get(session_id)
         if session is None or _has_ended(session, now_s):
             return None

@@ -21,7 +21,7 @@ class OutboxAddress:
 
     name: str
     url: str = field(repr=False)
-    """It may have a password."""
+    """It may contain a password."""
     table: str = "txmq_outbox"
     schema: str | None = None
 
@@ -37,8 +37,8 @@ class ConsoleSettings(Settings, kw_only=True):
     """The addresses of the console in a browser, such as ``http://localhost:8080``."""
     is_read_only: bool = False
     needs_login: bool = True
-    """Whether everybody must log in. If not, visitors act without an account where brokers have no
-    accounts."""
+    """Whether everyone must log in. If not, visitors act without an account, as long as the brokers
+    have no accounts."""
     operator: str = "unknown"
     """The name that the broker records for visitors without an account."""
     outboxes: tuple[OutboxAddress, ...] = ()
@@ -53,7 +53,7 @@ class ConsoleSettings(Settings, kw_only=True):
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether browsers use the console over HTTPS alone."""
+        """Whether browsers use the console only over HTTPS."""
         return all(origin.startswith("https://") for origin in self.origins)
 
 
@@ -63,7 +63,7 @@ def origins_of(host: str, port: int, given: str | None, *, is_loopback: bool) ->
     Args:
         host: The address it listens on.
         port: Its port.
-        given: The origin that browsers show, if it is not the address.
+        given: The origin that browsers show, if it differs from the address.
         is_loopback: Whether only this machine reaches the address.
 
     Raises:
@@ -81,11 +81,11 @@ def origins_of(host: str, port: int, given: str | None, *, is_loopback: bool) ->
 
 
 def outbox_address(text: str) -> OutboxAddress:
-    """An outbox as an option names it: ``NAME=URL``, or ``NAME:TABLE=URL`` for another table.
+    """Parse an outbox option: ``NAME=URL``, or ``NAME:TABLE=URL`` for another table.
 
     Raises:
-        ConfigError: The text has another form. The error does not repeat it: it may have a
-            password.
+        ConfigError: The text has another form. The error does not quote it, because it may contain
+            a password.
     """
     named, equals, url = text.strip().partition("=")
     name, _, full = named.partition(":")
@@ -119,5 +119,5 @@ def _checked(origin: str) -> str:
 
 
 def _port_text(scheme: str, port: int | None) -> str:
-    # Browsers leave out the usual port.
+    # Browsers leave out the default port.
     return "" if port in {None, {"http": 80, "https": 443}[scheme]} else f":{port}"

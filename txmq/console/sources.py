@@ -30,7 +30,8 @@ _THREADS: Final = 2
 
 
 class _BoundedThreads:
-    """Runs blocking calls in threads of one owner, so that a call that hangs delays no other owner.
+    """Runs one owner's blocking calls in its own threads, so that a hung call delays no other
+    owner.
 
     Args:
         name: What the threads are for.
@@ -85,7 +86,7 @@ class OutboxDatabases:
         return self._link(name).shown
 
     async def ask(self, name: str, question: Callable[[OutboxOperator], T]) -> T:
-        """The answer of an outbox.
+        """Ask an outbox in its threads, and return the answer.
 
         Raises:
             NotFound: The console has no such outbox, or the outbox has no such row.
@@ -160,7 +161,7 @@ class ReportLinks:
         return "" if self._archive is None else str(self._archive)
 
     async def ask(self, question: Callable[[ReportArchive], T]) -> T:
-        """The answer of the archive.
+        """Ask the archive in a thread, and return the answer.
 
         Raises:
             NotFound: The archive has no such day or break.

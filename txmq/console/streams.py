@@ -29,9 +29,9 @@ RETRY_MS: Final = 2_000
 """The pause before a browser connects again after a stream has ended."""
 
 PROBLEM: Final = "problem-"
-"""Begins the mark of a page that showed a problem from the start, so that it lacks its forms."""
+"""The prefix of the mark of a page that began with a problem, so that it lacks its forms."""
 AWAY: Final = "away-"
-"""Begins the mark of a problem that came later."""
+"""The prefix of the mark of a problem that came later."""
 
 
 class LiveView(NamedTuple):
@@ -43,7 +43,7 @@ class LiveView(NamedTuple):
     is_problem: bool = False
 
     def mark_after(self, shown: str) -> str:
-        """The mark for a browser that shows another mark now; ``shown`` is empty for a new page."""
+        """The mark to send to a browser that now shows ``shown``, which is empty for a new page."""
         if not self.is_problem:
             return self.mark
         return (PROBLEM if not shown or shown.startswith(PROBLEM) else AWAY) + self.mark
@@ -140,7 +140,7 @@ class PageStreams:
             self._leave(session_id, stream)
 
     def refuse(self) -> bool:
-        """Whether one more stream is too many for the console; counts the refusal."""
+        """Whether the console must refuse one more stream; counts the refusal."""
         if self._is_stopping or len(self) >= CONSOLE_STREAMS_MAX:
             self.refused += 1
             return True
@@ -264,6 +264,6 @@ def _event(name: str, text: str = "", mark: str = "") -> bytes:
     lines = [f"event: {name}"]
     if mark:
         lines.append(f"id: {mark}")
-    # A carriage return would end a line here, and means the same as a character reference.
+    # A carriage return would end a line here; a character reference means the same.
     lines += [f"data: {line}" for line in str(text).replace("\r", "&#13;").split("\n")]
     return "\n".join([*lines, "", ""]).encode()

@@ -1,4 +1,4 @@
-"""What a page receives and returns. Page modules use nothing else of the web server."""
+"""What a page receives and returns. Page modules use no other part of the web server."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Visit:
         return reason
 
     def check_repeated(self, name: str, expected: str) -> None:
-        """Pass if the visitor has typed a name again.
+        """Check that the visitor has typed a name again.
 
         Raises:
             UsageError: It is missing or different.
@@ -145,7 +145,7 @@ def required(form: Mapping[str, str], name: str, what: str) -> str:
 
 
 def check_bytes(reason: str, bytes_max: int) -> None:
-    """Pass if a reason has no more bytes than a broker keeps next to the visitor's name.
+    """Check that a reason has no more bytes than a broker keeps next to the visitor's name.
 
     Raises:
         UsageError: It has more.
@@ -159,17 +159,17 @@ def check_bytes(reason: str, bytes_max: int) -> None:
 
 
 class PageContent(NamedTuple):
-    """A template, and what it shows."""
+    """A template and its values."""
 
     template: str
     values: Mapping[str, Any]
     status: int = 200
     to: str = ""
-    """Another page of the console that the visitor sees instead."""
+    """Another page of the console to redirect the visitor to."""
 
 
 def render(template: str, **values: Any) -> PageContent:
-    """The page that a template shows; each has a ``title``."""
+    """A page made from a template; every page has a ``title``."""
     return PageContent(template, values)
 
 
@@ -200,7 +200,7 @@ class ChangeRoute(NamedTuple):
     make: ChangeFunction
     page: PageFunction
     limit_s: float | None = None
-    """How long it may take, if it is longer than a page."""
+    """How long the change may take, if longer than a page."""
 
 
 class Routes:

@@ -43,7 +43,8 @@ class SessionStatus(Enum):
 
     OPEN = "open"
     ABORTED = "aborted"
-    """A statement failed, and the database takes no more; a COMMIT would be answered with "OK"."""
+    """A statement failed, and the database accepts no more; a COMMIT would fail without an error.
+    """
     ENDED = "ended"
     """The application has committed it, or rolled it back."""
     UNSURE = "unsure"
@@ -76,11 +77,11 @@ class DatabaseSession(Protocol[S_co]):
         ...
 
     async def commit(self, *, is_last: bool = False) -> None:
-        """Commit; after an error the outcome may be open.
+        """Commit; after an error the outcome may be unknown.
 
         Args:
-            is_last: Only :meth:`close` follows, so the commit may close already. Errors of closing
-                are still raised by :meth:`close`.
+            is_last: Only :meth:`close` follows, so the commit may close the session right away.
+                :meth:`close` still raises the errors of closing.
         """
         ...
 
@@ -181,14 +182,14 @@ class OneConnectionAdapter(Generic[S]):
 async def reading(opening: Awaitable[DatabaseSession[S]]) -> AsyncIterator[DatabaseSession[S]]:
     """A read-only transaction; it commits unless the block raises.
 
-    After a rollback psycopg forgets the connection's prepared statements, and the next user of the
-    pooled connection must prepare them again.
+    It commits because psycopg forgets a connection's prepared statements after a rollback, and the
+    next user of the pooled connection would have to prepare them again.
 
     Args:
         opening: Opens the session.
 
     Raises:
-        Exception: Any error of the adapter's library, also at the end.
+        Exception: Any error of the adapter's library, including those of the commit.
     """
     db = await opening
     try:

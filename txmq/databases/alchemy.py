@@ -1,8 +1,8 @@
 """The adapter for SQLAlchemy: engines and sessionmakers, blocking and asyncio.
 
-SQLAlchemy's asyncio sessions are blocking ones that run in a greenlet. So everything is written
-once, for blocking sessions; those for asyncio run the same coroutines in a greenlet. Only
-statements that psycopg runs directly need none.
+SQLAlchemy's asyncio sessions are blocking sessions that run in a greenlet. So everything is written
+once, for blocking sessions; asyncio sessions run the same coroutines in a greenlet. Only statements
+that psycopg runs directly need no greenlet.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class AlchemyAdapter:
         self._sessions = sessions
         self._engine = engine
         self._blocking_engine = engine if isinstance(engine, Engine) else engine.sync_engine
-        # psycopg runs them directly, at half the cost.
+        # psycopg runs these statements directly, at half the cost.
         self._forms = PsycopgForms() if self.can_prepare else None
         self._launcher = None if self.is_blocking else AsyncSession()
 
@@ -144,15 +144,15 @@ class AlchemyAdapter:
 def _enter(session: Session, connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
     is_direct = connection.dialect.driver == "psycopg"
-    # A session joins an open transaction and does not commit it. Otherwise, a previous user's
-    # uncommitted work would be committed with ours.
+    # If SQLAlchemy has a transaction open, the session would join it and never commit it. If only
+    # the driver has, a previous user's uncommitted work would be committed with ours.
     if connection.in_transaction():
         is_used = True
     elif not is_direct:
         is_used = bool(getattr(driver, "in_transaction", False))  # SQLite drivers report it.
     else:
-        # A pool that resets its connections returns clean ones. At most an event listener has run a
-        # statement since then, with which psycopg began a transaction.
+        # A pool that resets its connections returns clean ones. If psycopg has a transaction open
+        # anyway, an event listener began it with a statement after the reset.
         is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
         is_used = not is_reset and driver.info.transaction_status != _IDLE
     if is_used:
@@ -177,11 +177,11 @@ class _AlchemySession:
 
     Args:
         session: The application's session.
-        plain: The same, or the blocking session below one for asyncio.
+        plain: The blocking session: ``session`` itself, or the one inside an asyncio session.
         connection: The connection of both.
         forms: Statements compiled for psycopg, if that is the driver.
-        greenlet: The greenlet that has opened a session for asyncio.
-        is_lent: Whether the connection stays with the session that lends it.
+        greenlet: The greenlet that opened an asyncio session.
+        is_lent: Whether the connection belongs to another session, which returns it.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class _AlchemySession:
     async def flush(self) -> None:
         plain, session = self._plain, self.session
         while (nested := plain.get_nested_transaction()) is not None:
-            nested.commit()  # The commit would do the same later.
+            nested.commit()  # The commit would end it later anyway.
         # The application's session class may override the method.
         if isinstance(session, AsyncSession) and type(session).flush is not AsyncSession.flush:
             await_only(session.flush())
@@ -263,7 +263,7 @@ class _AlchemySession:
         plain = Session(connection)
         plain.begin()
         plain.connection()
-        # The application never sees this session, so a plain one will do for asyncio, too.
+        # The application never sees this session, so a blocking one will do for asyncio, too.
         return type(self)(plain, plain, connection, self._forms, self._greenlet, is_lent=True)
 
     async def execute_outside(self, statement: str) -> None:
@@ -287,7 +287,7 @@ class _AlchemySession:
 
 
 class _AsyncAlchemySession(_AlchemySession):
-    """A session for asyncio: runs the coroutines of a blocking one in its greenlet."""
+    """An asyncio session: runs the coroutines of a blocking session in its greenlet."""
 
     _is_closed = False
     _close_error: BaseException | None = None
@@ -410,7 +410,8 @@ def _raise_translated(
 def _abandon(connection: Connection) -> None:
     """Roll back after a failed commit.
 
-    SQLAlchemy would return the connection as it is, and its next user would find uncommitted rows.
+    SQLAlchemy would return the connection without a rollback, and its next user would find
+    uncommitted rows.
     """
     if connection.closed or connection.invalidated:
         return
@@ -477,7 +478,7 @@ class StandingGreenlet:
         self._job = _Job()
 
     async def run(self, work: Callable[[], T], *, is_last: bool = False) -> T:
-        """Run a function, which awaits as SQLAlchemy's own do, and return its result.
+        """Run a function, which may await through SQLAlchemy's ``await_only``; return its result.
 
         Args:
             work: The function.

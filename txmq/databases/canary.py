@@ -23,15 +23,16 @@ TURN: Final = (
 """Flips the setting until the transaction ends; a condition that is always true."""
 
 TRANSACTION: Final = "txid_current()"
-"""Identifies a transaction while it lasts, also inside savepoints, whose rows have another
-transaction id."""
+"""Identifies a transaction while it lasts, even inside savepoints, whose rows have other
+transaction ids."""
 
 
 class Canary:
     """The canary of one connection.
 
     Args:
-        connection: psycopg's, blocking or asyncio, outside a transaction or at its beginning.
+        connection: A psycopg connection, blocking or asyncio, outside a transaction or at the
+            beginning of one.
     """
 
     def __init__(self, connection: Any) -> None:

@@ -67,7 +67,7 @@ _FAMILIES: Final[Mapping[str, str]] = MappingProxyType({"mariadb": "mysql"})
 
 
 def kind_of(dialect: str) -> str:
-    """The family of a dialect: one of three.
+    """The family of a dialect: postgresql, mysql or sqlite.
 
     Raises:
         ConfigError: The dialect is not supported.
@@ -89,8 +89,8 @@ def set_lock_timeout(kind: str, wait_ms: int) -> str:
 
 
 def restore_lock_timeout(kind: str, values: tuple[object, ...]) -> str:
-    """The statement that sets the lock timeouts read by :data:`LOCK_TIMEOUTS`: rows, and in MySQL
-    tables.
+    """The statement that sets the lock timeouts read by :data:`LOCK_TIMEOUTS`: for rows, and in
+    MySQL also for tables.
     """
     if kind == "mysql":
         return (

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _IDLE: Final = 0
 _IN_TRANSACTION: Final = 2
 
-# Django's cursors take %(name)s, whatever the driver below takes.
+# Django's cursors take %(name)s, whatever the driver takes.
 _DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sqlite_dialect})
 
 
@@ -72,8 +72,8 @@ class DjangoAdapter:
             UsageError: This thread already has an open Django transaction.
         """
         del begins_at_once  # An atomic block begins at once.
-        # Django closes connections at the end of a request, and a resource's thread serves none. So
-        # a connection opened here is closed here.
+        # Django closes connections at the end of a request, but a resource's thread serves no
+        # requests. So a connection opened here is closed here.
         had = [wrapper.alias for wrapper in connections.all(initialized_only=True)]
         session = connections[self._alias]
         db = _DjangoSession(session, self._forms, is_ours=self._alias not in had)
@@ -173,8 +173,8 @@ class _DjangoSession:
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
         session = self.session
-        # Django calls them before it leaves the block, and their errors would look like commit
-        # errors.
+        # Django would call the on_commit functions before it leaves the block, and their errors
+        # would look like errors of the commit.
         hooks = [entry[1] for entry in session.run_on_commit]
         session.run_on_commit = []
         try:

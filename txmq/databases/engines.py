@@ -64,7 +64,7 @@ def _limited(url: URL, limit_s: int) -> Engine:
     if statement is not None:
 
         def set_limit(connection: Any, _record: Any) -> None:
-            # MariaDB has another setting for it.
+            # MariaDB does not have this setting.
             with suppress(Exception), connection.cursor() as cursor:
                 cursor.execute(statement)
             connection.commit()

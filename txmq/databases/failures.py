@@ -1,4 +1,4 @@
-"""Classifies exceptions of databases. Pure: knows no driver.
+"""Classifies database exceptions. Pure: imports no driver.
 
 Drivers differ in what their exceptions carry. PostgreSQL's have an SQLSTATE, SQLite's the name of a
 result code, MySQL's a number. Some MySQL drivers add an SQLSTATE, but it is the same for a
@@ -129,8 +129,8 @@ def is_settled(problem: BaseException) -> bool:
 
 
 def has_unread_rows(problem: BaseException) -> bool:
-    """Whether SQLite refused to end a savepoint or a transaction because a statement that writes is
-    not read to its end. The transaction stays open.
+    """Whether SQLite refused to end a savepoint or a transaction because not all rows of a writing
+    statement were read. The transaction stays open.
     """
     return "SQL statements in progress" in words(problem)
 

@@ -39,7 +39,7 @@ class DualContext(ABC, Generic[T]):
     """
 
     is_blocking: bool
-    """Whether its coroutines never suspend, so it is for ``with``."""
+    """Whether its coroutines never suspend, so that ``with`` can run them."""
 
     @abstractmethod
     async def begin(self) -> T:
@@ -73,7 +73,7 @@ class DualContext(ABC, Generic[T]):
         """
         drive(self.end(problem))
 
-    # Not `async def`: every await inside would pass through one coroutine more.
+    # Not `async def`: every await inside would pass through one more coroutine.
 
     def __aenter__(self) -> Coroutine[Any, Any, T]:
         """See :meth:`__enter__`."""
@@ -97,15 +97,15 @@ class CommitState(Enum):
     NOTHING = "nothing"
     """The transaction left no trace in the database."""
     UNKNOWN = "unknown"
-    """The commit is in progress, or was never answered, or the application has ended it."""
+    """The commit is in progress or was never answered, or the application ended the transaction."""
     COMMITTED = "committed"
 
 
 class GuardedTransaction(ABC, Generic[S]):
     """A database transaction: its guard row is inserted before anything else, and it commits last.
 
-    Subclasses say what the guard row is. Only this class may end the transaction; it detects an end
-    by the application. :attr:`commit_state` is always valid.
+    Subclasses define the guard row. Only this class may end the transaction; it detects if the
+    application has done so. :attr:`commit_state` is always valid.
 
     Args:
         adapter: Opens sessions of the database.
@@ -137,16 +137,16 @@ class GuardedTransaction(ABC, Generic[S]):
 
     @abstractmethod
     async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
-        """Whether the session's present transaction has inserted it; only for PostgreSQL."""
+        """Whether the session's current transaction inserted the row; only for PostgreSQL."""
 
     @abstractmethod
     async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
-        """Whether the row is visible, in a session that may have another transaction by now."""
+        """Whether the row is visible, in a session that may already be in another transaction."""
 
     async def _before_commit(self, db: DatabaseSession[object]) -> None:
         """Run statements after the application's work, in its open transaction.
 
-        Nothing looks at the transaction between this and the commit, so it raises on any failure.
+        Nothing checks the transaction between this and the commit, so it must raise on any failure.
         """
 
     async def _after_rollback(self) -> None:
@@ -164,9 +164,9 @@ class GuardedTransaction(ABC, Generic[S]):
         """Open a session, insert the guard row, and return the application's session.
 
         Raises:
-            UsageError: It has begun before.
-            Exception: Why the row cannot be inserted, or any exception of the source's library;
-                nothing was done.
+            UsageError: It has already begun.
+            Exception: The row cannot be inserted, or any exception of the source's library; nothing
+                was done.
         """
         if self._db is not None:
             raise UsageError("a local transaction is used once; ask the resource for another")
@@ -189,9 +189,9 @@ class GuardedTransaction(ABC, Generic[S]):
         Raises:
             OutcomeUnknown: The database did not say whether it has committed, or the application
                 had ended the transaction.
-            TransactionBroken: The database had given it up, or SQLite cannot commit it because rows
+            TransactionBroken: The database had aborted it, or SQLite cannot commit it because rows
                 of a RETURNING are unread; nothing of it remains.
-            Exception: Why the database refused the commit; nothing of it remains.
+            Exception: The database refused the commit; nothing of it remains.
         """
         db, why = self._db, None
         assert db is not None, "begun"
@@ -253,7 +253,7 @@ class GuardedTransaction(ABC, Generic[S]):
             ) from why
 
     async def _ask_status(self, db: DatabaseSession[S]) -> tuple[SessionStatus, Exception | None]:
-        """Ask the database how the transaction stands; also returns the error of its answer."""
+        """Ask the database for the transaction's status; also returns the error it answered."""
         why: Exception | None = None
         if self._savepoint is not None:
             try:
@@ -268,7 +268,7 @@ class GuardedTransaction(ABC, Generic[S]):
             if self._adapter.kind == "postgresql":
                 is_ours = await self._is_row_ours(db)
                 return (SessionStatus.OPEN if is_ours else SessionStatus.ENDED), None
-            # The session has another transaction by now, or a broken one. Has ours committed?
+            # The session is now in another transaction, or in a broken one. Has ours committed?
             is_committed = await self._is_row_committed(db)
         except self._adapter.problems as error:
             return SessionStatus.ABORTED, why or error

@@ -439,8 +439,8 @@ LOOK_S: Final = 10.0
 
 
 async def likeness(session: Any) -> str | None:
-    """The parameters to open another connection like a session's; ``None`` if it is not
-    psycopg's.
+    """The parameters to open another connection like a session's; ``None`` if the session does not
+    use psycopg.
     """
     found: Any = session
     if isinstance(session, AsyncSession):

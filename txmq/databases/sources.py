@@ -1,4 +1,4 @@
-"""Find the adapter for what the application gives: a source of connections, or its own session."""
+"""Finds the adapter for a source of connections, or for a session of the application."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Pool(Protocol[S]):
     """A pool of psycopg connections."""
 
     def getconn(self) -> S:
-        """Take one."""
+        """Take a connection."""
         ...
 
     def putconn(self, conn: S) -> None:
-        """Give it back."""
+        """Return a connection."""
         ...
 
 
@@ -52,11 +52,11 @@ class AsyncPool(Protocol[S]):
     """A pool of psycopg connections for asyncio."""
 
     async def getconn(self) -> S:
-        """Take one."""
+        """Take a connection."""
         ...
 
     async def putconn(self, conn: S) -> None:
-        """Give it back."""
+        """Return a connection."""
         ...
 
 
@@ -102,7 +102,7 @@ def adapter_of(source: Any) -> DatabaseAdapter[Any]:
 
 
 class CallerSession(NamedTuple):
-    """A session of the application, in its transaction."""
+    """A session of the application, used within the application's transaction."""
 
     kind: str
     """The family of databases: postgresql, mysql or sqlite."""
@@ -116,12 +116,12 @@ class CallerSession(NamedTuple):
 class CallerSessions:
     """Runs statements in the application's own sessions and transactions.
 
-    It never commits or rolls back. A transaction begins as SQLAlchemy and psycopg begin one, when a
-    session is first used. Sessions in autocommit mode are refused where that can be detected
+    It never commits or rolls back. A transaction begins when its session is first used, as usual
+    with SQLAlchemy and psycopg. Sessions in autocommit mode are refused where that can be detected
     without a round trip to the database.
 
     Args:
-        table: The table of the statements, because an ORM session may have several databases.
+        table: The table that the statements use, because an ORM session may have several databases.
     """
 
     def __init__(self, table: Table) -> None:

@@ -100,7 +100,7 @@ class _Form(NamedTuple):
     words: str
     values: Mapping[str, object]
     makers: Mapping[str, Callable[[object], object]]
-    """Converts a value of the application's own types for the driver."""
+    """By name, converts a value of the application's own type for the driver."""
 
 
 class Forms:
@@ -115,7 +115,7 @@ class Forms:
         self._done: dict[Any, _Form] = {}
 
     def of(self, statement: Any, values: dict[str, object]) -> tuple[str, Any]:
-        """A compiled statement and its values; ``None`` for a text."""
+        """A compiled statement and its values; for a text, the values are ``None``."""
         if isinstance(statement, str):
             return statement, None
         form = self._done.get(statement)

@@ -8,9 +8,9 @@
         ...
 
 :mod:`guard` has the decorator and the answers of a guard. The guards:
-:mod:`unique_key` in the function's own database transaction, :mod:`redis` beside it, :mod:`version`
-in the row that is changed, :mod:`token` for calls instead of messages. Each is imported on first
-use, so a service only needs the libraries of the guards it uses.
+:mod:`unique_key` in the function's own database transaction, :mod:`redis` outside it,
+:mod:`version` in the row that is changed, :mod:`token` for calls instead of messages. Each is
+imported on first use, so a service only needs the libraries of the guards it uses.
 """
 
 from __future__ import annotations

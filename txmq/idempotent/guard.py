@@ -1,7 +1,7 @@
 """Guards, and the decorator that puts one in front of a function: :func:`idempotent`.
 
-For a key a guard returns an :class:`Attempt`, a context manager. Its verdict says whether to call
-the function. If the function ran, the end of the attempt records the key; a guard in the same
+For each key a guard returns an :class:`Attempt`, a context manager. Its verdict says whether to
+call the function. If the function ran, the end of the attempt records the key; a guard in the same
 database commits that record together with the function's own work.
 """
 
@@ -102,7 +102,7 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
     @property
     @abstractmethod
     def session(self) -> S:
-        """The session for the work, with ``FIRST``; ``None`` if the guard has no sessions."""
+        """The session for the work, if the verdict is ``FIRST``; ``None`` if the guard has none."""
 
     def keep(self, result: object) -> None:
         """Store a result with the key, which later attempts return; any JSON value.
@@ -130,17 +130,17 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
         Raises:
             OutcomeUnknown: The work may be done or not; the next attempt will know.
             LeaseLost: The work is done, but another attempt may do it again.
-            Exception: The reason why the work was not committed; nothing of it remains.
+            Exception: The work was not committed; nothing of it remains.
         """
 
     def is_undone_for_others(self, error: Exception) -> bool:
-        """True if the database undid the work in favour of another transaction, by a deadlock or a
-        serialization failure; then another attempt makes sense at once.
+        """True if the database rolled the work back in favour of another transaction, because of a
+        deadlock or a serialization failure. An immediate retry then makes sense.
         """
         return failure(error) is Failure.RETRY
 
     def abandon(self) -> None:
-        """Leave the same state as a killed process; for tests, which then leave the block."""
+        """Leave the state that a killed process leaves; for tests, which then exit the block."""
         self.is_abandoned = True
 
 
@@ -149,7 +149,7 @@ class Guard(Protocol[K_contra, S]):
 
     @property
     def is_blocking(self) -> bool:
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
         ...
 
     def attempt(self, key: K_contra, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
@@ -157,8 +157,8 @@ class Guard(Protocol[K_contra, S]):
 
         Args:
             key: Identifies the work.
-            scope: The namespace of the key: the same key in another scope is other work.
-            payload: The data that came with the key: another payload under the same key is a
+            scope: The namespace of the key: the same key in another scope is different work.
+            payload: The data that came with the key: a different payload under the same key is a
                 conflict. Without a payload nothing is compared.
 
         Raises:
@@ -196,7 +196,8 @@ class Guarded:
     scope: str
     keeps_result: bool
     is_method: bool
-    """Whether the first argument of a call is a method's object, which is no part of the work."""
+    """Whether the first argument of a call is a method's ``self``, which is not part of the work.
+    """
 
     def under(self, guard: Any) -> Callable[..., Any]:
         """The same function under another guard."""
@@ -241,7 +242,7 @@ class Guarded:
             attempt.keep(result)
 
     def earlier_result(self, attempt: Attempt[Any]) -> Any:
-        """The result or the error of a call whose work is done already."""
+        """The result or the error of a call whose key is done, in progress or in conflict."""
         if attempt.verdict is Verdict.DONE:
             return attempt.result
         if attempt.verdict is Verdict.CONFLICT:
@@ -250,7 +251,7 @@ class Guarded:
 
 
 class _Postponed(Exception):
-    """The function requests a later call, so its work is undone."""
+    """The function asked to be called again later, so its work is rolled back."""
 
     def __init__(self, later: Later) -> None:
         super().__init__(later)
@@ -315,11 +316,12 @@ def idempotent(
 ) -> Any:
     """Run a function once per key, however often it is called; a decorator.
 
-    The function runs only if the key is new. If the guard has a session, it is the first argument,
-    or of a method the one after ``self``; neither is an argument of ``key`` and ``payload``.
+    The function runs only if the key is new. If the guard has a session, the function receives it
+    as its first argument, a method after ``self``; ``key`` and ``payload`` receive neither.
     A repeated call returns the stored result, or ``None``. When the decorated function returns,
     everything is committed, so a message may be acknowledged. A function that returns
-    :class:`txmq.Later` counts as not called: its key is free, and a batch is delivered again whole.
+    :class:`txmq.Later` counts as not called: its key stays free, and a whole batch is delivered
+    again.
 
     It works for any caller: consumers of txmq, consumers of other libraries, your own code. Put
     this decorator directly on the function, and the decorator that registers it above.
@@ -327,13 +329,13 @@ def idempotent(
     Args:
         guard: Knows which keys are done.
         key: Returns the key; called with the arguments of the call, without the session.
-        payload: Returns the data that came with the key, as bytes or text, likewise. By default it
-            is the body of the message that a consumer calls the function with, also if the function
-            declares that body's type, or the ``body`` of an argument that has one. Another payload
-            under the same key is refused.
-        scope: The namespace of the key; by default the function's name with its module. Give one
-            explicitly if the function may be renamed while messages can still return, or if it has
-            no name of its own: a lambda, a partial, an object, ``_``.
+        payload: Returns the data that came with the key, as bytes or text; called with the same
+            arguments. By default it is the body of the message that a consumer passes to the
+            function, even if the function takes the decoded body, or else the ``body`` of an
+            argument that has one. A different payload under the same key is refused.
+        scope: The namespace of the key; by default the function's name with its module. Set it if
+            the function may be renamed while messages can still be redelivered, or if the function
+            has no usable name: a lambda, a partial, an object, ``_``.
         keeps_result: Store the function's result for repeated calls. By default the guard decides:
             a :class:`~txmq.idempotent.token.TokenGuard` stores it.
 
@@ -377,7 +379,8 @@ def _decorate(guarded: Guarded) -> Callable[..., Any]:
         if session.kind is not inspect.Parameter.VAR_POSITIONAL:
             del others[place]  # Otherwise it takes the session and all other arguments.
         vars(call)["__signature__"] = signature.replace(parameters=others)
-        # Not of call.__annotations__: what cannot be evaluated stays a reference here.
+        # Take the hints from the signature, not from call.__annotations__: here, annotations that
+        # cannot be evaluated stay references.
         hints = {one.name: one.annotation for one in others if one is not session}
         hints["return"] = signature.return_annotation
         call.__annotations__ = {
@@ -474,7 +477,9 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _taken(signature: inspect.Signature, *, hidden: int) -> inspect.Signature:
-    """What the caller of a function passes: all but the first ones, unless ``*args`` takes them."""
+    """The parameters that callers pass: all after the ``hidden`` ones, unless ``*args`` takes
+    those.
+    """
     given = list(signature.parameters.values())
     while hidden and given[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del given[0]
@@ -501,7 +506,7 @@ def _check_part(
 
 
 def _fits_a_call(wanted: inspect.Signature, taken: inspect.Signature) -> bool:
-    """Whether some call of a function with these parameters is one for those, too."""
+    """Whether some call that matches ``taken`` also matches ``wanted``."""
     parameters = taken.parameters.values()
     if any(one.kind in _OPEN for one in parameters):
         return True  # It takes any number of arguments.
@@ -523,7 +528,7 @@ def _takes(signature: inspect.Signature, args: list[None], kwargs: dict[str, Non
 
 
 def _plain(signature: inspect.Signature) -> str:
-    """Parameters in an error, without annotations."""
+    """A signature as an error shows it, without annotations."""
     parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
@@ -545,7 +550,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def _scope_of(function: Callable[..., Any]) -> str:
-    # Two functions that have the same scope by chance would skip each other's work.
+    # Two functions that share a scope by accident would skip each other's work.
     if getattr(function, "__name__", "_") in {"<lambda>", "_"}:
         raise ConfigError(f"{_name_of(function)} has no name of its own: pass a scope")
     return _name_of(function)
@@ -559,9 +564,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _program(module: str) -> str:
-    """A program's name; it is the same if the program is run, imported, or started by
-    multiprocessing.
-    """
+    """A program's name, the same whether it is run, imported, or started by multiprocessing."""
     main = sys.modules.get(module)
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name).removesuffix(".__main__")

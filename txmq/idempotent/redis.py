@@ -90,9 +90,9 @@ class RedisGuard:
     """A guard in Redis, outside the transaction of the work.
 
     It is fast, needs no database, and guards work of any kind. But the key and the work are in
-    different systems, and no transaction covers both. It separates simultaneous deliveries and
-    stops later ones, as long as Redis remembers the key and the lease lasts. The work is done
-    twice, without a prior sign, if
+    different systems, and no transaction covers both. It lets one of several simultaneous
+    deliveries through and stops later ones, as long as Redis remembers the key and the lease lasts.
+    The work is done twice, without any warning, if
 
     - Redis evicts the key, is flushed, or restarts without its data;
     - Redis fails over to a replica that has not received the key;
@@ -105,21 +105,20 @@ class RedisGuard:
     Redis. It never skips work that was not done: a key is marked as done only after its work. If
     doing the work twice does harm, put this guard in front of a table: :meth:`before`.
 
-    Give the client short time-outs and few retries, because a Redis that hangs delays every message
-    by as much: ``redis.Redis(..., socket_timeout=0.25, socket_connect_timeout=0.25,
+    Give the client short time-outs and few retries, because a hung Redis delays every message for
+    that long: ``redis.Redis(..., socket_timeout=0.25, socket_connect_timeout=0.25,
     retry=Retry(NoBackoff(), 1))``.
 
     Args:
         client: A client of redis-py, blocking or asyncio, for one server, sentinels or a cluster.
             You close it.
-        lease: The time limit of the function. In front of a table it is only the time until the
-            key of a dead process is free.
-        keep: The time for which done keys are remembered; :func:`redelivery_horizon` by
-            default.
-        horizon: The time for which messages can be delivered again, if shorter. In front of a
-            table any value works, because the table remembers.
-        prefix: The beginning of its keys. Each database that shares a Redis needs a prefix of its
-            own, for example each service or each stage: "done" holds for one database only.
+        lease: The longest time that the function may take. In front of a table, it is only the time
+            until the key of a dead process is free.
+        keep: How long done keys are remembered; :func:`redelivery_horizon` by default.
+        horizon: How long messages can be delivered again, if not :func:`redelivery_horizon`. In
+            front of a table any value works, because the table remembers.
+        prefix: The beginning of its keys. Databases that share a Redis need different prefixes, for
+            example one for each service or stage: "done" is true in one database only.
         clock: The source of time.
 
     Raises:
@@ -151,7 +150,7 @@ class RedisGuard:
             raise ConfigError(f"keep is {kept_s} s, but lease is {lease_s} s: raise keep")
         self._redis = RedisConnection(client)
         self.is_blocking: bool = self._redis.is_blocking
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
         self._prefix = check_text(prefix, "prefix")
         self._lease_ms = int(lease_s * 1000)
         self._keep_ms = int(kept_s * 1000)
@@ -174,20 +173,21 @@ class RedisGuard:
     def before(self, table: SessionGuard[str, S]) -> CachedGuard[S]:
         """A guard that asks Redis first, and then the table, which decides.
 
-        Redis answers alone for keys that are done or at work. The table handles all others: the
-        work and its row are committed together, and only then Redis learns of it. So Redis may
-        forget, hang or be down at any moment, and the work is still done exactly once, only more
-        slowly. If Redis does not answer, it is bypassed for a second, with one line in the log.
+        Redis alone answers for keys that are done or in progress. The table handles all others: the
+        work and its row are committed together, and only then is Redis told. So Redis may forget,
+        hang or be down at any moment, and the work is still done exactly once, only more slowly. If
+        Redis does not answer, it is bypassed for a second, with one line in the log.
 
-        One case remains. If the database returns to an older state, from a backup or by a failover
-        that loses commits, Redis still marks lost work as done. Then remove the keys with this
+        One case remains. If the database returns to an older state, through a backup or a failover
+        that loses commits, Redis still marks the lost work as done. Then remove the keys with this
         guard's prefix.
 
         Args:
             table: A :class:`UniqueKeyTable`, or another guard with a session and text keys.
 
         Raises:
-            ConfigError: One of the two blocks and the other does not, or the table has no session.
+            ConfigError: One of the two is blocking and the other is not, or the table has no
+                session.
         """
         if not table.has_session:
             raise ConfigError("the guard behind Redis needs a session, as a UniqueKeyTable has")
@@ -204,7 +204,7 @@ class RedisGuard:
 
 
 class RedisConnection:
-    """A client of either kind, used with bytes whatever its own decoding is."""
+    """A blocking or asyncio client, used with bytes whatever its own decoding is."""
 
     def __init__(self, client: Client) -> None:
         if not isinstance(client, Client):
@@ -238,7 +238,7 @@ class RedisConnection:
 
 
 class RedisLease:
-    """A key of Redis during one attempt."""
+    """A key in Redis during one attempt."""
 
     def __init__(
         self, connection: RedisConnection, key: bytes, payload: str, times: tuple[int, int]
@@ -295,7 +295,7 @@ class RedisAttempt(Attempt[None]):
     """An attempt under a lease in Redis.
 
     Args:
-        is_blocking: Whether it is used by ``with``.
+        is_blocking: Whether it uses ``with`` instead of ``async with``.
         lease: The key.
     """
 
@@ -337,11 +337,11 @@ class RedisAttempt(Attempt[None]):
 
 
 def _has_timeout(client: Client) -> bool:
-    """True if the client waits for a limited time, as far as its settings show."""
+    """True if the client's settings limit how long it waits."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        return True  # A cluster's nodes have pools of their own.
-    # Opens no connection: without a setting in the client, the connection's class has the default.
+        return True  # Each node of a cluster has its own pool.
+    # This opens no connection. It finds the class's default if the client sets no timeout.
     return pool.connection_class(**pool.connection_kwargs).socket_timeout is not None
 
 
@@ -362,7 +362,7 @@ class Outage:
         self._until: float | None = None
 
     def may_ask(self) -> bool:
-        """True if this caller may ask the cache; during an outage one caller a second may."""
+        """True if this caller may ask the cache; during an outage, only one caller a second may."""
         until = self._until  # Another thread may end the outage now.
         if until is None:
             return True
@@ -406,7 +406,7 @@ class CachedGuard(Generic[S]):
         self._table = table
         self._outage = outage
         self.is_blocking: bool = table.is_blocking
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
 
     @property
     def keeps_result(self) -> bool | None:

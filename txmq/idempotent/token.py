@@ -1,7 +1,7 @@
 """A guard for calls instead of messages: the caller fetches a token first and sends it along.
 
 A token contains its time of issue; with a secret it also proves who issued it. So nothing is stored
-until a token is used. A token too old to be remembered is refused and not executed again.
+until a token is used. A token too old to be remembered is refused, so no call is executed twice.
 """
 
 from __future__ import annotations
@@ -45,17 +45,16 @@ class TokenGuard(Generic[S, H]):
     the call that carries it is executed once, however often it is sent. A repeated call receives
     the first result: results are stored unless the decorator says otherwise.
 
-    The same token with another payload is a conflict; during the work it is in progress. The inner
-    guard alone determines what can be lost. A token is refused before that guard forgets it, if it
-    remembers keys for longer than ``good_for`` plus a minute.
+    The same token with a different payload is a conflict; during the work it is in progress. The
+    inner guard alone determines which keys can be lost. It must remember keys for longer than
+    ``good_for`` plus a minute, so that a token expires before it is forgotten.
 
     Args:
         inner: The guard that knows which keys are done, and stores results.
         secret: Accept only tokens issued with this secret: 16 or more unguessable bytes, the same
             in all processes that accept them. Without a secret, callers can forge tokens with any
             time of issue.
-        good_for: The time after its issue for which a token is accepted, in the first or a
-            repeated call.
+        good_for: How long after its issue a token is accepted, in the first or a repeated call.
         clock: Gives the time.
         entropy: Gives randomness.
 
@@ -102,7 +101,7 @@ class TokenGuard(Generic[S, H]):
 
     @property
     def is_blocking(self) -> bool:
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
         is_blocking: bool = self._inner.is_blocking
         return is_blocking
 

@@ -72,7 +72,7 @@ class TransactionAttempt(GuardedTransaction[S], Attempt[S]):
             await self.finish(error)
 
     async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
-        # Do not look for the row: after a commit inside, it would look like ours.
+        # Do not look for the row: after the function's own commit, it would look like ours.
         return bool((await db.execute(_IS_OURS, transaction=self._transaction)).rows)
 
 

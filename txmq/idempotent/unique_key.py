@@ -94,7 +94,7 @@ BlockingS = TypeVar("BlockingS", bound=_BlockingSession)
 C = TypeVar("C", bound=DjangoConnection)
 
 _WAIT_MS: Final = 1_000
-"""MySQL has no lock to try: the second attempt waits, and this is the shortest wait it offers."""
+"""MySQL has no try-lock: the second attempt waits, and this is the shortest wait it offers."""
 
 _TRIAL: Final = "txmq:trial"
 
@@ -128,10 +128,10 @@ class UniqueKeyTable(Generic[S]):
 
     Args:
         source: As for :class:`txmq.SQLResource`: an SQLAlchemy ``Engine``, ``sessionmaker``,
-            ``AsyncEngine`` or ``async_sessionmaker``; a pool of psycopg's, or a function that
-            connects; ``django.db.connection``.
+            ``AsyncEngine`` or ``async_sessionmaker``; a psycopg pool, or a function that connects;
+            ``django.db.connection``.
         table: The table's name.
-        schema: Its schema; by default where sessions look first.
+        schema: Its schema; by default, the session's default schema.
 
     Raises:
         ConfigError: The source is not one of these.
@@ -163,7 +163,7 @@ class UniqueKeyTable(Generic[S]):
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self._done = DoneTable(table, schema)
         self.is_blocking: bool = self._adapter.is_blocking
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
@@ -187,7 +187,7 @@ class UniqueKeyTable(Generic[S]):
         await (asyncio.to_thread(drive, work) if self.is_blocking else work)
 
     async def verify_here(self) -> None:
-        """Check the same in this thread.
+        """Like :meth:`verify`, but in this thread.
 
         Raises:
             TableMissing: There is no such table.
@@ -196,7 +196,7 @@ class UniqueKeyTable(Generic[S]):
         """
         done, trial = self._done, secrets.token_hex(16)
         try:
-            # Closing rolls back what is not committed.
+            # Closing the session rolls the row back.
             async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 attempt = UniqueKeyAttempt(done, self._adapter, _TRIAL, trial, "")
                 await attempt._insert_row(db)  # noqa: SLF001 - in a session with a lock timeout
@@ -234,13 +234,12 @@ class UniqueKeyTable(Generic[S]):
     ) -> int | Coroutine[Any, Any, int]:
         """Remove the rows of old keys, in batches; call it from time to time.
 
-        It does not wait for locks, and other transactions wait for one batch at most. If the source
-        is one for asyncio, await it; otherwise it blocks, as the work of its keys does.
+        It does not wait for locks, and other transactions never wait for more than one batch. Await
+        it for an asyncio source; with a blocking source it blocks.
 
         Args:
             older_than: The age from which rows are removed, by the database's clock.
-            horizon: The time for which messages can be delivered again; see
-                :func:`redelivery_horizon`.
+            horizon: How long messages can be delivered again; see :func:`redelivery_horizon`.
             batch: The number of rows that one database transaction removes.
 
         Returns:
@@ -362,7 +361,7 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
 
 
 def _check_missing(done: DoneTable, error: Exception) -> None:
-    """Raise :class:`TableMissing` if an error means that."""
+    """Raise :class:`TableMissing` if the error means that the table or a column is missing."""
     if failure(error) in {Failure.MISSING, Failure.CHANGED}:
         raise TableMissing(
             f"there is no table {done.name} with the columns that this version needs: run "
@@ -375,7 +374,7 @@ def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = No
     """Create the table if it is missing, and verify it; returns whether it was missing.
 
     Raises:
-        ConfigError: Not every database takes a name unquoted.
+        ConfigError: A name needs quotes in some database.
         DatabaseFailed: The database refused, or does not answer.
         ResourceError: It exists but cannot be used; see :meth:`UniqueKeyTable.verify`.
     """
@@ -387,7 +386,8 @@ def create_done(engine: Engine, name: str = "txmq_done", schema: str | None = No
     except SQLAlchemyError as error:
         raise DatabaseFailed(f"could not create {done.name}: {words(error)}") from error
     guard = UniqueKeyTable(engine, table=name, schema=schema)
-    drive(guard.verify_here())  # On a blocking engine it never awaits; an event loop may run here.
+    # It never awaits on a blocking engine, so this works even inside an event loop.
+    drive(guard.verify_here())
     return is_new
 
 
@@ -399,11 +399,11 @@ class DoneTable:
 
     Args:
         name: The table's name.
-        schema: Its schema; by default where the session looks first.
-        metadata: Your own, so that a tool such as Alembic sees the table.
+        schema: Its schema; by default, the session's default schema.
+        metadata: Your own metadata, if a tool such as Alembic should see the table.
 
     Raises:
-        ConfigError: Not every database takes a name unquoted.
+        ConfigError: A name needs quotes in some database.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ class DoneTable:
         look = select(done.fingerprint, done.result).where(*self._is_this)
         self.look: Executable = look
         self.look_now: Executable = look.with_for_update(read=True)
-        """The current row: a plain SELECT of MySQL may read an old snapshot."""
+        """Reads the current row; a plain SELECT of MySQL may read an old snapshot."""
         self.keep: Update = (
             update(self.table).where(*self._is_this).values(result=bindparam("as_result"))
         )
@@ -474,14 +474,14 @@ class DoneTable:
         if kind == "sqlite":
             rows = rows.where(text("true"))  # Without it the parser takes ON as part of a join.
             return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
-        # MySQL's INSERT IGNORE would hide other mistakes: there a double key is an error.
+        # MySQL's INSERT IGNORE would hide other errors, so a duplicate key raises there.
         return insert(self.table).from_select(columns, rows)
 
     def ddl(self, dialect: str) -> list[str]:
         """The statements that create the table, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
-            ConfigError: The dialect is a different one.
+            ConfigError: The dialect is not supported.
         """
         return statements([self.table], dialect)
 

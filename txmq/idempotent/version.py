@@ -73,7 +73,7 @@ Gaps: TypeAlias = Literal["retry", "wait", "accept"]
 
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 0.5
-"""The longest pause between two looks at a row whose next version has not arrived."""
+"""The longest pause between two looks at a row whose previous version has not arrived."""
 
 
 class VersionOptions(TypedDict, total=False):
@@ -88,7 +88,7 @@ class VersionOptions(TypedDict, total=False):
 
 
 class VersionGuard(Generic[S]):
-    """A guard in the changed rows: a message creates version v of a row, so it is done once.
+    """A guard in the changed rows: a message creates version v of a row, which happens only once.
 
     The key is a pair of the row's key and v. Before the function runs, the guard sets the row's
     version from v - 1 to v in the same database transaction; both are committed, or neither is. A
@@ -108,13 +108,13 @@ class VersionGuard(Generic[S]):
         source: As for :class:`txmq.SQLResource`.
         model: A mapped class, or a table of SQLAlchemy.
         version: The version column.
-        key: One or several columns that identify a row, unique together; by default its primary
-            key.
+        key: The column or columns that uniquely identify a row; by default its primary key.
         gaps: What to do with a version that arrives before an earlier one. ``retry``: raise
             :class:`VersionGap`; consumers of txmq deliver the message again later. ``wait``: wait
-            for the missing versions, without a connection, then do the same. ``accept``: skip the
-            missing versions for good, because the newest state contains them.
-        wait: The longest time of ``gaps="wait"``.
+            for the missing versions without holding a connection, then raise if they are still
+            missing. ``accept``: skip the missing versions for good, because the newest state
+            contains them.
+        wait: The longest wait with ``gaps="wait"``.
         first: The version of a new row.
         clock: The source of time.
 
@@ -167,7 +167,7 @@ class VersionGuard(Generic[S]):
             raise ConfigError(f"gaps is {gaps!r}; choose 'retry', 'wait' or 'accept'")
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self.is_blocking: bool = self._adapter.is_blocking
-        """True if its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts use ``with``; otherwise they use ``async with``."""
         self._rows = VersionedRows(model, version, key, first=first, takes_gaps=gaps == "accept")
         self._bump = self._rows.bump(self._adapter.kind)
         self._sessions = CallerSessions(self._rows.table)
@@ -214,8 +214,8 @@ class VersionGuard(Generic[S]):
 
         ``FIRST``: the version is bumped. Do its work in the same transaction; if there was no row,
         insert it with that version. ``DONE``: there is nothing to do. The bump counts once you
-        commit. The ORM session reads its loaded objects of the row again, because they may be older
-        than the lock.
+        commit. An ORM session reloads its objects of the row, because they may be older than the
+        lock.
 
         Args:
             session: A ``Session`` or ``Connection`` of SQLAlchemy or its asyncio twin, a connection
@@ -250,13 +250,13 @@ class VersionGuard(Generic[S]):
     def judge(
         self, session: AwaitedSession | BlockingSession, key: tuple[Any, int], changed: int
     ) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """The verdict after an ``UPDATE`` of your own that sets the version to v ``WHERE`` it was
-        v - 1, from the number of rows it changed.
+        """The verdict after your own ``UPDATE``, which sets the version to v ``WHERE`` it was
+        v - 1, from the number of rows that it changed.
 
         Returns:
             ``FIRST`` if it changed a row, or if no row exists yet and this is the first version,
-            which you then insert. ``DONE`` if the version was reached before. ``IN_PROGRESS`` if
-            the version was too early for the statement but is next by now: run it again.
+            which you then insert. ``DONE`` if the row already had this version. ``IN_PROGRESS`` if
+            the version was too early for the statement but is next now: run it again.
 
         Raises:
             VersionGap: An earlier version has not arrived yet.
@@ -328,7 +328,7 @@ class VersionAttempt(TransactionAttempt[S]):
                         raise
                     await self._pause(min(pause_s, left_s))
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._db = None  # It begins once more.
+            self._db = None  # The loop begins again.
 
     async def _pause(self, seconds: float) -> None:
         if self.is_blocking:
@@ -337,7 +337,7 @@ class VersionAttempt(TransactionAttempt[S]):
             await asyncio.sleep(seconds)
 
     async def _is_next(self) -> bool:
-        """Whether no earlier version is missing any more, read in a separate transaction."""
+        """Whether all earlier versions have arrived; reads in a separate transaction."""
         if not self._wait_s:
             return False
         async with reading(self._adapter.open()) as db:
@@ -349,8 +349,8 @@ class VersionAttempt(TransactionAttempt[S]):
         return True
 
     def is_undone_for_others(self, error: Exception) -> bool:
-        """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
-        version.
+        """See :meth:`Attempt.is_undone_for_others`; also true after a concurrent INSERT of the
+        first version.
         """
         is_overtaken = self._is_new and failure(error) is Failure.DUPLICATE
         return is_overtaken or super().is_undone_for_others(error)
@@ -395,7 +395,7 @@ Execute: TypeAlias = Callable[..., Awaitable[StatementResult]]
 """Runs a statement in a session; see :meth:`txmq.databases.adapter.DatabaseSession.execute`."""
 
 LOOKS_MAX: Final = 4
-"""The bump is tried again if between the UPDATE and the SELECT the row appeared, or reached the
+"""The bump is retried if, between the UPDATE and the SELECT, the row appeared, or reached the
 version before ours. Each of the two can happen once."""
 
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(CAST(:txmq_lock AS BIGINT))")
@@ -429,9 +429,9 @@ class VersionedRows:
     Args:
         model: A mapped class, or a table.
         version: The version column: its name, its attribute, or the column.
-        key: The key columns, likewise; by default the primary key.
+        key: The key columns, given in the same ways; by default the primary key.
         first: The version with which a row is inserted.
-        takes_gaps: Whether to accept a version although versions before it are missing.
+        takes_gaps: Whether to accept a version even if earlier versions are missing.
 
     Raises:
         ConfigError: A column does not exist, or cannot be used.
@@ -517,7 +517,7 @@ class VersionedRows:
         """Parse a pair of a key and a version.
 
         Raises:
-            UsageError: It is not such a pair.
+            UsageError: It is not a pair, or a part of it is invalid.
         """
         if not isinstance(given, tuple) or len(given) != 2:
             raise UsageError(f"{given!r} is not a pair of a key and a version")
@@ -580,8 +580,8 @@ class VersionedRows:
         Args:
             execute: Runs a statement.
             target: The key.
-            kind: The kind of database, to read what is committed now: a plain SELECT of MySQL may
-                read an old snapshot.
+            kind: The kind of database, to read the latest commits: a plain SELECT of MySQL may read
+                an old snapshot.
         """
         statement = self._look_now if kind == "mysql" else self._look
         key = dict(zip(self._names, target.key, strict=True))
@@ -589,7 +589,7 @@ class VersionedRows:
 
     def judge(self, target: RowVersion, found: list[Any]) -> Verdict:
         """The verdict on a version after a bump that changed no row: ``DONE``; ``FIRST`` if there
-        is no row; ``IN_PROGRESS`` if the version is the next one by now.
+        is no row; ``IN_PROGRESS`` if the version is now the next one.
 
         Raises:
             VersionGap: An earlier version has not arrived yet.
@@ -647,8 +647,8 @@ def _key(model: Any, mapper: Mapper[Any] | None, table: Table, given: Any) -> li
 
 
 def _expire_loaded(session: object, rows: VersionedRows, target: RowVersion) -> None:
-    """Make an ORM session read its objects of the row again: they may be older than the lock, and
-    work with old values would undo what the lock waited for.
+    """Make an ORM session reload its objects of the row: they may be older than the lock, and work
+    with old values would undo the changes that the lock waited for.
 
     Raises:
         UsageError: An object has unwritten changes.

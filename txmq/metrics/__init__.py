@@ -1,1 +1,1 @@
-"""Metrics: tables of them, their text for Prometheus, and the HTTP server of monitoring pages."""
+"""Tables of metrics, their Prometheus text, and the HTTP server for monitoring pages."""

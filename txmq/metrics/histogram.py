@@ -12,7 +12,7 @@ class Histogram:
     """Counts durations by bucket.
 
     Args:
-        bounds_s: The upper bounds of the buckets, in seconds; one more bucket has all above them.
+        bounds_s: The buckets' upper bounds, in seconds; one more bucket counts all above them.
         counts: The durations in each bucket so far; none by default.
         sum_s: The sum of these durations.
     """

@@ -1,9 +1,9 @@
-"""Pages over HTTP for monitoring programs: metrics and health. Just enough HTTP for that.
+"""Metrics and health pages over just enough HTTP for monitoring programs.
 
-A connection brings one request and gets one page. The number of pages made at once, the size of a
-request and the time of an exchange are bounded, so that the pages cost a server little. Where too
-many connections wait for their peers, those that have waited longest are closed: peers that send
-half a request, or read no answer, keep no others out.
+Each connection carries one request and its page. The number of concurrent pages, the size of a
+request and the time of an exchange are bounded, so that the pages cost a server little. When too
+many connections wait for their peers, the server closes the oldest: a peer that sends half a
+request, or reads no answer, keeps nobody out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["METRICS_TYPE", "HttpPage", "HttpServer", "Pages", "health_pages"]
 log = logging.getLogger(__name__)
 
 EXCHANGE_S: Final = 10.0
-"""The longest from a connection's first moment to the end of its answer."""
+"""Longest time from opening a connection to the end of its answer."""
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT_TYPE: Final = "text/plain; charset=utf-8"
@@ -32,7 +32,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 
 
 class HttpPage(NamedTuple):
-    """An answer."""
+    """A page with its status."""
 
     text: str
     status: HTTPStatus = HTTPStatus.OK
@@ -44,7 +44,7 @@ Pages: TypeAlias = Mapping[str, Callable[[], Awaitable[HttpPage]]]
 
 
 def health_pages(objection: Callable[[], Awaitable[str]]) -> Pages:
-    """The pages that probes ask for.
+    """The pages for liveness and readiness probes.
 
     Args:
         objection: Returns why the process cannot do its work now; an empty text if it can.
@@ -66,7 +66,7 @@ class HttpServer:
     """Serves pages inside its ``async with``.
 
     Args:
-        pages: The pages.
+        pages: The functions that make the pages, by path.
         host: The address to listen on.
         port: The port; with 0 the system chooses one.
 
@@ -81,8 +81,8 @@ class HttpServer:
         self._wanted = host, port
         self._network: Network = network or SystemNetwork()
         self._tasks = Tasks()
-        # The exchanges whose request has not arrived, whose page is being made, and whose peer has
-        # not read the page; dictionaries keep the order in which these began to wait.
+        # Exchanges whose request is incomplete, whose page is being made, and whose peer has not
+        # read the page. The dictionaries are ordered: the longest wait comes first.
         self._arriving: dict[HttpExchange, None] = {}
         self._made: set[HttpExchange] = set()
         self._unread: dict[HttpExchange, None] = {}
@@ -140,7 +140,7 @@ class HttpServer:
         if exchange not in self._made:
             return  # Its peer has left.
         self._made.remove(exchange)
-        # Twice as many as are made: the answers of this turn of the loop are not on their way yet.
+        # Twice the limit of pages being made: this loop iteration's answers are still unsent.
         _append(self._unread, exchange, 2 * HTTP_ANSWERS_MAX)
         exchange.send(page, has_body=verb != b"HEAD")
 
@@ -160,7 +160,7 @@ class HttpServer:
 
 
 def _append(waiting: dict[HttpExchange, None], exchange: HttpExchange, most: int) -> None:
-    """Add a connection that waits for its peer; one too many closes the oldest."""
+    """Add a connection that waits for its peer; beyond ``most``, close the oldest."""
     waiting[exchange] = None
     if len(waiting) > most:
         oldest = next(iter(waiting))
@@ -169,13 +169,13 @@ def _append(waiting: dict[HttpExchange, None], exchange: HttpExchange, most: int
 
 
 class HttpExchange(asyncio.Protocol):
-    """One connection: a request, and its answer."""
+    """One connection with its request and answer."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._received = b""
         self._is_complete = False
-        """Whether the request has arrived, or is refused already."""
+        """Whether the request is complete or already refused."""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -229,6 +229,6 @@ class HttpExchange(asyncio.Protocol):
         transport.close()
 
     def abort(self) -> None:
-        """Close the connection, whatever it lacks."""
+        """Close the connection without waiting for the peer."""
         if self._transport is not None:
             self._transport.abort()

@@ -1,6 +1,6 @@
-"""Tables of metrics, and the text of their samples that Prometheus reads. Pure.
+"""Tables of metrics, and their samples as Prometheus text. Pure functions.
 
-A table is the only place that names a metric: the samples and the reference page follow it.
+A table is the only place that names a metric; samples and the reference page refer to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class MetricKind(StrEnum):
-    """The kinds that Prometheus knows."""
+    """Prometheus's metric types."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -43,7 +43,7 @@ class MetricRow(NamedTuple):
     meaning: str
     labels: tuple[str, ...] = ()
     origin: str = ""
-    """Which processes have it, if the table is of several kinds of process."""
+    """Which processes have it, if the table covers several kinds of process."""
 
 
 def gauge(meaning: str, *labels: str, origin: str = "") -> MetricRow:
@@ -70,10 +70,10 @@ class Sample(NamedTuple):
 
 
 def table_text(prefix: str, table: Mapping[str, MetricRow], samples: Iterable[Sample]) -> str:
-    """The text of some samples, in the order of the table.
+    """Render samples as text, in the order of the table.
 
     Args:
-        prefix: What all names begin with.
+        prefix: The prefix of all names.
         table: The metrics; one without a sample is left out.
         samples: Their values.
     """
@@ -86,7 +86,7 @@ def table_text(prefix: str, table: Mapping[str, MetricRow], samples: Iterable[Sa
 
 
 def metrics_text(metrics: Iterable[Metric]) -> str:
-    """The text of metrics that another library counts; nothing of this process is added to them."""
+    """Render another library's metrics as text, without adding metrics of this process."""
     registry = CollectorRegistry()
     registry.register(_FixedMetrics(metrics))
     return generate_latest(registry).decode()

@@ -30,7 +30,7 @@ _COUNTS: Final = {
 
 
 def readable_figures(figures: Mapping[str, str]) -> dict[str, str]:
-    """The figures that show how a broker does, by label; figures that it lacks are left out.
+    """The figures that show how a broker is doing, by label; missing figures are left out.
 
     Args:
         figures: The broker's answer.
@@ -129,8 +129,8 @@ def _fields(copies: BrokerCopies) -> dict[str, Any]:
 async def is_drained(admin: Admin, broker: str) -> bool | None:
     """Whether name servers have withdrawn the write permission of a broker's topics.
 
-    Each broker has a topic of its own name, which nobody changes. ``None`` if the name servers do
-    not know that topic.
+    The check uses the topic that is named after the broker, because nobody changes that. ``None``
+    if the name servers do not know that topic.
 
     Raises:
         TransportError: No name server answers.

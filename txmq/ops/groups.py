@@ -69,7 +69,7 @@ def _waiting_cell(retries: WaitingRetries | None) -> str:
 WAITING_COLUMN: Final = ListColumn(
     "waiting", "retries", _waiting_cell, lambda retries: retries.count if retries else 0
 )
-"""The column of messages that wait for a retry, beside that of the lag."""
+"""The column of messages that wait for a retry; it comes next to the lag."""
 
 
 def consequence_of(plan: list[OffsetMove]) -> str:

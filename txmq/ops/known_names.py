@@ -23,7 +23,7 @@ async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
         what: What the error calls it.
 
     Raises:
-        TopicNotFound: It does not exist; the text has the nearest name and what to do.
+        TopicNotFound: It does not exist; the text says the nearest name and what to do.
         TransportError: No name server answers.
     """
     known = await admin.topics()
@@ -35,10 +35,10 @@ async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
 
 
 async def check_group(admin: Admin, name: str, *, cluster: str | None = None) -> None:
-    """Check that a consumer group has settings, topics of its own, offsets or consumers.
+    """Check that a consumer group has settings, retry or dead-letter topics, offsets or consumers.
 
     Raises:
-        GroupNotFound: It has none of them; the text has the nearest name and what to do.
+        GroupNotFound: It has none of them; the text says the nearest name and what to do.
         ConfigError: The cluster is unknown.
         TransportError: A name server or broker does not answer.
         BrokerRefused: A broker refuses.
@@ -69,7 +69,7 @@ async def check_producer_group(admin: Admin, name: str) -> None:
     Brokers keep nothing else about producers.
 
     Raises:
-        GroupNotFound: It has neither; the text has the nearest name that has open transactions.
+        GroupNotFound: It has neither; the text says the nearest group with open transactions.
         TransportError: A name server or broker does not answer.
         BrokerRefused: A broker refuses.
     """

@@ -1,7 +1,7 @@
 """Messages of a topic from the newest to the oldest, read in bounded steps.
 
-A scan walks all queues backwards at once. Its cursor has the offset of each queue before which the
-next step begins, so a step neither repeats a message nor leaves one out.
+A scan walks all queues backwards at once. For each queue, its cursor has the offset before which
+the next step begins, so a step neither repeats nor skips a message.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = [
 ]
 
 SCANNED_MAX: Final = 2_000
-"""Messages that one step reads at most."""
+"""The maximum number of messages that one step reads."""
 SCANNED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes of bodies after which a step begins no further batch."""
+"""The number of bytes of bodies after which a step begins no further batch."""
 SCANNED_QUEUES_MAX: Final = 64
-"""Queues that one scan reads at once; the cursor names each of them."""
+"""The maximum number of queues that one scan reads; the cursor has an offset for each of them."""
 PREVIEW_BYTES: Final = 1_024
 """Bytes of each body that a scan keeps."""
 _AT_ONCE_MAX: Final = 32
 _AT_ONCE_OF_ALL: Final = 128
-"""Messages that the first requests to all queues fetch together, or two of each queue."""
+"""The messages that the first requests to all queues fetch in total, but no fewer than two each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanWish:
-    """The messages that are wanted."""
+    """Which messages to find."""
 
     topic: str
     queue: Queue | None = None
@@ -88,10 +88,10 @@ class _BackwardQueue:
         self.damaged: list[str] = []
         self.read_bytes = 0
         self.before = end
-        """The messages before this offset are not taken yet."""
+        """The messages before this offset have not been taken yet."""
 
     async def fill(self) -> None:
-        """Fetch messages before those that were taken, unless there are some already."""
+        """Fetch the messages before those taken, unless some are already fetched."""
         while not self._fetched and self.before > self._low:
             at = start = max(self._low, self.before - self._at_once)
             while at < self.before:
@@ -131,17 +131,17 @@ class _BackwardQueue:
         return taken
 
     def leave(self) -> None:
-        """Leave out all older messages."""
+        """Skip all older messages."""
         self._fetched.clear()
         self.before = self._low
 
 
 async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = "") -> MessageScan:
-    """Read messages of a topic backwards, up to a number of found ones.
+    """Read messages of a topic backwards, until ``count`` are found or the step's limit is reached.
 
     Raises:
         UsageError: The topic has too many queues for one scan, the queue does not exist, or the
-            cursor is of other queues.
+            cursor belongs to other queues.
         TopicNotFound: The topic does not exist.
         TransportError: A broker does not answer.
         BrokerRefused: A broker refuses.
@@ -149,7 +149,7 @@ async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = 
     queues = await _queues_of(admin, wish)
     ends = await _ends_of(admin, wish, queues)
     if cursor:
-        # An edited address may name offsets beyond the ends.
+        # A URL edited by hand may name offsets beyond the ends.
         ends = list(map(min, ends, _offsets_in(cursor, len(queues))))
     lows = await for_each(queues, admin.min_offset)
     at_once = min(_AT_ONCE_MAX, max(2, _AT_ONCE_OF_ALL // len(queues)))
@@ -177,7 +177,7 @@ async def scan_messages(admin: Admin, wish: ScanWish, count: int, cursor: str = 
         if source.newest is not None:
             heapq.heappush(heap, _entry(source, place))
     has_more = any(source.has_more for source in sources)
-    # Numbers alone, in the order of the queues.
+    # The cursor has only numbers, in the order of the queues.
     following = ".".join(str(source.before) for source in sources) if has_more else ""
     # The oldest messages of a batch may be read twice.
     damaged = list(dict.fromkeys(text for source in sources for text in source.damaged))

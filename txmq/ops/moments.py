@@ -14,11 +14,11 @@ LATEST: Final = -1
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _MILLISECONDS_DIGITS: Final = 12
-"""A bare number of at least this many digits is milliseconds since 1970: after August 2001."""
+"""A bare number of at least this many digits is milliseconds since 1970: March 1973 or later."""
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970 of a moment.
+    """A moment in milliseconds since 1970.
 
     A moment is ``earliest`` or ``latest``, a time such as ``2024-05-01T12:00`` (UTC unless it names
     a zone), milliseconds since 1970, or a duration before now: ``2h``.
@@ -49,7 +49,7 @@ def moment_ms(text: str, now_ms: int) -> int:
 
 
 def age_of(age_ms: int) -> str:
-    """How long ago something was, roughly."""
+    """An age, roughly, in its largest suitable unit."""
     seconds = max(0, age_ms // 1000)
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

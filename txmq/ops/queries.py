@@ -1,4 +1,4 @@
-"""Several questions to a cluster at once, and the sentence for one that failed."""
+"""Several queries to a cluster at once, and the words for one that failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 ASKED_TOGETHER_MAX: Final = 16
-"""Topics, groups or consumers that are queried at the same time."""
+"""The maximum number of topics, groups or consumers that are queried at the same time."""
 
 
 async def for_each(
@@ -29,7 +29,7 @@ async def for_each(
     """Query a cluster about each thing, several at a time; the results are in order.
 
     Args:
-        things: What to ask about.
+        things: The things to ask about.
         query: Asks about one thing.
         counted: Called after each thing.
     """
@@ -46,7 +46,7 @@ async def for_each(
 
 def sentence_of(error: TxmqError) -> str:
     """The text of an error with its notes, and what to do about a missing server or account."""
-    # Brokers begin some remarks with a blank.
+    # Brokers begin some remarks with a space.
     text = "; ".join([str(error).strip(), *getattr(error, "__notes__", ())])
     if isinstance(error, ConnectFailed) and NO_SERVER in text:
         # `txmq serve` starts a broker together with its name server.

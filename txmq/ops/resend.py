@@ -1,4 +1,4 @@
-"""Dead letters chosen and resent, with a result for each. Prints nothing."""
+"""Selects and resends dead letters, with a result for each. Prints nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNTRIED: Final = "not tried"
 
 
 class LetterFilter(NamedTuple):
-    """The selected dead letters of a group."""
+    """Selects dead letters of a group."""
 
     group: str
     begin_ms: int
@@ -41,7 +41,7 @@ class LetterFilter(NamedTuple):
     def letters(
         self, admin: Admin, count: int | None = None
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The letters, from the cluster."""
+        """Read the selected letters from the cluster."""
         return admin.dead_letters(
             self.group,
             count=count,
@@ -65,9 +65,9 @@ class ResendRun:
 
     Args:
         group: The group.
-        reason: Why; kept with each copy.
-        operator: Who; kept with the reason.
-        force: Also resend those that were resent before.
+        reason: Why; stored with each copy.
+        operator: Who; stored with the reason.
+        force: Also resend letters that were resent before.
         on_progress: Called after each dead letter.
     """
 
@@ -131,7 +131,7 @@ class ResendRun:
         except TxmqError as error:
             if not self._found:
                 raise
-            # The results so far must be printed.
+            # Do not raise: the caller must print the results so far.
             self._note_failure("the rest", "", error)
         if not self._found:
             await check_group(admin, self._group)

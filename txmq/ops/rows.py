@@ -41,7 +41,7 @@ class ListColumn(NamedTuple):
     show: Callable[[Any], object] = lambda value: "" if value is None else value
     """The text of a value, for people."""
     order: Callable[[Any], Any] | None = None
-    """What to sort by, if not by a number or by the text."""
+    """Makes the sort key of a value, if that is not its number or its text."""
 
     @property
     def key(self) -> str:
@@ -49,7 +49,7 @@ class ListColumn(NamedTuple):
         return self.field or self.heading.replace(" ", "_")
 
     def value_in(self, row: Any) -> Any:
-        """The value of a row, which is a mapping or an object."""
+        """This column's value in a row, which is a mapping or an object."""
         return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
 
     def cell(self, row: Any) -> object:
@@ -89,7 +89,7 @@ ACCOUNT_COLUMNS: Final = (
 
 
 def account_row(broker: str, account: PlainAccount) -> dict[str, Any]:
-    """The row of an account of a broker; no request reads its secret."""
+    """The row of an account of a broker; no request reveals its secret."""
     return {
         "broker": broker,
         "account": account.access_key,
@@ -124,7 +124,7 @@ def client_row(group: str, client: ConnectedClient) -> dict[str, Any]:
 
 
 async def consumer_rows(admin: Admin, topic: str) -> list[dict[str, Any]]:
-    """The groups that consume a topic with their consumers; a row for a group without any, too.
+    """A row for each consumer of a topic, by group, and one for each group without consumers.
 
     Raises:
         TopicNotFound: No broker has the topic.
@@ -166,7 +166,7 @@ DELAYED_COLUMNS: Final = (
 
 
 def delayed_row(broker: str, entry: DelayedEntry) -> dict[str, Any]:
-    """The row of a message that waits at a broker."""
+    """The row of a delayed message at a broker."""
     return {
         "broker": broker,
         "due_ms": entry.due_ms,
@@ -186,7 +186,7 @@ def delayed_row(broker: str, entry: DelayedEntry) -> dict[str, Any]:
 async def delayed_rows(
     admin: Admin, broker: str | None, *, level: int | None, from_ms: int, limit: int
 ) -> list[dict[str, Any]]:
-    """The messages that are due first, at one broker or at all.
+    """The delayed messages that are due first, at one broker or at all.
 
     Raises:
         ConfigError: The broker is unknown.
@@ -209,7 +209,7 @@ def person_of(entry: AuditedRequest) -> str:
 
 
 def act_text(entry: AuditedRequest) -> str:
-    """One line about an entry."""
+    """An entry as one line."""
     fields = " ".join(f"{name}={text}" for name, text in entry.fields.items())
     who = f"{entry.account or 'no account'} at {entry.peer}"
     result = f"  refused: {entry.refused}" if entry.refused else ""

@@ -1,7 +1,7 @@
 """Finds everything in a cluster whose name, id or key matches a text.
 
-Each kind is asked for once, and all kinds together. A kind that cannot be searched becomes a note,
-and hides no other.
+Each kind is searched once, all kinds concurrently. A kind that cannot be searched becomes a note,
+and does not affect the others.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 ]
 
 HITS_MAX: Final = 20
-"""Hits of each kind."""
+"""The maximum number of hits of each kind."""
 TRANSACTIONS_SEARCHED_MAX: Final = 500
-"""Open transactions of each broker whose keys are compared."""
+"""The maximum number of open transactions of each broker whose keys are compared."""
 KINDS: Final = ("topic", "group", "producer", "broker", "account", "transaction", "message")
 
 
 class SearchHit(NamedTuple):
-    """One thing that was found."""
+    """One match."""
 
     kind: str
     """One of :data:`KINDS`."""
@@ -63,20 +63,20 @@ class SearchHit(NamedTuple):
 
 
 class ClusterHits(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     hits: list[SearchHit]
     """By kind, the exact ones first."""
     counts: Mapping[str, int]
-    """All hits of each kind, also those beyond :data:`HITS_MAX`."""
+    """The number of hits of each kind, including those beyond :data:`HITS_MAX`."""
     notes: list[str]
-    """What was not searched, and why."""
+    """The parts that were not searched, and why."""
     searched: int = 0
-    """The topics in which messages were searched, by this step and those before it."""
+    """The number of topics whose messages this step and the previous ones searched."""
     topics: int = 0
-    """All topics."""
+    """The number of all topics."""
     next: str = ""
-    """The cursor of :func:`search_further`; empty if messages were searched in all topics."""
+    """The cursor for :func:`search_further`; empty if messages were searched in all topics."""
 
     @property
     def exact(self) -> list[SearchHit]:
@@ -97,11 +97,11 @@ class ClusterHits(NamedTuple):
 
 
 async def search_cluster(admin: Admin, text: str, cluster: str | None = None) -> ClusterHits:
-    """Search names of topics, groups, producers, brokers and accounts for a text; and ids and keys
-    of transactions and messages that are the text.
+    """Find topics, groups, producers, brokers and accounts whose names contain a text, and
+    transactions and messages whose id or key is the text.
 
-    Messages without a trace are searched topic by topic. In a cluster with very many topics the
-    search of messages stops after a part of them, and :func:`search_further` goes on.
+    Messages without a trace are searched topic by topic. In a cluster with very many topics, this
+    search stops after some of them, and :func:`search_further` continues it.
 
     Raises:
         TransportError: No name server answers.
@@ -130,7 +130,7 @@ async def search_further(
     Args:
         admin: Asks the brokers.
         text: The text.
-        after: The cursor of the step before.
+        after: The cursor of the previous step.
         cluster: The cluster, if there are several.
 
     Raises:
@@ -166,7 +166,7 @@ class _ClusterSearch:
             self._notes.append(f"{what} were not searched: {sentence_of(error)}")
 
     def result(self) -> ClusterHits:
-        """The hits, cut."""
+        """The hits, cut to :data:`HITS_MAX` of each kind."""
         hits = [hit for kind in KINDS for hit in self._found[kind][:HITS_MAX]]
         return ClusterHits(
             hits, self._counts, sorted(self._notes), self._searched, self._topics, self._next
@@ -175,7 +175,7 @@ class _ClusterSearch:
     # Names
 
     def add_names(self, kind: str, names: Iterable[str], about: str = "") -> None:
-        """Add the names that have the text in them: the exact ones, then by place of the text."""
+        """Add the names that contain the text: exact matches first, then by the text's position."""
         folded = self._folded
         places = ((name.casefold().find(folded), name) for name in names)
         fitting = [(name != self._text, at, name) for at, name in places if at >= 0]
@@ -192,7 +192,7 @@ class _ClusterSearch:
         self.add_names("group", [name for name in known if not is_of_system(name)])
 
     async def add_producers(self) -> None:
-        """Add producer groups, and the groups of producers whose client id has the text."""
+        """Add producer groups by name, and by the client ids and addresses of their producers."""
         known = await self._admin.producers(cluster=self._cluster)
         self.add_names("producer", known)
         for group, clients in known.items():
@@ -306,17 +306,17 @@ class _ClusterSearch:
 STEP_S: Final = 0.25
 """A step begins no further topics after this time; a page of the console takes one step."""
 STEP_TOPICS_MAX: Final = 1_000
-"""Topics that one step searches at most."""
+"""The maximum number of topics that one step searches."""
 
 
 class TopicSearchStep(NamedTuple):
-    """What one step found."""
+    """The result of one step."""
 
     messages: list[ReceivedMessage]
     searched: int
-    """The topics that this step and those before it have searched."""
+    """The number of topics that this step and the previous ones searched."""
     topics: int
-    """All topics."""
+    """The number of all topics."""
     next: str
     """The cursor of the next step: the last topic that was searched; empty if it was the last."""
     note: str = ""
@@ -339,7 +339,7 @@ async def search_topics(
         brokers: The brokers of the cluster.
         text: The key or the id.
         most: Stop when this many messages are found.
-        after: The cursor of the step before; empty for the first.
+        after: The cursor of the previous step; empty for the first.
 
     Raises:
         TransportError: A broker does not answer.

@@ -1,4 +1,4 @@
-"""Topics, summed over all brokers; checks of a new one; changes that hide no message."""
+"""Topics summed over all brokers, checks of new topics, and changes that hide no message."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Rows(NamedTuple):
 
     rows: list[dict[str, Any]]
     silent: dict[str, str]
-    """Why, by broker."""
+    """The reason, by broker."""
 
 
 Counts = Callable[[list[str], Callable[[str], Awaitable[int | None]]], Awaitable[list[int | None]]]
 
 
 async def topic_rows(admin: Admin, *, everything: bool, ask_each: Counts = for_each) -> Rows:
-    """All topics by name; topics of the system only if everything is wanted.
+    """All topics by name; system topics only with ``everything``.
 
     The numbers leave out a broker that does not answer, and the result names it.
 
@@ -87,13 +87,13 @@ async def topic_rows(admin: Admin, *, everything: bool, ask_each: Counts = for_e
 
 
 def own_topics(names: Iterable[str], brokers: list[BrokerInfo]) -> list[str]:
-    """The topics among these that are not of the system."""
+    """Those of the given topics that are not system topics."""
     own = topics_of_brokers((broker.name, broker.cluster) for broker in brokers)
     return [name for name in names if name not in own and not name.startswith(OF_THE_SYSTEM)]
 
 
 async def application_topics(admin: Admin) -> list[str]:
-    """The names of all topics but those of the system, of retries and of dead letters.
+    """The names of all topics except system, retry and dead-letter topics.
 
     Raises:
         TransportError: No name server answers.
@@ -160,7 +160,7 @@ async def check_new_topic(
 
 
 NAMED_MAX: Final = 5
-"""Queues and groups that one sentence names; it counts the others."""
+"""The maximum number of queues or groups that one sentence names; it counts the others."""
 
 
 class PlannedSettings(NamedTuple):
@@ -171,7 +171,7 @@ class PlannedSettings(NamedTuple):
 
 
 class TopicChange(NamedTuple):
-    """The settings to change; those that are ``None`` stay."""
+    """The settings to change; ``None`` keeps a setting."""
 
     topic: str
     queues: int | None
@@ -182,15 +182,16 @@ class TopicChange(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that removes the queues, or continues to."""
+        """The command that takes the first or the second step to remove the queues."""
         only = f" --broker {quote(self.broker)}" if self.broker is not None else ""
         return f"txmq topic update {quote(self.topic)} --queues {self.queues}{only} --shrink"
 
     async def make(self, admin: Admin) -> dict[str, TopicConfig]:
         """Make the change, or its first step; returns the settings in force now, by broker.
 
-        Fewer queues take RocketMQ's two steps. The first lowers the number of queues to write. The
-        second lowers the number of queues to read, once all groups have consumed the others.
+        Removing queues takes RocketMQ's two steps. The first lowers the number of queues to write.
+        The second lowers the number of queues to read, once all groups have consumed the surplus
+        queues.
 
         Raises:
             TopicNotFound: No broker has the topic, or the named broker does not.

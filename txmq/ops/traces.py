@@ -102,8 +102,8 @@ async def find_traces(
     """The traces that clients left of a message, the oldest first.
 
     Raises:
-        TopicNotFound: The topic of the traces does not exist; or there are no traces, and the topic
-            does not exist.
+        TopicNotFound: The trace topic does not exist; or there are no traces, and the message's
+            topic does not exist.
         TransportError: A name server or broker does not answer.
         BrokerRefused: A broker refuses.
     """

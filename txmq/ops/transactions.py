@@ -65,7 +65,7 @@ class TransactionStep(NamedTuple):
     """One line of a transaction's history."""
 
     number: int
-    """From 1 to 9; 0 for what happens between two steps, and for consumers."""
+    """From 1 to 9; 0 for an event between two steps, and for consumers."""
     at_ms: int
     """0 if the time is not known."""
     actor: str
@@ -75,18 +75,18 @@ class TransactionStep(NamedTuple):
     """Details: ids, addresses, persons and reasons."""
     status: str = DONE
     mood: str = ""
-    """``good``, ``wait`` or ``bad``; empty for all else."""
+    """``good``, ``wait`` or ``bad``; otherwise empty."""
 
 
 def steps_of(
     report: TransactionReport, message: ReceivedMessage, traces: Sequence[TraceRecord]
 ) -> list[TransactionStep]:
-    """The nine steps with the checks between them, and what consumers did, in their order.
+    """The nine steps, the checks between them, and the consumers' attempts, in order.
 
     Args:
-        report: What the broker knows.
+        report: The broker's report.
         message: The half message.
-        traces: What clients reported; empty if they leave no traces.
+        traces: The clients' traces; empty if they leave none.
     """
     *local, received = _local(report, traces)
     between = [received]
@@ -326,12 +326,12 @@ async def find_decided(
 ) -> tuple[list[DecidedTransaction], str]:
     """The latest decisions, the newest first, and the cursor of the next ones.
 
-    There may be fewer than ``count`` and still a cursor: of the decisions that were read some may
-    be of another group.
+    There may be a cursor even with fewer than ``count`` decisions: some of those read may belong to
+    other groups.
 
     Raises:
-        RequestNotSupported: The brokers do not keep decisions in the way of txmq.
-        UsageError: The cursor is of other brokers.
+        RequestNotSupported: The brokers do not record who decided, as txmq brokers do.
+        UsageError: The cursor belongs to other brokers.
         TransportError: A broker does not answer.
         BrokerRefused: A broker refuses.
     """

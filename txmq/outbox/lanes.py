@@ -2,10 +2,10 @@
 
 In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
 rows of its lane are visible too. So a lane is known up to its last loaded row. A later row is
-loaded only if no row can be between: the read began at that last row, or a second read looked for
-rows between. A lane is "behind" if neither holds, or if it has too many rows: the relay then
-fetches it separately, from its known position. A lane without rows in memory can be dropped at any
-time; the only cost is one more read.
+loaded only if no other row can lie in between: the read began at that last row, or a second read
+looked for rows in between. A lane is "behind" if neither holds, or if it has too many rows: the
+relay then fetches it separately, from its known position. A lane without rows in memory can be
+dropped at any time; the only cost is one more read.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Lanes:
                 self._loose.pop(topic)
         for lane in [lane for lane in self._lanes.values() if lane.slot in gone]:
             self._forget(lane)
-        # The next owner of a slot finds its resting rows; resting rows of our slots return early.
+        # The next owner of a slot finds its resting rows. Resting rows of the slots that we keep
+        # return early.
         self._resting.clear()
         self.has_left_some = True
 
@@ -178,9 +179,10 @@ class Lanes:
         return list(self._behind)
 
     def gaps(self, rows: Sequence[OutboxRow], low: int) -> list[LanePosition]:
-        """The lanes of these rows, all after ``low``, that may have unseen rows before it.
+        """The lanes of these rows, which were read after ``low``, that may have unseen rows up to
+        ``low``.
 
-        Read those lanes after these rows; then load all rows by ``add(..., 0)``.
+        Read those lanes next; then load all rows with ``add(..., 0)``.
         """
         found: dict[str, LanePosition] = {}
         if low > 0:
@@ -200,10 +202,10 @@ class Lanes:
                 self._set_behind(self._lane(position.slot, position.lane))
 
     def add(self, rows: Iterable[OutboxRow], low: int, now: float) -> int:
-        """Load rows that were read; return their number.
+        """Load rows that were read; return the number loaded.
 
         Args:
-            rows: In the order of their ids; of each lane, all rows from ``low`` to its last one.
+            rows: In the order of their ids; for each lane, all rows from ``low`` to its last one.
             low: The start of the read; 0 if no row can be missing.
             now: The time.
         """
@@ -244,9 +246,7 @@ class Lanes:
         self._place(lane)
 
     def _has_its_share(self, topic: str) -> bool:
-        """True if this topic is in trouble, and all such topics use so much room that they would
-        hold up others.
-        """
+        """True if this topic is in trouble, and the topics in trouble use half of the memory."""
         # Each topic keeps one row; its send shows when the trouble is over.
         if topic not in self._paused or not self._of_topic[topic]:
             return False
@@ -276,7 +276,7 @@ class Lanes:
         *,
         is_cut: bool,
     ) -> int:
-        """Load the rows of lanes that were fetched separately; return their number.
+        """Load the rows of lanes that were fetched separately; return the number loaded.
 
         Args:
             positions: The lanes, and the start of each read.

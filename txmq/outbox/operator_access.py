@@ -33,7 +33,7 @@ from txmq.outbox.table import Outbox, unpack
 __all__ = ["COUNTED_MAX", "OutboxOperator", "OutboxSummary", "WaitingMessage"]
 
 COUNTED_MAX: Final = 100_000
-"""Rows that a summary counts: a table of millions would take seconds."""
+"""The most rows that a summary counts: counting millions would take seconds."""
 _RECENT_MS: Final = 60_000
 """A relay reports itself as alive several times a minute."""
 
@@ -50,7 +50,7 @@ class WaitingMessage:
     message_id: str
     age_ms: int
     problem: str | None
-    """Why no broker takes it."""
+    """Why no broker accepts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class OutboxSummary:
     oldest_ms: int
     """The age of the oldest of them; 0 if there are none."""
     blocked: int
-    """Rows that no broker takes; a relay tries each again once a minute."""
+    """Rows that no broker accepts; a relay retries each once a minute."""
     blocked_lanes: int
-    """Lanes that wait behind such a row."""
+    """Lanes that wait behind a blocked row."""
     put_aside: int
     relays: int
     """The relays that were alive in the last minute."""
@@ -87,7 +87,7 @@ class OutboxOperator:
         self._now: ColumnElement[int] = literal_column(NOW_MS[kind_of(engine.dialect.name)])
 
     def summary(self) -> OutboxSummary:
-        """The numbers of waiting rows.
+        """Count the rows and the living relays.
 
         Raises:
             TableMissing: The database has no such outbox.
@@ -137,7 +137,7 @@ class OutboxOperator:
 
         Args:
             after: Only rows with larger ids.
-            limit: The most rows.
+            limit: The maximum number of rows.
             failed_only: Only rows that are blocked or put aside.
             lane: Only rows of this lane.
 
@@ -158,7 +158,7 @@ class OutboxOperator:
         """One row, and its message.
 
         Raises:
-            NotFound: There is no such row: it is published, or never was.
+            NotFound: There is no such row: it was published, or never existed.
             TableMissing: The database has no such outbox.
             DatabaseFailed: The database refused, or does not answer.
         """
@@ -172,12 +172,12 @@ class OutboxOperator:
         return _waiting(found), unpack(row)
 
     def retry(self, row_ids: Sequence[int]) -> int:
-        """Have relays try rows again that were put aside; returns the number of rows.
+        """Let relays retry rows that were put aside; returns the number of rows.
 
-        A relay tries a blocked row again by itself, once a minute.
+        A relay retries a blocked row by itself, once a minute.
 
         Raises:
-            NotFound: None of the rows exists and was put aside.
+            NotFound: None of the rows is put aside.
             TableMissing: The database has no such outbox.
             DatabaseFailed: The database refused, or does not answer.
         """
@@ -195,7 +195,7 @@ class OutboxOperator:
         A relay that has read the row already may still publish it.
 
         Raises:
-            NotFound: There is no such row, or it was put aside before.
+            NotFound: There is no such row, or it is already put aside.
             TableMissing: The database has no such outbox.
             DatabaseFailed: The database refused, or does not answer.
         """

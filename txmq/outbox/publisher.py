@@ -194,7 +194,7 @@ class Publisher:
         self.tally.requests += 1
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
-        # Before the row leaves memory: otherwise it could be read again.
+        # Add the rows before they leave memory; otherwise they could be read again.
         self._published.add(rows)
         self._lanes.land(rows)
 
@@ -234,7 +234,7 @@ class Publisher:
             return classify(error) is SendFailure.OUTAGE
 
     async def _isolate(self, topic: str, rows: list[OutboxRow], error: BaseException) -> None:
-        """One message of a batch can never be sent: send each alone to find it."""
+        """A message of this batch can never be sent: send each one alone to find it."""
         if len(rows) == 1:
             await self._give_up(rows[0], error)
             return
@@ -325,7 +325,7 @@ LINGER_S: Final = 0.01
 
 
 class PublishedRows:
-    """The rows that a broker has stored, until it has deleted them from the table.
+    """Rows whose messages a broker has stored, until they are deleted from the table.
 
     Args:
         store: The database.
@@ -370,7 +370,7 @@ class PublishedRows:
         return [row_id for row_id in self._slots if low < row_id <= high]
 
     def is_clear(self, slot: int) -> bool:
-        """True if a slot has none of them."""
+        """True if no row of a slot is left to delete."""
         return not self._of_slot[slot]
 
     async def run(self) -> None:

@@ -1,9 +1,9 @@
-"""Chooses the rows that a relay reads next, and skips no row that was committed late.
+"""Chooses the rows that a relay reads next, without missing rows that were committed late.
 
 Ids are assigned before the commit, so rows with lower ids than the highest id read may still
 appear. Forward reads start from that highest id. One sweep rereads the ids of the last half second,
-many times a second; another rereads all ids before. During a transaction that lasts for hours the
-database cannot clear deleted rows away, and a sweep passes all of them. So each sweep has a limited
+many times a second; another rereads all earlier ids. While a transaction stays open for hours, the
+database cannot remove deleted rows, and a sweep scans all of them. So each sweep has a limited
 share of the time.
 """
 
@@ -50,7 +50,7 @@ class SweepPace:
         self._took_s = 0.0
 
     def is_due(self, now: float, *, has_reason: bool) -> bool:
-        """True if a sweep is due now."""
+        """Whether a sweep is due now."""
         pause_s = max(self._often_s if has_reason else self._seldom_s, self._took_s / self._share)
         return now - self._ended >= pause_s
 
@@ -250,7 +250,7 @@ class OutboxReader:
         try:
             message = unpack(row)
         except (TxmqError, ValueError, TypeError) as error:
-            # Only manual changes create such a row.
+            # Only a manual change makes a row unreadable.
             return OutboxRow(
                 row.id, row.slot, row.lane, row.topic, len(row.body),
                 is_alone=True, problem=f"the row holds no message: {error}",

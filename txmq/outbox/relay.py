@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 ANSWER_S: Final = 10.0
-"""The least time that the database has to answer before the relay asks again."""
+"""The shortest time limit for an answer of the database; after it, the relay asks again."""
 
 
 class Relay(Lifecycle):
@@ -48,12 +48,12 @@ class Relay(Lifecycle):
 
     Every committed row is published at least once; repeats are rare, and a consumer recognizes
     them by the message's id. Rows of one lane are published in the order of their commits. Run
-    any number of relays: they share the rows. If one dies, the others take over its rows after
-    ``lease_s``.
+    any number of relays: they share the rows. If one dies, the others take over its rows when its
+    ``lease`` expires.
 
     Args:
         source: An SQLAlchemy ``Engine``, ``sessionmaker``, ``AsyncEngine`` or
-            ``async_sessionmaker``; a pool of psycopg's, or a function that connects;
+            ``async_sessionmaker``; a psycopg pool, or a function that connects;
             ``django.db.connection``.
         names: The name servers, ``host:port`` separated by ``;``, or a client or an open producer
             to share.
@@ -116,7 +116,7 @@ class Relay(Lifecycle):
         Raises:
             TableMissing: It does not exist, or is incomplete.
             DatabaseFailed: The database does not answer, or does not let the relay write.
-            UsageError: The relay was opened before.
+            UsageError: The relay was already opened once.
         """
         if self._stopped is not None:
             raise UsageError("a relay can be opened only once; create another one")
@@ -341,7 +341,7 @@ GAP_S: Final = 0.002
 
 
 class WakeUp:
-    """The pauses between looks.
+    """The pauses between two looks at the outbox.
 
     Args:
         most_s: The longest pause. It also applies to a relay that listens: one notification may

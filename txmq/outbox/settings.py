@@ -41,17 +41,17 @@ class RelaySettings(Settings, kw_only=True):
     """The lease. When it expires, another relay takes over the rows of a relay that died. A relay
     renews it three times per lease."""
     poll_interval: Annotated[Duration, Meta(ge=0.001)] = Duration(1.0)
-    """The longest interval between two looks for rows."""
+    """The longest interval between two reads of the outbox."""
     rows_max: Annotated[int, Meta(ge=1)] = 4_000
     """The maximum number of rows in memory."""
     size_max: Annotated[Size, Meta(ge=1)] = Size(32 * 1024 * 1024)
-    """Bytes of bodies in memory; one body may exceed it."""
+    """The maximum size of all message bodies in memory; a single body may exceed it."""
     batch_rows: Annotated[int, Meta(ge=1)] = 500
-    """Messages in one request."""
+    """The maximum number of messages in one request."""
     batch_size: Annotated[Size, Meta(ge=1)] = Size(512 * 1024)
-    """Bytes of bodies in one request; a larger message travels alone."""
+    """The maximum size of all bodies in one request; a larger message travels alone."""
     sends_max: Annotated[int, Meta(ge=1)] = 16
-    """Requests in flight at once."""
+    """The maximum number of requests in flight."""
     stop_timeout: Duration = Duration(10.0)
     """How long a stop waits for requests in flight."""
 

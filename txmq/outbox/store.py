@@ -33,7 +33,8 @@ _BY_INDEX: Final = (
     "SELECT set_config('plan_cache_mode', 'force_custom_plan', true), "
     "set_config('enable_seqscan', 'off', true)"
 )
-"""Plans are made when the table is empty, and used when it is full of dead rows."""
+"""Forces index scans: a plan made for an empty table would also be used when the table is full of
+dead rows."""
 
 
 class Page(NamedTuple):
@@ -121,7 +122,7 @@ class OutboxStore:
     # Reading
 
     async def forward(self, slots: Sequence[int], low: int, count: int, size: int) -> Page:
-        """Rows of some slots after an id: at most ``count``, and about ``size`` bytes."""
+        """Rows of some slots after an id: up to ``count`` rows and about ``size`` bytes."""
         values = {"slots": self._list(slots), "low": low}
         return await self._read("forward", count, size, **values)
 
@@ -163,13 +164,13 @@ class OutboxStore:
         return await self._change("remove", *self._by_index, ids=self._list(ids))
 
     async def put_aside(self, row_id: int, problem: str) -> bool:
-        """Mark a row because every broker refuses its message; return whether this relay still has
-        it.
+        """Put a row aside because every broker refuses its message; return whether this relay still
+        owned it.
         """
         return await self._change("put_aside", id=row_id, problem=problem) > 0
 
     async def note(self, row_id: int, problem: str) -> None:
-        """Record the reason why a row waits."""
+        """Record why a row waits."""
         await self._change("note", id=row_id, problem=problem)
 
     async def _change(self, name: str, *first: str, **values: object) -> int:
@@ -215,7 +216,7 @@ class OutboxStore:
 
     async def leave(self) -> None:
         """Release all slots of this relay, and no longer count it as alive."""
-        # A beat whose caller was cancelled goes on in its thread, and may still take slots.
+        # A heartbeat whose caller was cancelled continues in its thread, and may still take slots.
         await self._wait_for_threads()
 
         async def leave(db: DatabaseSession[Any]) -> None:
@@ -247,7 +248,7 @@ class OutboxStore:
     async def run(
         self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]], *first: str
     ) -> T:
-        """Run ``first`` and then some work in a transaction of their own, and commit it."""
+        """Run ``first``, then the work, in one new transaction, and commit it."""
         result = self._in_session(work, *first)
         if self._adapter.is_blocking:
             return cast(T, await self._wait_for(self._start_thread(result)))
@@ -272,7 +273,7 @@ class OutboxStore:
     def _forget_thread(self, running: asyncio.Future[object]) -> None:
         del self._running[running]
         if not running.cancelled():
-            running.exception()  # Marks it as seen: its caller may have given up waiting.
+            running.exception()  # Marks it as retrieved: its caller may have given up waiting.
 
     async def _in_session(
         self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]], *first: str
@@ -292,7 +293,7 @@ class OutboxStore:
         except Exception as error:
             if isinstance(error, (*self.problems, TxmqError)):
                 raise
-            # A source may run any code to connect, such as a request for a password.
+            # A source may run any code to connect, for example to fetch a password.
             why = f"{type(error).__name__}: {words(error)}"
             raise DatabaseFailed(f"no connection to the database: {why}") from error
 
@@ -418,8 +419,8 @@ def _lanes_page(kind: str, rows: str) -> str:
 
 
 def _with_row_count(kind: str, chosen: str) -> str:
-    """The first rows of a query, until one body exceeds ``:bytes``; each with the number of rows
-    the query found.
+    """The first rows of a query, until their bodies exceed ``:bytes``; each with the number of rows
+    that the query found.
     """
     size = "OCTET_LENGTH(body)" if kind == "postgresql" else "LENGTH(body)"
     return (

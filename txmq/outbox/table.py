@@ -69,13 +69,13 @@ from txmq.text import quantity
 __all__ = ["LANES", "SLOTS", "Outbox", "OutboxWriter", "create_outbox"]
 
 LANES: Final = SLOTS * SLOTS * 16
-"""The number of rows that MySQL's writers lock to wait for each other; PostgreSQL has locks without
-rows.
+"""The number of rows that writers lock on MySQL to wait for each other; PostgreSQL has advisory
+locks.
 """
 
 _VACUUM: Final = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000"
-"""Every inserted row is soon deleted. So vacuum runs by the number of dead rows and not by their
-share of the table, which is empty most of the time and long after a relay was down."""
+"""Every inserted row is soon deleted. So vacuum runs by the number of dead rows, not by their share
+of the table: usually the table is empty, but after an outage of the relays it is large."""
 
 
 class Outbox:
@@ -83,15 +83,15 @@ class Outbox:
 
     Args:
         name: The outbox table; the other tables append ``_slot``, ``_relay`` and ``_lane``.
-        schema: The tables' schema; by default the session's first one.
-        metadata: Your own, so that a tool such as Alembic sees the tables.
+        schema: The tables' schema; by default, the session's default schema.
+        metadata: Your own metadata, if a tool such as Alembic should see the tables.
         notifies: Whether a commit notifies relays on PostgreSQL. A transaction that notifies
             cannot be prepared for a two-phase commit.
         clock: For the messages' ids.
         entropy: For the messages' ids.
 
     Raises:
-        ConfigError: Not every database takes a name unquoted.
+        ConfigError: A name needs quotes in some database.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Outbox:
         """The statements that create the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
-            ConfigError: The dialect is a different one.
+            ConfigError: The dialect is not supported.
         """
         kind = kind_of(dialect)
         tables = statements(self.tables(kind), kind)
@@ -273,7 +273,7 @@ def _rows(name: str, schema: str | None, metadata: MetaData) -> Table:
         Column("problem", _long_text()),
         schema=schema,
         mysql_engine="InnoDB",
-        # A relay that refers to the deleted row could delete a new row with a reused id.
+        # If ids were reused, a relay that still refers to a deleted row could delete a new one.
         sqlite_autoincrement=True,
     )  # fmt: skip
     # Relays read forward by the primary key, and find a lane's earlier rows by this index.
@@ -367,7 +367,7 @@ def _rows_as_table(kind: str) -> str:
 
 
 def _notification(channel: str) -> str:
-    """Notify the relays, from one of all transactions that add rows at the same moment.
+    """Notify the relays, from only one of the transactions that add rows at the same moment.
 
     PostgreSQL serializes commits that carry a notification, until each is on the disk. So only the
     first transaction of a moment notifies: the relay that it wakes looks again soon after.
@@ -450,7 +450,7 @@ class OutboxWriter:
             check_lane(lane)
         if not messages:
             return []
-        # A new generator for each: forked server processes would continue with the same numbers.
+        # A new generator for each id: forked server processes would share a generator's numbers.
         rows = [
             pack(message, lane, UniqueIds(self._clock, self._entropy).next())
             for message in messages
@@ -478,7 +478,7 @@ class OutboxWriter:
         )
 
     def _lane_key(self, lane: str) -> int:
-        """The lock of a lane, without the schema: some callers name it and others do not."""
+        """The lock key of a lane. It leaves out the schema, which only some callers name."""
         named = f"{self._rows.name}\0{lane}".encode()
         return int.from_bytes(blake2b(named, digest_size=8).digest()) >> 1
 
@@ -498,10 +498,10 @@ def _values(kind: str, packed: list[dict[str, Any]], bodies: Sequence[bytes]) ->
 
 
 def create_outbox(engine: Engine, name: str = "txmq_outbox", schema: str | None = None) -> bool:
-    """Create what is missing of the outbox and check it; returns whether anything was missing.
+    """Create the missing tables of the outbox and check it; returns whether any was missing.
 
     Raises:
-        ConfigError: Not every database takes a name unquoted.
+        ConfigError: A name needs quotes in some database.
         DatabaseFailed: The database refused, or does not answer.
         TableMissing: A table exists, but not all of its rows.
     """
@@ -549,7 +549,7 @@ def check_lane(lane: str) -> None:
     """Refuse an invalid lane name.
 
     Raises:
-        LocalProtocolError: It is not a text, is empty or holds a character 0.
+        LocalProtocolError: It is not a text, is empty, or contains a NUL character.
         LimitExceeded: It is too long.
     """
     if not isinstance(lane, str) or not lane or "\0" in lane:

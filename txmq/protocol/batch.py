@@ -20,7 +20,7 @@ _SHORT = Struct(">H")
 HEAD_BYTES: Final = _HEAD.size
 _FIXED_BYTES = _HEAD.size + _SHORT.size
 _EQUAL_MESSAGES_MAX: Final = 1024
-"""The format of a batch of equal messages takes some 200 bytes for each."""
+"""Messages in a batch that is split at once; its struct format takes some 200 bytes for each."""
 
 
 BatchItem: TypeAlias = tuple[int, bytes, str]
@@ -59,7 +59,7 @@ def unpack(data: bytes) -> list[BatchItem]:
     """Read a batch.
 
     Raises:
-        RemoteProtocolError: Its lengths are inconsistent, it is empty, or it holds too many.
+        RemoteProtocolError: Its lengths are inconsistent, it is empty, or it has too many messages.
     """
     items: list[BatchItem] = []
     at, stop = 0, len(data)
@@ -88,7 +88,7 @@ def unpack(data: bytes) -> list[BatchItem]:
 
 
 class EqualMessages(NamedTuple):
-    """A batch that may hold messages of equal sizes, by its first message."""
+    """The first message of a batch whose messages may all have equal sizes."""
 
     messages: int
     head: bytes
@@ -96,13 +96,13 @@ class EqualMessages(NamedTuple):
     flag: int
     body_size: int
     properties: bytes
-    """The first message's."""
+    """The first message's properties."""
 
 
 def equal_messages(data: bytes) -> EqualMessages | None:
-    """Read the first message of a batch; ``None`` if the others have other sizes.
+    """Read the first message of a batch; ``None`` if the others cannot all have its size.
 
-    :class:`BatchColumns` finds out whether they have the same.
+    :class:`BatchColumns` finds out whether they do.
     """
     if len(data) < 2 * _FIXED_BYTES:
         return None
@@ -117,16 +117,16 @@ def equal_messages(data: bytes) -> EqualMessages | None:
 
 
 class BatchColumns:
-    """Cuts all messages of batches at once. Their flags, their sizes and parts of their properties
-    must equal those of one message.
+    """Splits a whole batch at once if its messages equal a sample in their flags, sizes and parts
+    of their properties.
 
     Args:
-        equal: The message, and the number of messages.
-        ends: The ends of the parts of its properties, from 0 on. Every second part may differ,
-            from the second part on; the last one may not.
+        equal: The sample, and the number of messages.
+        ends: Where the parts of the sample's properties end, beginning with 0. The second, fourth
+            and so on may differ; the last one may not.
 
     Attributes:
-        equal: The message, and the number of messages.
+        equal: The sample, and the number of messages.
     """
 
     def __init__(self, equal: EqualMessages, ends: Sequence[int]) -> None:
@@ -151,8 +151,8 @@ class BatchColumns:
         self._unpack = Struct(f"{HEAD_BYTES}s" + others * (equal.messages - 1) + last).unpack
 
     def cut(self, data: bytes) -> list[tuple[bytes, ...]] | None:
-        """The bodies of a batch, and the parts of the properties that may differ: one tuple for
-        each part. ``None`` if the messages differ in more.
+        """Return a tuple of all bodies, then one tuple for each part of the properties that may
+        differ. ``None`` if the messages differ elsewhere.
 
         Raises:
             struct.error: The batch has another size.

@@ -76,10 +76,10 @@ T = TypeVar("T")
 
 
 class Body(msgspec.Struct, rename=camel, gc=False):
-    """A body that is one JSON object. None refers to itself, so the collector need not look."""
+    """A body that is one JSON object. Bodies have no cycles, so the collector may ignore them."""
 
     _bytes_max: ClassVar[int] = FRAME_BYTES_MAX
-    """A longer one is refused unread: while a server reads a body, all other clients wait."""
+    """Longer bodies are refused unread: while a server decodes a body, all other clients wait."""
     _decoders: ClassVar[dict[type[Body], msgspec.json.Decoder[Any]]] = {}
 
     @classmethod
@@ -87,7 +87,7 @@ class Body(msgspec.Struct, rename=camel, gc=False):
         """Decode a body.
 
         Raises:
-            RemoteProtocolError: The bytes are too many, or not this kind of body.
+            RemoteProtocolError: The body is too long, or not of this kind.
         """
         if len(data) > cls._bytes_max:
             raise RemoteProtocolError(f"{cls.__name__}: {len(data)} bytes exceed {cls._bytes_max}")
@@ -210,7 +210,7 @@ def _named(value: str | int, names: tuple[str, ...]) -> str:
 
 
 class ConsumerRegistration(Body):
-    """One consumer group of a client, and what it subscribes to."""
+    """One consumer group of a client, with its subscriptions."""
 
     group_name: str
     consume_type: str | int = "CONSUME_PASSIVELY"
@@ -239,7 +239,7 @@ class Heartbeat(Body, rename={"client_id": "clientID"}):
     )
 
     def parts(self, size: int) -> Iterator[Heartbeat]:
-        """The same as several heartbeats with at most so many groups each."""
+        """Split it into heartbeats of at most ``size`` groups."""
         for at in range(0, len(self.producer_data_set), size):
             yield Heartbeat(self.client_id, self.producer_data_set[at : at + size])
         for at in range(0, len(self.consumer_data_set), size):
@@ -474,14 +474,14 @@ class TopicNames(Body, omit_defaults=True):
 
 
 class TopicCounts(Body):
-    """The answer to 7732, of a name server or of a broker."""
+    """The answer to 7732 from a name server or a broker."""
 
     topics: int = 0
     """Topics of applications."""
     dead_letter_groups: int = 0
     """Groups that have a topic for dead letters."""
     dead_letters: int | None = None
-    """Stored dead letters; only of a broker."""
+    """Stored dead letters; only a broker counts them."""
 
 
 class TextTable(Body):
@@ -500,7 +500,7 @@ class OffsetPair(Body):
     consumer_offset: int
     last_timestamp: int
     pull_offset: int | msgspec.UnsetType = msgspec.UNSET
-    """With it RocketMQ 5 shows how much was pulled and is not consumed yet."""
+    """RocketMQ 5 needs it to show how much is pulled but not consumed yet."""
 
 
 class QueueStats(Body):

@@ -3,8 +3,8 @@
 A frame is a 4-byte length, then a word with the header's form in its top byte and the header's
 length in the low 24 bits, then the header, in JSON or in RocketMQ's binary form, then the body.
 The reader keeps only bytes that arrived, and refuses a length over the limit before it allocates
-memory. It also refuses a header that is too long, or has too many fields, before that is decoded:
-a server decodes the headers of strangers, and serves nobody else while it does.
+memory. It also refuses a header that is too long, or has too many fields, before decoding it:
+a server serves nobody else while it decodes a stranger's header.
 
 A header is decoded in two steps. The fields of a request stay as bytes until :meth:`Command.read`
 decodes them straight into typed attributes.
@@ -57,7 +57,7 @@ BINARY = 1
 """The header is in RocketMQ's binary form."""
 
 _OTHER_NAMES_MAX: Final = 16
-"""Names in a header beside its fields; RocketMQ has eight."""
+"""Names in a header outside ``extFields``; RocketMQ has eight."""
 
 _TOO_MANY_FIELDS: Final = f"a header has more than {HEADER_FIELDS_MAX} fields"
 
@@ -67,8 +67,8 @@ _TLS_HELLO = 0x1603
 
 
 Frame: TypeAlias = tuple[int, bytes, bytes]
-"""One frame: the header's form, the header, the body. Every message makes one, so it is a plain
-tuple: a named one took three times as long to make.
+"""One frame: the header's form, the header, the body. A plain tuple, because every message needs
+one and a named tuple took three times as long to make.
 """
 
 
@@ -81,7 +81,7 @@ class FrameReader:
         self._limit = limit
         # One buffer, not a list of pieces: a peer that writes single bytes must not cost more.
         self.held: bytearray = bytearray()
-        """Bytes of a frame that is not complete yet."""
+        """Bytes of an incomplete frame."""
         self.has_long_header: bool = False
         """Whether a frame had a header that may take milliseconds to decode; the caller resets
         it."""
@@ -104,7 +104,7 @@ class FrameReader:
                 return frames
             self.held = bytearray()
             if self._wanted > _WORDS.size:
-                # Only this frame is joined: the read may hold many more.
+                # Join only this frame: the read may hold many more.
                 held += data[:at]
                 frames.append(self._whole_frame(held))
             else:
@@ -155,11 +155,11 @@ class FrameReader:
         return kind, header, bytes(view[middle:])
 
     def _check_long(self, kind: int, header: bytes) -> None:
-        """Refuse a long JSON header with many fields. A binary one is decoded only up to that many.
+        """Refuse a long JSON header with too many fields. Decoding a binary one stops at the limit.
 
-        The scan takes a small part of the time of decoding. A text that contains a quote and a
-        colon has a backslash before the quote, so the count is never too high. It may be too low,
-        as for names with a blank after them; these are counted when they are decoded.
+        The scan takes a fraction of the time of decoding. Quotes inside a text are escaped with a
+        backslash, so the count is never too high. It may be too low, for example if names are
+        followed by a blank; decoding counts these again.
         """
         self.has_long_header = True
         if kind == JSON:
@@ -246,7 +246,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
                     decoder = _decoders[shape] = msgspec.json.Decoder(shape, strict=False)
                 found: H = decoder.decode(ext)
             except fastjson.NOT_STRICT:
-                # Numbers or booleans that are not strings, or fastjson's dialect: the slow way.
+                # Bare numbers or booleans, or fastjson's dialect: take the slow path.
                 pass
             else:
                 return found
@@ -256,8 +256,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             raise RemoteProtocolError(f"{shape.__name__}: {error}") from error
 
     def field_map(self) -> dict[str, str]:
-        """All fields by their wire names, as texts. For sends, pulls and ENDs only
-        the declared fields.
+        """All fields as texts, by wire name. Sends, pulls and ENDs return only the declared fields.
 
         Raises:
             RemoteProtocolError: The fields are not a map.
@@ -273,8 +272,8 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 class _Typed(Command, gc=False, kw_only=True):
     """A request whose fields are decoded together with the rest.
 
-    Only their defaults are valid in a header for the attributes that no header has, so a decoded
-    request needs no further write of them.
+    A header that names ``kind`` or ``fields`` decodes only if it gives their defaults, so a decoded
+    request need not reset them.
     """
 
     kind: Literal[0] = 0
@@ -282,13 +281,13 @@ class _Typed(Command, gc=False, kw_only=True):
 
 
 class _Send(_Typed, gc=False, kw_only=True):
-    """The most frequent request, or a batch."""
+    """A send of one message, which is the most frequent request, or of a batch."""
 
     ext: SendMessageV2  # type: ignore[valid-type]
 
 
 class _SignedSend(_Typed, gc=False, kw_only=True):
-    """The same with a signature, and no unknown field."""
+    """A send with a signature and no unknown field."""
 
     ext: SignedSend
 
@@ -385,13 +384,13 @@ def decode(part: Frame) -> Command:
 
 
 def decode_run(parts: Sequence[Frame], at: int, most: int, codes: Collection[int]) -> list[Command]:
-    """Decode a frame, with those that follow it and are requests of the same kind.
+    """Decode a frame together with the requests of the same kind that directly follow it.
 
     Args:
         parts: The frames of one read.
         at: The index of the first one.
         most: The largest number of frames.
-        codes: The requests that may follow each other; others are decoded alone.
+        codes: The requests that are decoded together; others are decoded alone.
 
     Raises:
         RemoteProtocolError: The header of the first one is invalid in its declared form.
@@ -414,7 +413,7 @@ def decode_run(parts: Sequence[Frame], at: int, most: int, codes: Collection[int
                 command.body = body
             run.append(command)
     except fastjson.NOT_STRICT:
-        pass  # If it is the first, it takes the slow way; otherwise its turn comes later.
+        pass  # A first frame takes the slow path; a later one starts the next run.
     return run or [decode(first)]
 
 
@@ -461,7 +460,7 @@ def _fields_in(text: bytes) -> dict[str, str]:
 
 
 def _loads(text: bytes) -> fastjson.Value:
-    """Strict JSON with values of unexpected kinds, or a short text in the dialect."""
+    """Decode strict JSON of any shape, or a short text in fastjson's dialect."""
     try:
         found: fastjson.Value = _plain_decoder.decode(text)
     except fastjson.NOT_STRICT:
@@ -558,7 +557,7 @@ _END_REST: Final = (
 
 
 def _encode_end(opaque: int, end: EndTransaction, body: bytes) -> bytes:
-    """The same for an END: every transaction sends one, and this takes a third of the time."""
+    """Encode an END. Every transaction sends one; :func:`encode` would take three times as long."""
     text = msgspec.json.encode
     try:
         header = _END_BEGIN % (

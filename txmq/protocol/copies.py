@@ -39,7 +39,7 @@ NO_SPAN = -1
 
 
 class FollowLog(Header):
-    """7705: the spans of the log from a position on, which is the end of the follower's log."""
+    """7705: a follower requests the spans that follow the end of its log."""
 
     member: str
     epoch: Int64
@@ -53,22 +53,22 @@ class FollowLog(Header):
     """Whether the leader may hold the request until there is something to send. Otherwise it only
     compares the histories."""
     broker_id: Int64 = 0
-    """The id under which the follower registers or did before; 0 if it has none."""
+    """The broker id that the follower registers under, or last did; 0 if it has none."""
     serves_reads: bool = False
     """Whether consumers may read from it."""
     takes_deflated: bool = False
-    """Whether the tables may come compressed; older followers cannot read those."""
+    """Whether the follower can read compressed tables; older followers cannot."""
     takes_changes: bool = False
-    """Whether only the changed topics may come; older followers need all of them."""
+    """Whether the follower accepts only the changed topics; older followers need all of them."""
     is_out: bool = False
     """Whether its copy does not count as in sync: it is damaged, or it has lost something and has
     not caught up since."""
     can_lead: bool = True
     """Whether its disk has room for what a leader stores."""
     damaged_parts: Int64 = 0
-    """The number of damaged parts of its log that are known."""
+    """The number of known damaged parts of its log."""
     verified_ms: Int64 = 0
-    """When it had verified its whole log last; 0 before that."""
+    """When it last finished verifying its whole log; 0 before the first time."""
 
 
 class FollowAnswer(Header):
@@ -83,20 +83,20 @@ class FollowAnswer(Header):
     end: Int64
     """Where it ends. The tables may refer to everything before that."""
     is_shared: bool
-    """Whether the leader has the follower's last span too; without it there are no spans."""
+    """Whether the leader has the follower's last span too; if not, the answer has no spans."""
     file_start: Int64
-    """Where the file begins that holds the spans."""
+    """Where the file that holds the spans begins."""
     tables_bytes: Int64
     acknowledged: Int64 = -1
-    """Every member in sync has the log durably up to here; readers see nothing behind it."""
+    """Every in-sync member has the log durably up to here; readers see nothing behind it."""
     broker_id: Int64 = 0
-    """The id under which the follower is to register."""
+    """The broker id that the follower must register under."""
     is_deflated: bool = False
     """Whether the tables are compressed with zlib: those of 100,000 topics exceed a frame."""
 
 
 class TopicChanges(Body):
-    """The changes that lead to one version of a broker's topics; settings are as they are now."""
+    """The changes that lead to one version of a broker's topics, with their current settings."""
 
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
     changed: dict[str, TopicConfig] = {}
@@ -104,7 +104,7 @@ class TopicChanges(Body):
     deleted: list[str] = []
 
     def applied_to(self, topics: TopicConfigs) -> TopicConfigs:
-        """The topics with these changes; changes that they have already do no harm."""
+        """Return the topics with these changes; applying a change twice does no harm."""
         table = topics.topic_config_table | self.changed
         for name in self.deleted:
             table.pop(name, None)
@@ -112,19 +112,20 @@ class TopicChanges(Body):
 
 
 class CopiedTables(Body):
-    """The tables beside the log."""
+    """The tables that a leader keeps next to its log."""
 
     topics: TopicConfigs | None = None
     groups: GroupConfigs | None = None
     offsets: ConsumerOffsets | None = None
-    """Ahead of everything before the end of the log; a follower saves them when it is there."""
+    """They may refer to anything before the answer's ``end``; a follower saves them once its copy
+    reaches it."""
     floors: dict[str, dict[int, int]] | None = None
-    """Likewise."""
+    """The same applies as for ``offsets``."""
     accounts: Mapping[str, str] | None = None
-    """The texts of the leader's files of accounts, with secrets; empty if it has none, and ``None``
-    if the follower has them."""
+    """The texts of the leader's account files, with secrets; empty if it has none, ``None`` if the
+    follower has them already."""
     topic_changes: TopicChanges | None = None
-    """In place of all topics, what changed since those that the follower has."""
+    """Sent instead of all topics: what changed since the version that the follower has."""
 
     def __repr__(self) -> str:
         return "CopiedTables(***)"
@@ -138,7 +139,7 @@ class NoteCopied(Header):
 
 
 class FetchSpans(Header):
-    """7710: whole spans in place of those that are damaged in the follower's log."""
+    """7710: a follower requests whole spans to replace damaged ones in its log."""
 
     member: str
     epoch: Int64
@@ -150,14 +151,14 @@ class FetchSpans(Header):
 
 
 class FetchedSpans(Header):
-    """The answer to 7710. Its body holds whole spans from that position on; those of a large part
-    come in several answers.
+    """The answer to 7710. Its body holds whole spans from that position on; a large part takes
+    several requests.
     """
 
     epoch: Int64
     """The leader's epoch."""
     file_start: Int64
-    """Where the file begins that holds the spans."""
+    """Where the file that holds the spans begins."""
 
 
 class FollowerEntry(Body):
@@ -173,12 +174,12 @@ class FollowerEntry(Body):
     seconds_behind: float | None = None
     """How long ago the leader's log ended where the copy ends."""
     is_longer: bool = False
-    """Whether the copy is further behind than that; the leader remembers a few seconds."""
+    """Whether the copy is further behind than ``seconds_behind``; the leader remembers only a few
+    seconds."""
     damaged_parts: int = 0
-    """The number of damaged parts of its log that are known; it is out of sync until they are
-    repaired."""
+    """The number of known damaged parts of its log; it is out of sync until they are repaired."""
     verified_ms: int = 0
-    """When it had verified its whole log last; 0 if that is unknown."""
+    """When it last finished verifying its whole log; 0 if that is unknown."""
 
 
 class RemovedMember(Body):
@@ -203,9 +204,9 @@ class CopiesView(Body):
     followers: list[FollowerEntry]
     removed: list[RemovedMember] = []
     damaged_parts: int = 0
-    """The number of damaged parts of the leader's log that are known."""
+    """The number of known damaged parts of the leader's log."""
     verified_ms: int = 0
-    """When the leader had verified its whole log last; 0 before that."""
+    """When the leader last finished verifying its whole log; 0 before the first time."""
 
 
 class SetChange(Header):
@@ -214,7 +215,7 @@ class SetChange(Header):
     act: str
     """``hand-over``, ``remove`` or ``rejoin``."""
     member: str
-    """The whole name of a member, or the one in its settings."""
+    """A member's full name, or the name in its settings."""
     operator: str
     reason: str
     allow_refused_sends: bool = False
@@ -222,7 +223,7 @@ class SetChange(Header):
 
 
 class SetChanged(Header):
-    """The answer to 7708, when the store of the set has recorded the change."""
+    """The answer to 7708, sent once the set's store has recorded the change."""
 
     member: str
     """The name of the member."""

@@ -1,7 +1,7 @@
 """The JSON dialect that RocketMQ's Java side reads and, in places, writes.
 
 It also allows bare integer or word keys, objects as keys, single quotes and trailing commas.
-Callers try strict JSON first, because msgspec is much faster; this reader is the second try. The
+Callers try strict JSON first, because msgspec is much faster, and fall back to this reader. The
 writer serves the few bodies that Java accepts only with objects as keys.
 """
 
@@ -30,8 +30,8 @@ nesting raise Python's errors. Callers that catch them try :func:`loads` next.
 """
 
 BYTES_MAX: Final = 1024 * 1024
-"""The limit for this reader, which takes a second for it; msgspec reads 16 MiB in 0.1 s. The
-largest real texts are statistics of a thousand queues, at 200 bytes each."""
+"""The longest text for this reader, which takes a second to read it; msgspec reads 16 MiB in 0.1 s.
+The largest real texts are statistics of a thousand queues, at 200 bytes each."""
 
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")

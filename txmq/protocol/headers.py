@@ -118,20 +118,22 @@ def _with_letters(base: type[Header], letters: str) -> type[Header]:
 
 
 SendMessageV2: Final = cast("type[SendMessage]", _with_letters(SendMessage, "abcdefghijklmn"))
-"""310 and 320: the same with one letter for each name."""
+""":class:`SendMessage` for 310 and 320, whose fields have one-letter names."""
 
 
 class SignedSend(SendMessageV2, forbid_unknown_fields=True, kw_only=True):  # type: ignore[call-arg, misc, valid-type]
-    """310 with the fields of a signature, and no others, so that its text can be rebuilt."""
+    """310 with the fields of a signature and no unknown ones, so that the signed text can be
+    rebuilt.
+    """
 
     access_key: str = msgspec.field(name="AccessKey")
     signature: bytes = msgspec.field(name="Signature")
-    """The 20 bytes of it; on the wire they are Base64."""
+    """Its 20 bytes, which are Base64 on the wire."""
 
     def content(self) -> bytes | None:
-        """All values but the signature, in the order of the fields' names on the wire.
+        """All values but the signature, ordered by their fields' wire names.
 
-        ``None`` if a number is so unusual that its text is not at hand.
+        ``None`` if a number is so unusual that no text is prepared for it.
         """
         texts = _TEXTS
         try:
@@ -159,8 +161,8 @@ class SignedSend(SendMessageV2, forbid_unknown_fields=True, kw_only=True):  # ty
 
 
 _TEXTS: Final[dict[int | None, str]] = {None: "", **{n: str(n) for n in range(-1, 1024)}}
-"""The usual numbers of a send, all its flags among them. Writing them anew took half of the time
-of a content."""
+"""Prepared texts of the usual numbers in a send, including all its flags. Formatting them each time
+took half of :meth:`SignedSend.content`."""
 _TRUTHS: Final = {None: "", False: "false", True: "true"}
 
 
@@ -184,7 +186,7 @@ class RecallMessage(Header):
 
 
 class RecallAnswer(Header):
-    """The answer to 370: the recalled message's id from its producer."""
+    """The answer to 370: the id that its producer gave the recalled message."""
 
     msg_id: str
 
@@ -273,7 +275,8 @@ class PullMessage(Header):
     expression_type: str | None = None
     max_msg_bytes: Int64 | None = None
     dead_letters: bool | None = None
-    """txmq's own: whether the pull means to read dead letters, whose topics permit writing only."""
+    """Whether the pull is meant to read dead letters, whose topics permit writing only. A field of
+    txmq."""
 
 
 class PullAnswer(Header):
@@ -392,7 +395,7 @@ class BrokerStatsQuery(Header):
 
 
 class CorrectionQuery(Header):
-    """308: the lowest offset of a topic's groups; some may be left out."""
+    """308: the lowest offset of a topic's groups, optionally without some of them."""
 
     compare_group: str
     topic: str
@@ -419,7 +422,9 @@ class QueueEntriesQuery(Header):
 
 
 class DeleteGroup(Header):
-    """207: delete a consumer group, and its offsets if the flag of either release says so."""
+    """207: delete a consumer group, and its offsets if either flag is set; releases of RocketMQ
+    name it differently.
+    """
 
     group_name: str
     remove_offset: bool | None = None
@@ -539,7 +544,7 @@ class BrokerRegistration(Header):
     body_crc32: Int64 | None = None
     heartbeat_timeout_millis: Int64 | None = None
     proof: str | None = msgspec.field(name="txmqProof", default=None)
-    """What only brokers with this broker's data can say; a field of txmq."""
+    """Proves that the sender has this broker's data. A field of txmq."""
 
 
 class RegistrationAnswer(Header):

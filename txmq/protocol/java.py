@@ -1,4 +1,4 @@
-"""What Java does to texts on the wire: its string hash, and its ``Properties``."""
+"""Java's string hash and ``Properties`` format, as they occur on the wire."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEY_MARKS: Final = frozenset("=: #!")
 
 
 def loads(data: bytes) -> dict[str, str]:
-    """Decode settings; the last entry of a name counts.
+    """Decode settings; if a name occurs twice, its last entry counts.
 
     Raises:
         RemoteProtocolError: The text is not UTF-8, or an escape is invalid.
@@ -41,7 +41,7 @@ def loads(data: bytes) -> dict[str, str]:
 
 
 def dumps(settings: Mapping[str, object]) -> bytes:
-    """Encode settings in order, one a line; booleans in Java's spelling."""
+    """Encode settings in order, one per line, with booleans in Java's spelling."""
     return "".join(
         f"{_written(name, _KEY_MARKS)}={_written(_text(value), frozenset())}\n"
         for name, value in settings.items()

@@ -1,6 +1,6 @@
-"""The requests of operators to a broker.
+"""Operators' requests to a broker.
 
-They are about the audit, delayed messages, settings, damage, single transactions and accounts.
+They concern the audit, delayed messages, settings, damage, single transactions and accounts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ListAudit(Header):
     """7720: what operators did, newest first."""
 
     before: str = ""
-    """The place to begin at, as an answer names it; empty for the newest entry."""
+    """Where to begin, from an earlier answer's ``next``; empty for the newest entry."""
     since_ms: Int64 = 0
     until_ms: Int64 = 0
     """Only entries before this moment; 0 for all."""
@@ -64,7 +64,7 @@ class AuditedRequest(Body):
     request: str
     """The name of the request code."""
     peer: str
-    """The address that it came from."""
+    """The address it came from."""
     account: str = ""
     fields: Mapping[str, str] = {}
     body: str = ""
@@ -73,22 +73,24 @@ class AuditedRequest(Body):
 
 
 class AuditPage(Body):
-    """The answer to 7720. It may have fewer entries than requested, even none, and go on."""
+    """The answer to 7720. It may have fewer entries than requested, even none, without being the
+    last.
+    """
 
     entries: list[AuditedRequest]
     next: str = ""
-    """The place to go on at; empty at the oldest entry."""
+    """Where the next page begins; empty after the oldest entry."""
 
 
 class ListDelayed(Header):
-    """7721: messages that wait for their time, in order of the seconds in which they are due."""
+    """7721: delayed messages, ordered by the second in which they are due."""
 
     level: Int32 = -1
-    """Only messages of this delay level, or with a time of their own for 0; -1 for all."""
+    """Only messages of this delay level; 0 for messages with an exact delivery time, -1 for all."""
     from_ms: Int64 = 0
     """Only messages that are due in this second or later."""
     after: str = ""
-    """The place to begin at, as an answer names it; empty for the first message."""
+    """Where to begin, from an earlier answer's ``next``; empty for the first message."""
     count: Int32 = 100
 
 
@@ -97,19 +99,19 @@ class DelayedEntry(Body):
 
     due_ms: int
     level: int
-    """Its delay level, or 0 for a time of its own."""
+    """Its delay level, or 0 for an exact delivery time."""
     topic: str = ""
-    """The topic that it is for."""
+    """The topic it is for."""
     queue_id: int = 0
     message_id: str = ""
     """The id from its producer."""
     keys: str = ""
     tags: str = ""
     size: int = 0
-    """The bytes of its body, as they are stored."""
+    """The size of its stored body in bytes."""
     stored_ms: int = 0
     offset_msg_id: str = ""
-    """The place where it waits."""
+    """Where it is stored while it waits."""
     recall_handle: str = ""
     """The handle that recalls it; empty if it has no id."""
     problem: str = ""
@@ -122,18 +124,20 @@ class DelayLevelEntry(Body):
     level: int
     delay_ms: int
     waiting: int
-    """Messages in its line, including those that were recalled and are not due yet."""
+    """Messages in its queue, including recalled ones that are not due yet."""
 
 
 class DelayedPage(Body):
-    """The answer to 7721. It may have fewer messages than requested, even none, and go on."""
+    """The answer to 7721. It may have fewer messages than requested, even none, without being the
+    last.
+    """
 
     messages: list[DelayedEntry]
     levels: list[DelayLevelEntry]
     waiting: int
-    """All messages that wait at the broker."""
+    """All delayed messages at the broker."""
     next: str = ""
-    """The place to go on at; empty after the last message."""
+    """Where the next page begins; empty after the last message."""
 
 
 class RecallDelayed(Header):
@@ -152,12 +156,12 @@ class SettingEntry(Body):
     """RocketMQ's name."""
     value: str
     key: str = ""
-    """The name of txmq; empty if txmq has no such setting."""
+    """txmq's name; empty if txmq has no such setting."""
     default: str | None = None
     """The default; ``None`` if it depends on the machine."""
     source: str = ""
-    """``default``, ``start`` for a file, a variable or an option, or ``change`` for a change of
-    the running broker."""
+    """``default``, ``start`` for a file, a variable or an option, or ``change`` for a change while
+    the broker runs."""
     can_change: bool = False
     """Whether the setting can change while the broker runs."""
 
@@ -171,7 +175,7 @@ class SettingsView(Body):
 class SkipDamaged(Header):
     """7724: an operator has a group skip the damaged messages in a range of a queue.
 
-    The group still receives the whole messages of the range.
+    The group still receives the intact messages of the range.
     """
 
     consumer_group: str
@@ -194,7 +198,7 @@ class RecheckTransaction(Header):
 
     transaction_id: str
     operator: str = ""
-    """The person who asks, by the name that the client gives."""
+    """The operator's name, as the client states it."""
     reason: str = ""
 
 
@@ -205,7 +209,7 @@ class RecheckTransactions(Header):
     producer_group: str = ""
     from_offset: Int64 = 0
     operator: str = ""
-    """The person who asks, by the name that the client gives."""
+    """The operator's name, as the client states it."""
     reason: str = ""
 
 
@@ -234,7 +238,7 @@ class RecheckEntry(Body):
 
     at_ms: int
     operator: str
-    """The person, by the name in the request; empty if it has none."""
+    """The operator's name in the request; empty if it has none."""
     account: str
     """The account that sent the request; empty without one."""
     address: str
@@ -252,7 +256,7 @@ class DecisionEntry(Body):
     reason: str = ""
     """The operator and the reason, if an operator decided."""
     offset_msg_id: str = ""
-    """The place of the visible message, if the marker is it."""
+    """The offset id of the visible message, if the marker is that message."""
 
 
 class TransactionHistory(Body):
@@ -268,17 +272,17 @@ class TransactionHistory(Body):
     """The latest checks since the start of the broker, oldest first."""
     check_max: int
     next_check_ms: int = 0
-    """When the broker asks again; 0 if it asks no more, or does not know."""
+    """When the broker checks next; 0 if it will not, or does not know."""
     waits_for_producer: bool = False
-    """True if a check is due, and no producer of the group can be asked."""
+    """True if a check is due but no producer of the group can be asked."""
     producers: int = 0
-    """The connected producers of the group."""
+    """The number of connected producers of the group."""
     rechecks: list[RecheckEntry] = []
-    """The latest requests to check it again, since the start of the broker, oldest first."""
+    """The latest recheck requests since the start of the broker, oldest first."""
 
 
 class AccountChange(Header):
-    """50: create or change an account; a field that is missing keeps its value."""
+    """50: create or change an account; omitted fields keep their values."""
 
     access_key: str
     secret_key: str | None = None
@@ -287,7 +291,7 @@ class AccountChange(Header):
     default_topic_perm: str | None = None
     default_group_perm: str | None = None
     topic_perms: str | None = None
-    """Permissions of topics by name, separated by ``,``, as ``Orders=PUB``."""
+    """Permissions by topic, separated by ``,``, for example ``Orders=PUB``."""
     group_perms: str | None = None
 
     def __repr__(self) -> str:
@@ -305,11 +309,11 @@ class AddressesChange(Header):
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
-    """The file; the first one if it is missing or empty."""
+    """The account file; the first one if this is missing or empty."""
 
 
 class AccountsVersion(Header):
-    """The answer to 52: the versions of the files of accounts."""
+    """The answer to 52: the versions of the account files."""
 
     version: str
     """The version of the first file, as JSON."""

@@ -43,7 +43,7 @@ _PAIR_END: Final = "\x02"
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property, without parsing the others; the last one counts, as in a map."""
+    """The value of one property, without parsing the others; of duplicates the last one counts."""
     mark = _PAIR_END + name + _NAME_END
     end = len(text)
     while (at := text.rfind(mark, 0, end)) >= 0:
@@ -100,7 +100,7 @@ def one_line(text: str, chars_max: int) -> str:
 
 
 def join(text: str, more: str) -> str:
-    """Two texts as one; a client may have left out the first one's last separator."""
+    """Join two texts, with a separator between them if a client left out the first one's last."""
     if text and not text.endswith(_PAIR_END):
         return text + _PAIR_END + more
     return text + more

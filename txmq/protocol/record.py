@@ -1,5 +1,5 @@
-"""The stored message, one layout for disk and wire, and its two ids: the broker's, from its
-position, and the producer's unique id.
+"""The stored message, with one layout for disk and wire, and its two ids: the broker's, made from
+its position, and the producer's unique id.
 
 If both hosts are IPv4, as they nearly always are, the fields before the body have fixed positions.
 They are named here because code patches offsets and types in copied bytes without decoding the
@@ -152,7 +152,7 @@ _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 PREPARED: Final = int(SysFlag.PREPARED)
 COMMITTED: Final = int(SysFlag.COMMITTED)
 TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-"""The bits of a system flag that say what a message is in its transaction."""
+"""The bits of a system flag that mark a message as prepared, committed or rolled back."""
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 
@@ -196,7 +196,7 @@ class Record(msgspec.Struct, gc=False):
 
     @property
     def real_place(self) -> tuple[str, int]:
-        """The topic and the queue that a record in another topic is for."""
+        """The real topic and queue of a record that is stored under another topic."""
         queue = properties.find(self.properties, properties.REAL_QUEUE) or ""
         number = int(queue) if queue.isascii() and queue.isdecimal() else 0
         return properties.find(self.properties, properties.REAL_TOPIC) or "", number
@@ -206,7 +206,7 @@ class Record(msgspec.Struct, gc=False):
         return properties.parse(self.properties)
 
     def plain_body(self) -> bytes:
-        """The body as the producer received it, decompressed if necessary.
+        """The body that the application sent, decompressed if necessary.
 
         Raises:
             RemoteProtocolError: The body is broken, or decompresses to more than the limit.
@@ -259,7 +259,7 @@ def head_of(
 
 
 def head_size(postmark: Postmark) -> int:
-    """The size of the bytes before the body, by the addresses in them."""
+    """The size of the bytes before the body, which depends on the hosts' address families."""
     if not postmark[0] & _V6:
         return HEAD_BYTES
     return HEAD_BYTES - 16 + len(postmark[2]) + len(postmark[4])
@@ -333,7 +333,7 @@ def property_text_of(data: bytes) -> str:
     if bits:
         at += 24 if bits == _V6 else 12
     at += 4 + _WORD.unpack_from(data, at)[0]
-    # Arrival refuses invalid UTF-8; if it is stored all the same, no filter can match it.
+    # The broker refuses invalid UTF-8 on arrival; if some is stored anyway, no filter matches it.
     if data[MAGIC_AT + 3] == _MAGIC_END:
         return data[at + 3 + data[at] :].decode("utf-8", "replace")
     return data[at + 4 + _SHORT.unpack_from(data, at)[0] :].decode("utf-8", "replace")
@@ -405,8 +405,8 @@ def unpack(data: bytes, at: int = 0, *, errors: str = "strict") -> tuple[Record,
     """The record at an index of the data, and the index after it.
 
     Args:
-        data: Has the record.
-        at: Where it begins.
+        data: The bytes that hold the record.
+        at: The index where it begins.
         errors: What to do with properties that are not UTF-8, as for ``bytes.decode``.
 
     Raises:
@@ -431,7 +431,7 @@ def unpack(data: bytes, at: int = 0, *, errors: str = "strict") -> tuple[Record,
             after = at + (20 if sys_flag & _STORE_V6 else 8)
             store_host, at = data[at:after], after + _AFTER_HOSTS.size
             attempts, prepared, body_size = _AFTER_HOSTS.unpack_from(data, after)
-        # A part that ends behind the record ends behind its size too.
+        # No bounds are checked here: a part that is too long fails the check of the size below.
         after = at + body_size
         body = data[at:after]
         if magic == MAGIC:

@@ -10,10 +10,10 @@ Every head carries the random number of its log, so recovery recognizes files of
 and the epoch of the leadership that wrote it. Heads from before there were epochs hold a count in
 that place, under another magic number; their epoch is 0.
 
-Beside messages a span holds markers, each with the decision about a half message, and the records
-of losses that an operator accepted. RocketMQ writes a committed message a second time and an op
-message beside it. Here the body stays where the half message put it. The marker is both the
-decision and the committed message's entry in its queue; readers find the body through it.
+Besides messages, a span holds markers, each with the decision about a half message, and records of
+losses that an operator accepted. RocketMQ writes a committed message a second time, and an op
+message as well. Here the body stays where the half message put it. The marker is both the decision
+and the committed message's entry in its queue; readers find the body through it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def marker_of(
     decided_ms: int,
     reason: bytes,
 ) -> bytes:
-    """Encode the fields of a :class:`Decision`; a plain function, as every END needs it."""
+    """Encode the fields of a :class:`Decision`; a plain function for speed: every END needs it."""
     fields = MARKER_FIELDS.pack(
         MARKER_BYTES + len(reason), MARKER_MAGIC, offset, half_position, half_offset, queue_offset,
         decided_ms, kind, source, len(reason),
@@ -206,7 +206,7 @@ class AcceptedLoss(NamedTuple):
 def moment_of(data: bytes) -> int | None:
     """The time at which a message was stored or decided, from the first bytes of its record.
 
-    ``None`` if they are too few, or belong to a loss.
+    ``None`` if the bytes are too few, or belong to a loss.
     """
     if data[4:8] == LOSS:
         return None
@@ -299,9 +299,9 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
 
 
 def ends_in(data: bytes, position: int) -> Iterator[int]:
-    """The ends of the spans in a piece of the log that begins with one; the last may lie behind it.
+    """The ends of the spans in a piece of the log that begins with a span.
 
-    No checksum is computed, so the spans must be checked when they are read.
+    The last end may lie behind the piece. No checksum is computed, so readers must check the spans.
     """
     here = 0
     while here + HEAD_BYTES <= len(data):

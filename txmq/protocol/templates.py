@@ -56,7 +56,7 @@ class SendHeaderTemplate:
         template: The topic whose settings a new topic inherits.
         queues_of_new: The number of queues of a new topic.
         broker: The broker's name.
-        credentials: What the sends are signed with.
+        credentials: The credentials that sign the sends.
 
     Raises:
         LocalProtocolError: A name holds a lone surrogate.
@@ -244,7 +244,7 @@ def done(to: Command) -> bytes:
 
 
 def done_all(requests: Sequence[Command]) -> list[bytes]:
-    """:func:`done` for each of these requests, without those that are one-way."""
+    """:func:`done` for each of these requests; none of them may be one-way."""
     lengths, form = _LENGTHS, _DONE
     answers: list[bytes] = []
     for to in requests:
@@ -271,7 +271,7 @@ def pulled(
         code: The code of the answer.
         bounds: The next, the minimum and the maximum offset.
         remark: The outcome as a word.
-        records: What was found.
+        records: The records that were found.
         replica: Which replica of the broker to pull from next; 0 is the leader.
     """
     next_offset, min_offset, max_offset = bounds

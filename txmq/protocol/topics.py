@@ -41,7 +41,7 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """The topic of messages that wait for a delay level."""
 
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
-"""The topic of messages that wait for a time of their own."""
+"""The topic of messages that wait for an exact delivery time."""
 
 WAITING_TOPICS: Final = (SCHEDULE_TOPIC, WHEEL_TOPIC)
 
@@ -57,11 +57,11 @@ OF_THE_SYSTEM: Final = (
     RETRY,
     DLQ,
 )
-"""What the names of topics begin with that are of the system, of retries or of dead letters."""
+"""The prefixes of system, retry and dead-letter topics."""
 
 
 def topics_of_brokers(brokers: Iterable[tuple[str, str]]) -> set[str]:
-    """The topics that brokers have for themselves, by the name and the cluster of each."""
+    """The internal topics of brokers, given each broker's name and cluster."""
     found: set[str] = set()
     for name, cluster in brokers:
         found |= {name, cluster, f"{cluster}_REPLY_TOPIC"}

@@ -1,6 +1,6 @@
 """Nightly reconciliation of three ledgers: both banks' books and the log, on Spark.
 
-A day is one function, with the Spark session of your notebook or job::
+One function reconciles a day, in the Spark session of your notebook or job::
 
     from txmq.reconcile import reconcile
 
@@ -9,8 +9,8 @@ A day is one function, with the Spark session of your notebook or job::
     day.breaks.groupBy("class", "currency").sum("amount").show()
     day.write()
 
-The command ``txmq reconcile`` is this function. The other names here are for programs that read
-rules and results; they need neither Spark nor Java::
+The command ``txmq reconcile`` calls this function. Programs that read rules and results need
+neither Spark nor Java::
 
     rules = read_rules(Path("recon.toml"))
     file = Path(rules.directory, "runs/2026-03-31/20e9d3b2e7409a25/run.json")
@@ -40,7 +40,7 @@ _ON_SPARK: Final = {
     "reconcile": "txmq.reconcile.day",
     "register": "txmq.reconcile.log.source",
 }
-"""Imported when first used: the rules and the results need no Spark."""
+"""Imported on first use, since rules and results need no Spark."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """The results of many days as people look them up: lists of days, one day, its breaks.
 
-It only reads. Every function raises :class:`~txmq.errors.ReconcileRefused` if it cannot read a
-file, for example one that was changed by hand.
+This module only reads. Every function raises :class:`~txmq.errors.ReconcileRefused` if it cannot
+read a file, for example one that was changed by hand.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _ORDER: Final = [("age_days", "descending"), ("amount", "descending"), ("break_i
 
 
 class ItemFilter(NamedTuple):
-    """The items that are wanted; ``None`` takes all."""
+    """Which items to find; ``None`` matches all."""
 
     class_: str | None = None
     status: str | None = None
     bank: str | None = None
     account: str | None = None
-    """As it is in the books."""
+    """As in the books, without a mask."""
     older_than: int | None = None
     """Business days."""
 
     def condition(self, *, is_complete: bool = False) -> pc.Expression:
-        """The items that fit all fields.
+        """The condition for items that match all fields.
 
-        Those in flight and explained ones are left out, unless ``is_complete``, or a class or a
-        status is wanted.
+        Items in flight and explained ones are left out, unless ``is_complete``, or a class or a
+        status is given.
         """
         terms = [pc.field("age_days") > (-1 if self.older_than is None else self.older_than)]
         if not is_complete and self.class_ is None and self.status is None:
@@ -99,7 +99,7 @@ def _in_order(items: Iterable[pa.Table]) -> pa.Table:
 def find_items(
     items: Sequence[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
 ) -> list[dict[str, Any]]:
-    """The items whose ids begin as given, in their order.
+    """The items whose ids begin with one of ``ids``, in the order of the items.
 
     Raises:
         UsageError: No item matches, or several do.
@@ -122,7 +122,7 @@ class DayRow(NamedTuple):
     run: Run
     state: SignatureState
     is_outdated: bool
-    """Whether it, or a day before it in the list, was not made from the result in force."""
+    """True if it, or a day before it in the list, was not made from the result in force."""
 
 
 class DayReport(NamedTuple):
@@ -165,9 +165,9 @@ class ReportArchive:
         return str(self._results.folder)
 
     def days(self, start: int, count: int) -> tuple[list[DayRow], int]:
-        """Days from a place in the list on, the newest first; and the number of all days."""
+        """Up to ``count`` days from ``start`` on, newest first; and the number of all days."""
         days = self._results.days()[::-1]
-        # One more, which shows whether the last of them continues it.
+        # One more, which shows whether the last day continues it.
         wanted = days[start : start + count + 1]
         runs = [run for day in wanted if (run := self._results.current(day)) is not None]
         rows: list[DayRow] = []
@@ -183,7 +183,7 @@ class ReportArchive:
         return rows[::-1][:count], len(days)
 
     def day(self, day: date) -> DayReport:
-        """A day.
+        """The report of a day.
 
         Raises:
             NotFound: It was not reconciled.
@@ -200,7 +200,7 @@ class ReportArchive:
         )
 
     def breaks(self, day: date, wanted: ItemFilter, start: int, count: int) -> BreakPage:
-        """Breaks of a day from a place in their order on.
+        """Up to ``count`` breaks of a day, from index ``start`` on.
 
         Raises:
             NotFound: The day was not reconciled.
@@ -216,7 +216,7 @@ class ReportArchive:
     def find_break(
         self, day: date, break_id: str
     ) -> tuple[Run, dict[str, Any], Sequence[BreakNote]]:
-        """A break of a day with what people noted on it, oldest first.
+        """A break of a day with people's comments on it, oldest first.
 
         Raises:
             NotFound: The day was not reconciled, or it has no such break.

@@ -36,7 +36,7 @@ def arrow_schema(table: TableSchema) -> pa.Schema:
 
 
 def arrow_table(table: TableSchema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """Rows as an Arrow table; their values are in the order of its columns.
+    """Rows as an Arrow table; the values of each row are in the order of its columns.
 
     Raises:
         ReconcileRefused: A sum does not fit into 64 bits; the message names its row.

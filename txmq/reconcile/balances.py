@@ -1,7 +1,7 @@
 """The balances of each account over a day, as an aggregation.
 
-Each table that tells something about accounts gives facts: amounts, each with the column of
-``BALANCES`` that it belongs to. All facts of an account are added up.
+Each table that describes accounts contributes facts: amounts, each with the column of ``BALANCES``
+that it belongs to. All facts of an account are added up.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ _STATED: Final = {
     Role.OPENING: ("opening", "amount", "rows", "NULL"),
     Role.LATER: ("later", "amount", "NULL", "NULL"),
     Role.ACCOUNTS: ("told", "balance", "NULL", "NULL"),
-    # An account without rows stays an account, with its last number.
+    # An account without rows on the day is kept, with its last id.
     Role.BALANCES: ("closed", "closing", "closing_rows", "last_id"),
 }
-"""The tables that state balances: the fact, and the columns of its amount, rows and id."""
+"""The tables that state balances: the name of the fact, and the columns with its amount, rows and
+id."""
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
-"""The greatest one counts, where the tables differ."""
+"""If the tables differ about an account, the last of these roles counts."""
 _MONEY: Final = (*KINDS, "opening", "later", "told", "closed")
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
 def balances(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
-    """The balances of each account, as ``BALANCES``; a number that does not fit into 64 bits is
-    NULL.
-    """
+    """The balances of each account, as ``BALANCES``; numbers beyond 64 bits are NULL."""
     facts = reduce(DataFrame.unionByName, _facts(frames, rules, window))
     fact, rows, id_ = F.col("fact"), F.col("rows"), F.col("id")
     is_booked = fact.isin(*KINDS)
@@ -69,7 +68,7 @@ def balances(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
 
 
 def _facts(frames: Frames, rules: Rules, window: DayWindow) -> Iterator[DataFrame]:
-    """What each table tells of accounts."""
+    """The facts about accounts in each table."""
     entries = rows_of(Role.ENTRIES, frames[Role.ENTRIES], window)
     kind = F.when(F.col("kind").isin(*ARRIVED), "credit").when(
         F.col("kind").isin(*KINDS), F.col("kind")
@@ -93,5 +92,5 @@ def _fact(table: DataFrame, fact: Column, amount: Column, rows: Column, id_: Col
 
 
 def _fitted(sum_: Column) -> Column:
-    """A sum as a number of 64 bits; NULL if it does not fit."""
+    """A sum as a 64-bit number; NULL if it does not fit."""
     return F.when(sum_.between(_LEAST, _GREATEST), sum_).cast("bigint")

@@ -1,8 +1,8 @@
 """The classes of transfers; pure.
 
-Every transfer of a day is in exactly one class, so that the classes add up to the entries of the
-banks and the messages of the log. ``agreed`` classes need no action, ``open`` ones can still
-complete in time, and ``break`` ones need a person.
+Every transfer of a day is in exactly one class, so the classes add up to the banks' entries and the
+log's messages. ``agreed`` classes need no action, ``open`` ones can still complete in time, and
+``break`` ones need a person.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Group: TypeAlias = Literal["agreed", "open", "break"]
 
 
 class Class(StrEnum):
-    """The class of a transfer, in the order of the checks: the first one that fits counts."""
+    """The classes of transfers, in the order of the checks: the first one that fits counts."""
 
     _value_: str
     group: Group
     meaning: str
     cause: str
-    """The most likely one; it and the action are empty for agreed classes."""
+    """The most likely cause. Agreed classes have neither a cause nor an action."""
     action: str
 
-    # ``Class(name)`` finds a class by its name, so type checkers must see no other argument needed.
+    # ``Class(name)`` finds a class by its name, so type checkers must see one required argument.
     def __new__(cls, name: str, group: Group = "break", text: str = "") -> Self:
-        """A class, with a text whose lines are the meaning, the cause and the action."""
+        """Make a class; the lines of ``text`` are its meaning, its cause and its action."""
         made = str.__new__(cls, name)
         made._value_, made.group = name, group
         lines = [line.strip() for line in text.strip().splitlines()]

@@ -1,7 +1,7 @@
 """The truth table: the class of a transfer, from its facts; pure.
 
 The conditions are in the order of :class:`~txmq.reconcile.classes.Class`, and the first that
-holds counts. Together they are complete; a transfer without a class stops the run.
+holds counts. They cover every case; a transfer without a class stops the run.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _OWN: Final = (
     *("key", "debits", "debited", "returns", "returned", "credits", "credited", "messages"),
     *("ordered", "currency", "delivery", "reason", "is_late", "first_ms", "last_ms"),
 )
-"""The facts that are columns of an item as they are."""
+"""The facts that become columns of an item unchanged."""
 
 
 def classify(
     facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool = False
 ) -> Class:
-    """The class of a transfer at the end of the day, or when the ledgers were read before it.
+    """The class of a transfer at the end of the day, or of the reading if that was earlier.
 
-    ``is_unseen``: it was backdated on an earlier day, and nobody has explained it yet.
+    ``is_unseen`` is true if it was backdated on an earlier day and nobody has explained it yet.
 
     Raises:
         ReconcileRefused: No class fits, which is an error in txmq.
@@ -41,7 +41,7 @@ def classify(
 
 
 def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
-    """The columns of an item that come from its own day."""
+    """The columns of an item that the facts of this day determine."""
     message = facts.message
     return {name: getattr(facts, name) for name in _OWN} | {
         "class": class_.value,
@@ -96,7 +96,7 @@ def _table(
         (Class.DEAD_LETTER, is_owed and facts.delivery == "dead"),
         (Class.COMMITTED_UNDELIVERED, is_owed and is_waiting),
         (Class.DELIVERED_UNCREDITED, is_owed),
-        # Whatever else was taken back from the payee is still owed to the payer.
+        # Anything else that was taken back from the payee is still owed to the payer.
         (Class.RECALLED_UNRETURNED, facts.recalled != 0),
     ]
     # Time may still complete these transfers, so this class comes before every incomplete class and
@@ -124,7 +124,7 @@ def _is_at_wrong_bank(facts: TransferFacts, rules: Rules) -> bool:
 def _of_the_rules(
     facts: TransferFacts, rules: Rules, earliest: int, *, is_late: bool
 ) -> Iterator[tuple[Class, bool]]:
-    """Outcomes that only some rules know: money that went back after the credit, parts, charges."""
+    """Outcomes that only some rules allow: money that goes back after the credit, parts, fees."""
     is_odd = facts.is_unread or facts.is_odd or facts.has_copies or facts.has_changed_copy
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
@@ -140,8 +140,8 @@ def _of_the_rules(
     is_charged = not facts.fees or outcomes.charges != "none"
     if not (is_charged and (is_single or may_be_many) and abs(sent - ordered) <= tolerance):
         return
-    # Suspense accounts and fees may have a part of the money, but no account may have more of it
-    # than was ordered for it, and none gives more back than it had.
+    # Suspense accounts and fees may take a part of the money, but no account may move more than
+    # was ordered for it, or give back more than it had.
     moved, payer_open, payee_open = facts.moved, facts.ordered_from[None], facts.ordered_to[None]
     has_accounts = (
         _fits(moved["debit"], facts.ordered_from, payer_open + charge + tolerance)
@@ -166,7 +166,7 @@ def _of_the_rules(
     known = [
         (Class.PRIOR_PERIOD, is_back and is_late),
         (Class.RETURNED, is_back),
-        # The transfer is as old as its debit, so its last record counts.
+        # The debit may be old, so the grace counts from the last record.
         (Class.IN_FLIGHT, is_on_its_way_back and facts.last_ms > earliest),
         (Class.RECALLED_UNRETURNED, is_on_its_way_back),
         (Class.PRIOR_PERIOD, is_matched and is_late),
@@ -180,8 +180,8 @@ def _of_the_rules(
 
 
 def _fits(amounts: Counter[Any], most: Counter[Any], open_: int = 0) -> bool:
-    """True if accounts have no more than the most for each, but for an amount that any may have:
-    of orders that leave their account open, and of fees.
+    """True if the accounts together exceed their limits by no more than ``open_``, which covers
+    orders that name no account, fees, and the tolerance.
     """
     return sum(max(amount - most[name], 0) for name, amount in amounts.items()) <= open_
 
@@ -205,5 +205,5 @@ def _holder(facts: TransferFacts) -> str:
 
 
 def _joined(names: set[str]) -> str | None:
-    """The names in a set, mostly one, joined by `` / ``."""
+    """The names in a set, usually one, joined by `` / ``."""
     return " / ".join(sorted(names)) or None

@@ -24,7 +24,7 @@ _NONE: Final = np.uint64(0xD1B54A32D192ED03)
 _ROWS_AT_ONCE: Final = 1 << 14
 """Small enough to stay in the processor's cache."""
 _WORDS_AT_ONCE: Final = 1 << 20
-"""The most words of texts, each as long as the longest, in memory."""
+"""The most words of texts in memory, with each text padded to the longest."""
 
 
 class ContentHash:
@@ -35,14 +35,14 @@ class ContentHash:
         self._sums: list[tuple[int, int]] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows, which have the table's columns, of its types."""
-        # An older txmq may have written fewer columns.
+        """Add rows with the table's columns and types."""
+        # Older versions may have written fewer columns.
         names = [name for name in self._names if name in batch.schema.names]
         for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
             some = batch.slice(first, _ROWS_AT_ONCE)
             rows = np.full(some.num_rows, _START)
             for name in names:
-                # Mixed again, so that a value counts in its own column only.
+                # Mix again, so that a value counts differently in each column.
                 rows = _mix(rows ^ _hash_array(some.column(name)))
             self._sums.append((some.num_rows, int(rows.sum())))
 

@@ -1,8 +1,8 @@
 """A day's reconciliation: DataFrames in, DataFrames out.
 
-The match finds the transfers that plainly agree, in one aggregation by key. All others are decided
-by Python from all of their rows, which meet by key too. The balances of accounts are added up from
-the same frames.
+The match finds the transfers that plainly agree, in one aggregation by key. For every other
+transfer, Spark collects all rows and Python decides. The account balances are summed from the same
+frames.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class ReconciledDay(NamedTuple):
     """The result of a day."""
 
     tables: dict[str, DataFrame]
-    """The tables of the run except ``proofs``: ``items`` that are not agreed when the day ends, and
-    ``closed`` ones that are agreed now; all ``entries``, ``messages`` and ``failures`` of the open
-    items, from which the next day continues; ``by_hand``, the messages that operators decided on
+    """The tables of the run except ``proofs``: ``items`` that are not agreed at the end of the day,
+    and earlier ones that are now ``closed``; all ``entries``, ``messages`` and ``failures`` of the
+    open items, which the next day continues; ``by_hand``, the messages that operators decided on
     the day; and ``matches``, ``balances`` and ``totals``."""
     broken: DataFrame
-    """The proofs of single transfers that do not hold, or hold again; as ``PROOFS``."""
+    """The proofs of single transfers that fail, or hold again; as ``PROOFS``."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool
     """True if the day before has a result."""
     kept: tuple[DataFrame, ...]
-    """What Spark keeps until :meth:`release`."""
+    """The frames that Spark caches until :meth:`release`."""
 
     def release(self) -> None:
-        """Free what Spark keeps; the tables are computed again if they are read after that."""
+        """Free the cached frames; reading a table after that computes it again."""
         for frame in self.kept:
             frame.unpersist()
 
@@ -67,8 +67,8 @@ def reconcile_frames(
 ) -> ReconciledDay:
     """Reconcile the ledgers of a day.
 
-    ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
-    time of reading if that was earlier.
+    ``explanations`` has the valid explanations by break id. ``as_of_ms`` is the end of the day, or
+    the time of reading if that was earlier.
 
     Raises:
         ReconcileRefused: A sum does not fit into 64 bits; the message names its row.
@@ -78,7 +78,7 @@ def reconcile_frames(
         (row["group"], row["topic"], row["queue"]): row["next_offset"]
         for row in (frames[Role.OFFSETS].collect() if Role.OFFSETS in frames else ())
     }
-    # Otherwise what is kept has the partitions of a shuffle, 200 by default, however few its rows.
+    # Otherwise cached frames keep the partitions of a shuffle, 200 by default, even with few rows.
     with setting(frames[Role.ENTRIES].sparkSession, _ADAPTS, "true"):
         found = verdicts(frames, rules, window).persist()
         suspects = found.where(F.col("class").isNull()).select("key", "was_agreed")
@@ -111,7 +111,7 @@ def reconcile_frames(
 
 
 def _table(decided: DataFrame, name: str) -> DataFrame:
-    """The rows of one of the tables that Python has filled."""
+    """The rows of one of the tables that Python fills."""
     return decided.where(F.col(name).isNotNull()).select(f"{name}.*")
 
 
@@ -121,7 +121,7 @@ def _add(sums: Sums, rows: Iterable[Row]) -> None:
 
 
 def _add_plain(sums: Sums, plain: DataFrame) -> None:
-    """Add the sums of the classes of plain transfers."""
+    """Add the plain transfers to the sums of their classes."""
     received = {Class.MATCHED: "credited", Class.RETURNED: "returned"}
     by_class = plain.groupBy("class", "currency", "ordered").agg(
         F.count("*").alias("transfers"), exact_sum(F.col("amount")).alias("amount")
@@ -138,7 +138,7 @@ def _add_plain(sums: Sums, plain: DataFrame) -> None:
 
 
 def _new_ids(frames: Frames, rules: Rules, window: DayWindow) -> list[Row]:
-    """The number of new ids of each bank whose ids have no gaps."""
+    """The number of new ids, for each bank whose ids have no gaps."""
     banks = rules.banks(lambda bank: bank.entries.gapless)
     if not banks:
         return []

@@ -1,7 +1,7 @@
-"""A day's reconciliation as one function: it extracts, checks, matches, proves and judges.
+"""One function that reconciles a day: it extracts, checks, matches, proves and judges.
 
-The day that it returns has DataFrames. What writes them publishes the result as its last step, so a
-run that fails leaves the day's former result in force.
+The :class:`Day` that it returns has DataFrames. :meth:`Day.write` publishes the result as its last
+step, so a run that fails leaves the day's former result in force.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Day", "check_all_was_read", "earlier_days", "findings_in", "reconcil
 Tables: TypeAlias = DataFrame | Mapping[str, DataFrame]
 _PARQUET: Final = {
     "compression": "zstd",
-    # Its file says that a job has ended; here that is said by the run's own.
+    # No _SUCCESS file: the run has its own file that puts it in force.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 TREND: Final = 30
@@ -56,7 +56,7 @@ TREND: Final = 30
 
 
 class _Inputs(NamedTuple):
-    """What a day is made from."""
+    """The inputs of a day."""
 
     rules: Rules
     manifest: Manifest
@@ -77,31 +77,30 @@ def reconcile(
 ) -> Day:
     """Reconcile a business date: both banks' books and the messages between them.
 
-    The ledgers are read once, into an extract below the directory of the rules, so a rerun sees
-    what the first run saw. The session may be a classic one or one of Spark Connect; it is never
-    stopped.
+    The ledgers are read once, into an extract below the rules' directory, so a rerun sees what the
+    first run saw. The session may be classic or Spark Connect; it is never stopped.
 
     Args:
         spark: The session that reads and reconciles.
         rules: The rules, or the path of their file.
         date: The business date.
-        banks: DataFrames in place of a bank's database or files, by the bank's name: its journal,
+        banks: DataFrames that replace a bank's database or files, by the bank's name: its journal,
             or ``{"entries": ..., "accounts": ...}``. They have the columns that the rules name.
-        messages: A DataFrame in place of the log, with the columns of ``messages`` as
+        messages: A DataFrame that replaces the log, with the columns of ``messages`` as
             ``format("txmq.log")`` gives them; or ``{"messages": ..., "failures": ...,
             "offsets": ...}``.
-        extract_id: An earlier extract to use; a new one is taken if left out.
+        extract_id: An earlier extract to reuse; by default, a new one is taken.
         progress: Measures and shows the stages.
 
     Raises:
         ConfigError: The rules are invalid.
-        ReconcileRefused: A ledger cannot be read, or is not what the rules say; or the day before
-            was not reconciled. Nothing was published.
+        ReconcileRefused: A ledger cannot be read or contradicts the rules, or the day before was
+            not reconciled. Nothing was published.
     """
     rules = rules if isinstance(rules, Rules) else read_rules(Path(rules))
     day = date if isinstance(date, dt.date) else dt.date.fromisoformat(date)
     progress = progress or Progress()
-    # Spark's start before the first of several days counts, too.
+    # Include the time that Spark took to start, before the first of several days.
     before_s = sum(stage.seconds for stage in progress.stages)
     began_ms = SystemClock().wall_ms() - round(before_s * 1000)
     results = Results(rules.directory)
@@ -161,14 +160,14 @@ class Day:
 
     @property
     def items(self) -> DataFrame:
-        """The transfers that are not agreed when the day ends: breaks, and those in flight or
-        explained.
+        """The transfers that are not agreed at the end of the day: breaks, and transfers that are
+        in flight or explained.
         """
         return self.tables["items"]
 
     @property
     def breaks(self) -> DataFrame:
-        """The items that somebody has to clear."""
+        """The items that a person must clear."""
         return self.items.where(F.col("group") == "break")
 
     @property
@@ -178,7 +177,7 @@ class Day:
 
     @property
     def balances(self) -> DataFrame:
-        """Each account of each bank over the day."""
+        """The balances of each bank's accounts over the day."""
         return self.tables["balances"]
 
     @property
@@ -196,7 +195,7 @@ class Day:
         """The summary of the day, with its verdict.
 
         Raises:
-            ReconcileRefused: txmq or Spark has an error: sums do not add up.
+            ReconcileRefused: The sums do not add up, which is an error in txmq or Spark.
         """
         return self._judge(self.tables, {})
 
@@ -209,17 +208,17 @@ class Day:
         """Write the day's tables and its report, and put them in force.
 
         Args:
-            path: The directory of results; that of the rules if left out.
+            path: The directory of results; by default, the rules' directory.
 
         Raises:
-            ReconcileRefused: Another run writes there; or the result is signed and would change; or
-                the day before has a newer result. The former result of the day stays in force.
+            ReconcileRefused: Another run is writing there, the result is signed and would change,
+                or the day before has a newer result. The day's former result stays in force.
         """
         with open_results(self._inputs.rules.directory if path is None else path) as results:
             return self._publish(results)
 
     def release(self) -> None:
-        """Free what Spark keeps of the day; its tables are computed again if they are read."""
+        """Free the day's cached frames; reading a table after that computes it again."""
         self._outcome.release()
 
     def _publish(self, results: Results) -> Run:
@@ -266,7 +265,7 @@ class Day:
 
                 with closing(ReconSchema(rules.recon)) as schema:
                     schema.write(done, results.table("items", day, name).rows())
-        progress.stages = ()  # The next date has its own.
+        progress.stages = ()  # The next date measures its own.
         return done
 
     def _judge(self, tables: Mapping[str, DataFrame], contents: Mapping[str, str]) -> Result:
@@ -279,7 +278,7 @@ class Day:
 def _write(
     spark: SparkSession, results: Results, tables: Mapping[str, DataFrame], day: dt.date, run: str
 ) -> dict[str, str]:
-    """Write the tables of a run; the hash of each one's rows, as they are in its files."""
+    """Write the tables of a run; returns the hash of each table's rows, as read from its files."""
     drafts = {table: results.draft(table, run) for table in tables}
     for table, frame in tables.items():
         frame.write.options(**_PARQUET).parquet(drafts[table].spark_path)
@@ -291,7 +290,7 @@ def _write(
 
 
 def _written(spark: SparkSession, folders: Mapping[str, Folder]) -> dict[str, DataFrame]:
-    """The tables in some folders, by their names."""
+    """The tables in these folders, by name."""
     return {
         table: read_table(spark, TABLES[table], [TableFile(folder.spark_path)])
         for table, folder in folders.items()
@@ -320,7 +319,8 @@ def _day_before(rules: Rules, day: dt.date, results: Results) -> Run | None:
 def earlier_days(rules: Rules, day: dt.date, results: Results, past: Run | None) -> Files:
     """The tables that earlier days left.
 
-    Those of ``day.history`` have the last dates, as far as their extracts still exist.
+    Agreed and closed transfers, and old rows, come from the dates of ``day.history`` whose results
+    and extracts still exist.
     """
     runs = results.chain(past, day - dt.timedelta(days=rules.day.history))
     found: Files = {
@@ -346,7 +346,7 @@ _GROUPS: Final = ("class", "currency", "bucket", "age_days", "first_seen")
 
 
 def findings_in(tables: Mapping[str, DataFrame], most: int) -> Findings:
-    """Add up the tables of a day, and find the rows to show: up to a number in each class."""
+    """Add up the tables of a day, and find the rows to show: up to ``most`` in each class."""
     items, by_hand = tables["items"], tables["by_hand"]
     proofs = tables["proofs"].toArrow()
     groups = items.groupBy(*_GROUPS).agg(
@@ -384,7 +384,7 @@ def check_all_was_read(balances: DataFrame, manifest: Manifest) -> None:
     """Check that the accounts' bookings equal the extract, to the row and to the cent.
 
     Raises:
-        ReconcileRefused: They do not: the workers did not read the whole extract.
+        ReconcileRefused: They differ: the workers did not read the whole extract.
     """
     sums = balances.groupBy("bank", "currency").agg(
         F.sum("rows").alias("rows"), exact_sum(F.col("moved")).alias("moved")

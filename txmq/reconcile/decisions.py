@@ -1,7 +1,7 @@
-"""The decision of every transfer that does not plainly agree, assembled from all of its rows; pure.
+"""The decision about each transfer that does not plainly agree, from all of its rows; pure.
 
-It reads evidence, one row for each row of a ledger or of the day before, and returns the rows of
-the result, for some transfers at a time.
+The input is evidence: one row for each row of a ledger, or of the result of the day before. The
+output has the rows of this day's result. Each call decides a batch of transfers.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _TABLES: Final = {
     "sums": SUMS,
 }
 DECIDED: Final = ", ".join(f"`{name}` struct<{table.ddl}>" for name, table in _TABLES.items())
-"""A row of one of the tables; the other columns are NULL."""
+"""Each row holds a row of one table in that table's column; the other columns are NULL."""
 _COLUMNS: Final = {
     name: pa.schema([field.with_nullable(True) for field in arrow_schema(table)])
     for name, table in _TABLES.items()
 }
 _SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
-"""The sums of a class that have these kinds; all others are in ``credited``."""
+"""The sum and the sign with which these kinds count in a class; others count in ``credited``."""
 
 
 class Decisions(NamedTuple):
-    """The result of the pass for some transfers."""
+    """The decisions about a batch of transfers."""
 
     rows: Mapping[str, list[tuple[Any, ...]]]
     """By table."""
@@ -76,10 +76,10 @@ class Decisions(NamedTuple):
             self.sums[name, class_, leg.currency] += sign * leg.amount
 
     def prove(self, place: Place, expected: int, now: int, off_today: int, day: str) -> None:
-        """Add two values that must be equal to the sums of a proof.
+        """Add two values, which must be equal, to the sums of a proof.
 
-        They are listed if they differ, or if they are equal again: ``off_today`` is the difference
-        of the day's own rows. Only a difference that these rows made alone has the day as its date.
+        A row lists them if they differ, or if they are equal again. ``off_today`` is the difference
+        that the day's own rows made. The row is dated ``day`` only if that is the whole difference.
         """
         proof, bank, _, currency = place
         for name, value in (("rows", 1), ("expected", expected), ("found", now)):
@@ -107,7 +107,7 @@ class Decider:
     """Decides transfers, each from all of its rows.
 
     ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``offsets`` has
-    the progress of consumers, and ``explanations`` the valid ones by break id.
+    the progress of consumers, and ``explanations`` the valid explanations by break id.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Decider:
         self._both_sides, self._proves_clearing = rules.both_sides, rules.proves_clearing
 
     def decide_rows(self, evidence: pa.Table) -> pa.Table:
-        """Decide all transfers of some evidence, as rows of :data:`DECIDED`."""
+        """Decide all transfers in the evidence, as rows of :data:`DECIDED`."""
         of_roles = {}
         for role, table in EVIDENCE.items():
             rows = evidence.filter(pc.equal(evidence["role"], role.name))
@@ -137,7 +137,7 @@ class Decider:
         return self.decide(of_roles).as_columns()
 
     def decide(self, evidence: Mapping[Role, pa.Table]) -> Decisions:
-        """Decide all transfers of some evidence."""
+        """Decide all transfers in the evidence."""
         found = Decisions({name: [] for name in RESULTS}, Counter())
         cases = _cases(evidence)
         for key in sorted(cases):
@@ -184,7 +184,7 @@ class Decider:
         for entry in rows.entries:
             new = entry.amount if entry.recorded_ms >= self._start_ms else 0
             if entry.bank in self._both_sides:
-                # A fee is a part of the booking that was written at the same moment.
+                # A fee belongs to the booking that was written at the same moment.
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
                 side = entry.bank, entry.currency, kind or "fee"
@@ -217,7 +217,7 @@ def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
         return cases.setdefault(key or "", TransferRows(key or ""))
 
     entries = [*rows(EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
-    # A row that names no transfer has the key of its booking.
+    # A row that names no transfer gets the key of its booking.
     bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
     named = (row for row in entries if not row[1].is_lone)
     for role, entry in chain(named, ((Role.ENTRIES, row) for row in bookings)):

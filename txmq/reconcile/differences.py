@@ -1,11 +1,11 @@
 """The differences of balance proofs, from date to date, and what explains each; without Spark.
 
-Most proofs compare the bookings of one date, or a date with the one before. Their differences do
+Most proofs compare the bookings of one date, or a date with the one before. Their differences would
 not show on the next date, so each is carried on until a later difference corrects it.
 
 Only a row of ``clearing`` or ``double-entry`` can fail because of an item: it names the transfer
-whose rows it adds up. That an account's table or an earlier balance differs by the amount of an
-item does not prove that the item is the reason. A person explains these.
+whose rows it adds up. If an account's table or an earlier balance differs by the amount of an item,
+the item need not be the reason, so a person must explain the difference.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ OF_TRANSFERS: Final = ("clearing", "double-entry")
 IS_OF_TRANSFER: Final = pc.field("first_seen").is_valid() & pc.field("proof").isin(OF_TRANSFERS)
 _ENTRY: Final = ("id", "key", "account", "currency", "amount")
 _HINTS: Final = 3
-"""The maximum of entries that a hint names."""
+"""The most entries that a hint names."""
 OTHER: Final = "other"
-"""In place of a transfer: all bookings without one."""
+"""Stands in place of a transfer for all bookings without one."""
 _OF_SUMS: Final = ("conservation", "clearing-total", "gapless")
 """Proofs of sums alone: if one fails, its row is the difference."""
 EXPLAINING: Final = ("break_id", "key", "class", "amount", "currency", "debits")
@@ -136,9 +136,9 @@ def covers_of(
 def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: date) -> pa.Table:
     """The proofs of a day, with the differences that earlier days left; as ``PROOFS``.
 
-    ``before`` has the proofs of the day before. A proof that compares everything replaces what it
-    found then. One that compares the bookings of a day adds to it: a difference stays until a
-    later one in the same place corrects it.
+    ``before`` has the proofs of the day before. A proof that compares everything replaces the
+    differences that it found then. A proof that compares one day's bookings adds to them: a
+    difference stays until a later one in the same place corrects it.
     """
     wholes, new, old = dict[Place, _Row](), _RowsOf(list), _RowsOf(list)
     for row in proofs.to_pylist():
@@ -147,7 +147,7 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
         else:
             wholes[_place_of(row)] = row
     for row in chain.from_iterable(piece.to_pylist() for piece in before):
-        if row.get("first_seen") is not None:  # An older txmq carried nothing on.
+        if row.get("first_seen") is not None:  # Older versions of txmq carried nothing on.
             old[_place_of(row)].append(row)
     carried = {_whole_of(place) for place in old}
     found, of_wholes = list[_Row](), _RowsOf(list)
@@ -157,7 +157,7 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
         found += left
         if place[2] is not None:
             of_wholes[_whole_of(place)] += left
-        elif not left:  # The day has corrected what earlier ones left.
+        elif not left:  # The day has corrected the earlier differences.
             row = new[place][0]
             wholes[place] = row | {"found": row["expected"], "holds": True}
     for place, left in of_wholes.items():
@@ -174,7 +174,7 @@ def carry_on(proofs: pa.Table, before: Iterable[pa.Table], rules: Rules, day: da
 def _differences_left(
     old: list[_Row], new: list[_Row], today: str, *, is_whole: bool
 ) -> list[_Row]:
-    """The differences of a place after a day: those that it found, and what is left of the old."""
+    """The differences in a place after a day: the new ones, and the old ones that are left."""
     failed = [row for row in new if not row["holds"]]
     if is_whole:
         first_seen = min((row["first_seen"] for row in old), default=today)
@@ -186,13 +186,13 @@ def _differences_left(
             added.append(row | {"first_seen": today})
         else:
             left.remove(opposite)
-    # A correction in several parts, or of several differences.
+    # A correction may come in several parts, or correct several differences.
     is_corrected = sum(map(_off, left)) == -sum(map(_off, added)) != 0
     return [] if is_corrected else [*left, *added]
 
 
 def _is_whole(place: Place, new: list[_Row], rules: Rules, day: date) -> bool:
-    """True if a proof has compared everything, and not only the bookings of a day."""
+    """True if a proof has compared everything, not only the bookings of one day."""
     proof, name, account, _ = place
     if proof in OF_TRANSFERS:
         # The rows of a transfer on earlier days are known if it is open, or has moved again.
@@ -204,7 +204,7 @@ def _is_whole(place: Place, new: list[_Row], rules: Rules, day: date) -> bool:
     if files is None or not files.is_dated:
         return True
     if proof == "readable-rows" or files.is_statement or (accounts and accounts.opening):
-        return False  # The file of a date has only its own rows, or both of its balances.
+        return False  # The file of a date has only that date's rows, or both of its balances.
     return bool(new) or rules.day.is_business(day)  # On other dates there may be no file.
 
 
@@ -240,10 +240,10 @@ def differences_in(
     *,
     is_complete: bool = False,
 ) -> list[dict[str, Any]]:
-    """The differences of a run's proofs that nothing explains, or all with what explains them.
+    """The unexplained differences of a run's proofs; all of them if ``is_complete``.
 
-    Ids, or their beginnings, also find explained ones. A hint names an item with the same account
-    and amount as a difference of ``account-table``.
+    ``ids``, or their beginnings, also find explained ones. A hint names an item with the same
+    account and amount as a difference of ``account-table``.
 
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
@@ -278,7 +278,7 @@ def old_entries_like(
     """Hints for differences of ``roll-forward``, by their ids, from the extracts of earlier days.
 
     A hint names entries of the account with exactly the amount that the book lacks now; ``history``
-    is the number of days to search. Whether one of them was deleted, only the bank can tell.
+    is the number of days to search. Only the bank can tell whether one of them was deleted.
 
     Raises:
         ReconcileRefused: An extract cannot be read.
@@ -315,7 +315,7 @@ def _is_of_item(
     if difference.proof not in OF_TRANSFERS:
         return False
     if item["class"] == Class.EXPLAINED:
-        # A break's figures do not have its clearing rows: the person must have seen these amounts.
+        # A break's figures leave out its clearing rows: the person must have seen these amounts.
         return seen.get(difference.id) == difference.amounts
     # In flight: one side of its booking may be recorded after the end of the day. The other side
     # takes the money from the payer, or gives it to clearing.

@@ -1,4 +1,4 @@
-"""What people write about breaks and proofs: one record in each line of a file, only ever added."""
+"""What people write about breaks and proofs: one JSON record per line, in append-only files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
 
 
 class Difference(Struct, frozen=True):
-    """What is left to explain of two values of a proof that should be equal."""
+    """A difference to explain between two values of a proof that should be equal."""
 
     id: str
-    """The same on every day and in every run, as long as it lasts."""
+    """Stable over days and runs while the difference lasts."""
     proof: str
     bank: str | None
     account: str | None
@@ -52,7 +52,7 @@ class Explanation(Struct, frozen=True):
     figures: dict[str, Any] | None = None
     """The break's ``FIGURES`` at that time. An explanation without them has no effect."""
     proofs: dict[str, tuple[int, ...]] = {}
-    """The differences that its transfer had in proofs at that time: the amounts of each id."""
+    """The differences of its transfer in proofs at that time: their amounts, by id."""
 
     @classmethod
     def of(
@@ -89,8 +89,8 @@ class ProofExplanation(Struct, frozen=True):
     at_ms: int
     first: str
     last: str | None
-    """The business dates between which it counts, as long as the amounts are the same; ``None``
-    without a last one."""
+    """The first and the last business date on which it counts, while the amounts stay the same;
+    ``None`` if it has no last date."""
     is_withdrawn: bool = False
 
     @classmethod
@@ -103,7 +103,7 @@ class ProofExplanation(Struct, frozen=True):
         first: str,
         last: str | None = None,
     ) -> ProofExplanation:
-        """Explain a difference from a business date on, to a last one if it is given.
+        """Explain a difference from a business date on, up to a last one if it is given.
 
         Raises:
             UsageError: The name or the reason is missing, or the last date is before the first.
@@ -118,7 +118,7 @@ class ProofExplanation(Struct, frozen=True):
 
 
 class BreakNote(Struct, frozen=True):
-    """Who works on a break. An empty field leaves the former value; no result depends on it."""
+    """Who works on a break. An empty field keeps the former value. No result depends on notes."""
 
     FILE: ClassVar = "notes.jsonl"
 
@@ -132,7 +132,7 @@ class BreakNote(Struct, frozen=True):
 
 
 class BreakNotes(NamedTuple):
-    """All notes on a break together."""
+    """All notes on a break, combined."""
 
     owner: str = ""
     ticket: str = ""
@@ -146,7 +146,7 @@ Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
 
 class Explanations:
-    """What people wrote in a directory of results; the last explanation of a break is valid.
+    """The explanations and notes in a directory of results; a break's last explanation is valid.
 
     Every method raises :class:`ReconcileRefused` if it cannot read a file, for example one that
     was changed by hand.
@@ -179,7 +179,7 @@ class Explanations:
         self.add([msgspec.structs.replace(one, **news) for one in proofs])
 
     def notes(self) -> dict[str, BreakNotes]:
-        """What people noted on each break."""
+        """The notes on each break."""
         found: dict[str, BreakNotes] = {}
         for note in self._read(BreakNote):
             before = found.get(note.break_id, BreakNotes())
@@ -198,7 +198,7 @@ class Explanations:
 
     def proofs_in_force(self) -> list[ProofExplanation]:
         """The valid explanations of differences, by id and first date."""
-        # A later one does not replace that of an earlier date, which may run again.
+        # A later one does not replace the one of an earlier date: that date may run again.
         return _valid(self._read(ProofExplanation), lambda one: (one.difference.id, one.first))
 
     @property

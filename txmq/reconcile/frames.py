@@ -1,8 +1,8 @@
 """The ledgers of a day and of earlier ones as DataFrames, and their rows that belong to the day.
 
-The role of a table says which of its rows take part: those inside the window of the day, with a
-key, and as decided at its end. A ledger that is read after the day ended has later facts too. They
-are masked here, so that a day has the same result whenever it is run.
+The role of a table decides which of its rows take part: those inside the day's window, with a key,
+in their state at the end of the day. A ledger that is read after the day ended also has later
+facts. They are masked here, so a day has the same result whenever it is run.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ __all__ = [
 
 
 Frames: TypeAlias = Mapping[Role, DataFrame]
-"""The tables of a day and of earlier ones. Those of banks have a column ``bank``. Without a result
+"""The tables of a day and of earlier ones. Banks' tables have a column ``bank``. Without a result
 of the day before, there are no ``BALANCES``."""
 WIDE: Final = "decimal(38,0)"
 """A type with room for any sum of 64-bit numbers."""
 _WILD: Final = re.compile(r"([][{}*?\\])")
 """Characters that Spark takes for patterns."""
 _LATER_KNOWN: Final = ("queue_offset", "decided_ms", "decided_by", "reason")
-"""What a message has only when it is decided."""
+"""The columns that a message has only once it is decided."""
 
 
 def read(spark: SparkSession, files: Files) -> Frames:
-    """The tables in some files. A table of an extract may have no row, and so no file."""
+    """The tables in these files. A table of an extract may have no rows, and so no file."""
     found = {role: read_table(spark, COLUMNS[role], some) for role, some in files.items() if some}
     for name, table in (BANK_TABLES | LOG_TABLES).items():
         if Role(name) not in found:
@@ -63,7 +63,7 @@ def read_table(spark: SparkSession, table: TableSchema, files: Sequence[TableFil
         uris[file.bank].append(_WILD.sub(r"\\\1", file.uri))
     frames = []
     for bank, of_bank in uris.items():
-        # Files of an older txmq may have fewer columns, which are NULL then.
+        # Files of older versions may lack columns, which are then NULL.
         rows = spark.read.schema(table.ddl).parquet(*of_bank).select(*table.names)
         frames.append(rows if bank is None else rows.withColumn("bank", F.lit(bank)))
     return reduce(DataFrame.unionByName, frames)
@@ -90,7 +90,7 @@ def rows_of(role: Role, rows: DataFrame, window: DayWindow) -> DataFrame:
 def with_keys(role: Role, rows: DataFrame) -> DataFrame:
     """The rows that belong to transfers, each with the key of its transfer.
 
-    All entries without a key that a bank wrote at one moment have one key
+    All entries without a key that a bank wrote at the same moment share one key
     (:mod:`txmq.reconcile.transfer`).
     """
     if role not in {Role.ENTRIES, Role.OLD_ENTRIES}:
@@ -120,15 +120,15 @@ def _messages_at(messages: DataFrame, end_ms: int) -> DataFrame:
 
 
 def _is_within(moment: Column, window: DayWindow) -> Column:
-    """True for each moment of a day."""
+    """True for a moment within the day."""
     return (moment >= window.start_ms) & (moment < window.end_ms)
 
 
 def exact_sum(*numbers: Column) -> Column:
-    """The sum of numbers of 64 bits in all rows, whatever it is; 0 without any.
+    """The exact sum of 64-bit numbers over all rows, however large; 0 without any.
 
-    Halves of numbers are added up as numbers of 64 bits. If a row has several numbers, none of them
-    may be NULL.
+    The halves of the numbers are added up as 64-bit numbers. If a row has several numbers, none of
+    them may be NULL.
     """
     low = reduce(add, (number.bitwiseAND(LOWER_HALF) for number in numbers))
     high = reduce(add, (F.shiftright(number, 32) for number in numbers))

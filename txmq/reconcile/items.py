@@ -1,10 +1,10 @@
 """The items of a day; pure.
 
-An item lives over the days: it is new, carried on, explained, closed, perhaps reopened.
+An item lives for several days: it is new, carried on, explained, closed, perhaps reopened.
 
-Ids match letter by letter. Programs change them on the way: they trim blanks, change capitals or
-the Unicode form, or cut long ids. Such a transfer falls apart into two items, which are named here
-and never matched: a person decides.
+Ids must match exactly. Some programs change them on the way: they trim blanks, change capitals or
+the Unicode form, or cut long ids. The transfer then splits into two items. They are marked here but
+never matched: a person decides.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from txmq.reconcile.transfer import TransferRows
 __all__ = ["HISTORY", "LONG", "BreakLife", "folded", "with_doubts"]
 
 HISTORY: Final = 32
-"""The maximum of changes in the history of an item: the first, and the latest ones."""
+"""The most changes that an item's history keeps: the first, and the latest ones."""
 LONG: Final = 200
-"""The maximum of characters of an id; programs are likely to cut longer ones."""
+"""Programs are likely to cut ids that have more characters than this."""
 _SIDES: Final = (("debits", "debited"), ("messages", "ordered"), ("credits", "credited"))
-"""The sides of a transfer: the column of their number, and that of their sum."""
+"""For each side of a transfer, the columns with its count and its sum."""
 _READ: Final = ("key", "currency", "payer", "payee", "returns", *chain.from_iterable(_SIDES))
 
 
 class BreakLife(NamedTuple):
-    """Carries the items of the day before into this one.
+    """Carries the items of the day before into this day.
 
     An explanation, found by its break id, is valid while the break keeps its class and figures.
     """
@@ -51,9 +51,9 @@ class BreakLife(NamedTuple):
     def item(self, today: Mapping[str, Any] | None, rows: TransferRows) -> dict[str, Any] | None:
         """An item's row of ``ITEMS``; ``None`` if the transfer is agreed and was not open.
 
-        ``today`` has the columns of an item that come from its own day, and ``rows`` what earlier
-        days left of the transfer. An item without news stays the same, a day older: money must not
-        vanish because a day has passed.
+        ``today`` has the columns that the facts of this day determine, and ``rows`` what earlier
+        days left of the transfer. An item without news (``None``) only gets a day older: money must
+        not vanish because a day has passed.
         """
         before = rows.item
         # The class of the facts alone, without an explanation.
@@ -65,7 +65,7 @@ class BreakLife(NamedTuple):
         is_agreed = Class(own).group == "agreed"
         if is_agreed and before is None:
             return None
-        # The same on every day and in every run.
+        # Stable over days and runs.
         break_id = hashlib.sha256(f"{self.rules.name}\0{today['key']}".encode()).hexdigest()[:16]
         figures = {name: today[name] for name in FIGURES}
         note = None if is_agreed else self.explanations.get(break_id)
@@ -74,8 +74,8 @@ class BreakLife(NamedTuple):
         class_ = own if note is None else Class.EXPLAINED.value
         is_same = before is not None and own == own_before and figures.items() <= before.items()
         status = _status(is_agreed, note is not None, is_same, rows)
-        # A reopened item continues the history of the time that was closed last; its last change
-        # begins with the date.
+        # A reopened item continues the history that was closed last. The last change in a history
+        # begins with its date, so the greatest one is the latest.
         past = max(rows.histories, key=lambda text: text.rpartition(",")[2], default="")
         history = before["history"] if before else past
         if before is None or not is_same or before["class"] != class_:
@@ -121,15 +121,15 @@ def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRo
 
 
 def folded(key: str) -> str:
-    """What is equal in the keys of items whose ids may be one, changed on the way."""
+    """The part of a key that programs do not change; items with equal ones may be one transfer."""
     bank, _, id_ = key.partition("/")
     return f"{bank}/{_trimmed(id_).casefold()[:LONG]}"
 
 
 def with_doubts(items: pa.Table) -> pa.Table:
-    """Items with ``id_doubt`` and ``suggestion``; as ``ITEMS``.
+    """Fill in the ``id_doubt`` and ``suggestion`` of items; as ``ITEMS``.
 
-    All items that are equal when :func:`folded` must be here.
+    ``items`` must have all items whose :func:`folded` keys are equal.
     """
     items = items.select(ITEMS.names)
     rows = items.select(_READ).to_pylist()

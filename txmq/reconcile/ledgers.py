@@ -24,7 +24,7 @@ __all__ = ["CARRIED_ON", "COLUMNS", "EVIDENCE", "OLD", "Files", "Role", "TableFi
 
 
 class Role(Enum):
-    """What a table is to the day; those of its extract have their names."""
+    """What a table contributes to the day; the value of an extract's table is its name."""
 
     ENTRIES = "entries"
     MESSAGES = "messages"
@@ -51,16 +51,16 @@ COLUMNS: Final = {
     Role.ITEMS: ITEMS, Role.CLOSED: ITEMS, Role.AGREED: MATCHES, Role.BALANCES: BALANCES,
     Role.OPENING: OPENING, Role.LATER: LATER, Role.ACCOUNTS: ACCOUNTS,
 }  # fmt: skip
-"""The columns of each table in its files; the files of a bank have no column for its name."""
+"""The columns in the files of each table; a bank's files have no column for its name."""
 
 
 class TableFile(NamedTuple):
     """A Parquet file of a table."""
 
     uri: str
-    """Its place, as Spark finds it."""
+    """Where Spark finds it."""
     bank: str | None = None
-    """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
+    """The bank of all rows; ``None`` if no single bank has them, or a column names it."""
 
 
 Files: TypeAlias = dict[Role, list[TableFile]]
@@ -69,9 +69,9 @@ CARRIED_ON: Final = {
     "items": Role.ITEMS, "entries": Role.OPEN_ENTRIES, "messages": Role.OPEN_MESSAGES,
     "failures": Role.OPEN_FAILURES, "balances": Role.BALANCES,
 }  # fmt: skip
-"""The tables that a day reads of the run of the day before."""
+"""The tables that a day reads from the run of the day before."""
 OLD: Final = frozenset({Role.OLD_ENTRIES, Role.OLD_MESSAGES})
-"""The tables of other dates than this and the one before."""
+"""The tables in the extracts of ``day.history``."""
 _HISTORY: Final = TableSchema(
     "closed", tuple(column for column in ITEMS.columns if column.name in {"key", "history"})
 )
@@ -81,4 +81,4 @@ EVIDENCE: Final = {
     Role.FAILURES: FAILURES, Role.OPEN_FAILURES: FAILURES,
     Role.ITEMS: ITEMS, Role.CLOSED: _HISTORY,
 }  # fmt: skip
-"""The tables whose rows decide a transfer, with the columns that do."""
+"""The tables whose rows decide a transfer, with the columns that matter."""

@@ -1,10 +1,9 @@
-"""The match: rows of all ledgers meet by the key of their transfer.
+"""The match: it groups the rows of all ledgers by the key of their transfer.
 
 On most days nearly all transfers are a debit, a message and a credit that agree; most of the others
-were paid back, or rolled back before money moved. One aggregation by key finds these from counts
-and from what is equal in all rows. A transfer with any deviation is a suspect. All of its rows
-meet again, and Python decides it row by row and letter by letter
-(:mod:`txmq.reconcile.decisions`).
+were paid back, or rolled back before money moved. One aggregation by key finds these: it counts
+rows and checks that their values are equal. A transfer with any deviation is a suspect. Spark
+collects all of its rows again, and Python compares them exactly (:mod:`txmq.reconcile.decisions`).
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ _AMOUNT_MAX: Final = 1 << 58
 _TAGS: Final = ("debit", "credit", "return", "ordered", "void", "clearing", "other", "agreed")
 _MOVES: Final = ("debit", "credit", "return")
 _SAME: Final = ("payer", "payee", "id", "amount", "money")
-"""What must be equal in all rows of a plain transfer that have it."""
+"""The values that must be equal in all rows of a plain transfer that have them."""
 _KEYS_AT_A_PLACE: Final = 20_000
-"""The suspects that Python decides at once; their rows take some 10 kB each."""
+"""How many suspects Python decides at once; the rows of one take about 10 kB."""
 _FEW: Final = 1_000_000
-"""So many keys are sent to every executor, so that only rows of suspects are shuffled."""
+"""Up to this many keys are broadcast, so that only rows of suspects are shuffled."""
 
 
 def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
     """Each transfer of the day, with its class if it plainly agrees.
 
     The columns are ``key``, ``class`` (NULL for a suspect), ``amount``, ``currency``, ``ordered``
-    (whether a visible message orders it), and ``was_agreed`` on an earlier day.
+    (whether a visible message orders it), and ``was_agreed`` (on an earlier day).
     """
     rows = [
         _entries(with_keys(Role.ENTRIES, rows_of(Role.ENTRIES, frames[Role.ENTRIES], window)),
                  rules, window),
         _messages(rows_of(Role.MESSAGES, frames[Role.MESSAGES], window), rules),
     ]  # fmt: skip
-    # Rows of transfers that were left open before are never plain.
+    # Transfers that the day before left open are never plain.
     carried = {Role.OPEN_ENTRIES: "other", Role.OPEN_MESSAGES: "other", Role.AGREED: "agreed"}
     rows += [
         frames[role].select("key", F.lit(tag).alias("tag"))
@@ -64,7 +63,7 @@ def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
             for how, end in (("least", F.min), ("most", F.max))]  # fmt: skip
     sums = [F.try_sum(condition * F.col("signed")).alias(f"sum_{number}")
             for number, condition in enumerate(_zero_sums(rules))]  # fmt: skip
-    # Few keys have several rows in one task: rows are smaller than their sums.
+    # Shuffle rows, not partial sums: few keys have several rows in one task, and rows are smaller.
     by_key = together.repartition("key").groupBy("key").agg(*counts, *ends, *sums)
     of_day = by_key.where(sum((F.col(tag) for tag in _TAGS[:-1]), F.lit(0)) > 0)
     class_, is_void = _class(len(sums)), F.col("class") == Class.ROLLED_BACK.value
@@ -72,7 +71,7 @@ def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
     return of_day.withColumn("class", class_).select(
         "key",
         "class",
-        # A rolled-back transfer has no money, though rows of clearing may have.
+        # A rolled-back transfer has no money, though its clearing rows may have some.
         F.when(is_void, 0).otherwise(F.col("most_amount")).alias("amount"),
         F.when(is_void, "").otherwise(F.get(currencies, F.col("most_money"))).alias("currency"),
         (F.col("ordered") > 0).alias("ordered"),
@@ -81,8 +80,8 @@ def verdicts(frames: Frames, rules: Rules, window: DayWindow) -> DataFrame:
 
 
 def _class(sums: int) -> Column:
-    """The class of a transfer that plainly agrees, from counts of its rows and what is equal in
-    them; else NULL.
+    """The class of a transfer that plainly agrees, by the counts and equal values of its rows; else
+    NULL.
     """
     n = {tag: F.col(tag) for tag in _TAGS}
     was_agreed = n["agreed"] > 0
@@ -105,7 +104,7 @@ def _class(sums: int) -> Column:
 
 
 def _zero_sums(rules: Rules) -> Iterator[Column]:
-    """For each sum that must be zero in a transfer: 1 for an entry that is in it, else 0."""
+    """For each sum that must be zero in a transfer: 1 for an entry that counts in it, else 0."""
     for bank in rules.both_sides:
         for kind in _MOVES:
             yield ((F.col("bank") == bank) & (F.col("kind") == kind)).cast("int")
@@ -114,7 +113,7 @@ def _zero_sums(rules: Rules) -> Iterator[Column]:
 
 
 def _entries(rows: DataFrame, rules: Rules, window: DayWindow) -> DataFrame:
-    """What the match reads of entries."""
+    """The columns of entries that the match reads."""
     has_sums = rules.both_sides or rules.proves_clearing
     if not has_sums:
         rows = rows.where(F.col("role") != "clearing")
@@ -149,9 +148,9 @@ def _is_at_its_bank(rules: Rules) -> Column:
 
 
 def _messages(rows: DataFrame, rules: Rules) -> DataFrame:
-    """What the match reads of messages.
+    """The columns of messages that the match reads.
 
-    A rolled-back one need not agree on anything but its transfer and payer.
+    A rolled-back message must agree only on its transfer and its payer.
     """
     is_visible, is_void = F.col("state").isin(*VISIBLE), F.col("state") == "rolled_back"
     amount = F.col("amount")
@@ -174,26 +173,27 @@ def _is_known(amount: Column, currency: Column, rules: Rules) -> Column:
 
 
 def _money(rules: Rules) -> Column:
-    """The number of a currency, from 1 on; numbers are aggregated faster than texts."""
+    """A currency as a number, from 1 on; Spark aggregates numbers faster than texts."""
     known = F.array(*map(F.lit, sorted(rules.money))) if rules.money else F.array(F.lit(""))
     return F.array_position(known, F.col("currency"))
 
 
 def _mark(name: str) -> Column:
-    """A text as a number of 64 bits. Two texts that have one number have two in another transfer,
-    so that names cannot be chosen to be alike.
+    """A text as a 64-bit hash. The key is part of it: two texts that collide in one transfer do not
+    in another, so nobody can choose names that collide.
     """
     return F.xxhash64(F.col("key"), F.col(name))
 
 
 def decide(frames: Frames, suspects: DataFrame, window: DayWindow, decider: Decider) -> DataFrame:
-    """Decide the suspects from all of their rows; each row has one of the columns of ``DECIDED``.
+    """Decide the suspects from all of their rows; each row of the result fills one column of
+    ``DECIDED``.
 
     ``suspects`` has their keys, and whether they were agreed on an earlier day.
     """
     count = suspects.count()
     keys = {
-        # Of other dates only those transfers are known, whose money moved again.
+        # Old rows matter only for transfers that were agreed and moved again.
         is_old: F.broadcast(some) if count <= _FEW else some
         for is_old, some in ((False, suspects), (True, suspects.where("was_agreed")))
     }
@@ -203,10 +203,10 @@ def decide(frames: Frames, suspects: DataFrame, window: DayWindow, decider: Deci
         found = found.join(keys[role in OLD], "key", "left_semi")
         rows.append(_shaped(role, found))
     evidence = reduce(DataFrame.unionByName, rows)
-    # Many keys at a time: a call of Python for each one would cost more than the decision.
+    # Many keys at a time: calling Python for each one would cost more than the decision.
     place = F.pmod(F.xxhash64("key"), F.lit(count // _KEYS_AT_A_PLACE + 1))
 
-    # Spark reads the types.
+    # Spark reads the type hints.
     def decided(rows: pa.Table) -> pa.Table:
         return decider.decide_rows(rows)
 
@@ -214,7 +214,7 @@ def decide(frames: Frames, suspects: DataFrame, window: DayWindow, decider: Deci
 
 
 def _shaped(role: Role, rows: DataFrame) -> DataFrame:
-    """Rows of a table in the column of its shape; the columns of the other shapes are NULL."""
+    """Rows as structs in the column of their table; the columns of the other tables are NULL."""
     shape = EVIDENCE[role]
     others = {table.name: table for table in EVIDENCE.values()}
     del others[shape.name]

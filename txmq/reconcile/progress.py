@@ -26,7 +26,7 @@ __all__ = ["Progress", "pages_of", "show_progress"]
 _DESCRIPTION: Final = "spark.job.description"
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
-"""The time in which Spark's pages must answer: a hung Java never does."""
+"""The time limit for Spark's pages to answer: a hung Java never does."""
 
 
 class Progress:
@@ -66,7 +66,7 @@ class Progress:
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """In the block Spark's pages name each job's stage, and the bar shows Spark's tasks."""
+        """During the block, Spark's pages name each job's stage, and the bar shows its tasks."""
         self._spark = spark
         try:
             with nullcontext() if self._bar.disable else _tasks(spark, self._show_tasks):
@@ -75,8 +75,8 @@ class Progress:
             self._spark = None
 
     def _describing(self, name: str) -> AbstractContextManager[None]:
-        """Spark's pages show this setting of its session as the description of each job. Unlike
-        ``setJobDescription`` it works over Spark Connect, too.
+        """Describe the block's jobs on Spark's pages by a setting of the session. Unlike
+        ``setJobDescription``, this also works over Spark Connect.
         """
         if self._spark is None:
             return nullcontext()
@@ -91,7 +91,7 @@ class Progress:
 
 @contextmanager
 def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[None]:
-    """Show how many tasks of the running job have ended, of how many."""
+    """Show how many tasks of the running job have ended, and how many it has."""
     from pyspark.sql import is_remote
 
     if is_remote():
@@ -100,7 +100,7 @@ def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[No
             found = list(stages)
             show(sum(one.num_completed_tasks for one in found), sum(one.num_tasks for one in found))
 
-        handler: Any = handle  # Spark declares a class, and documents functions.
+        handler: Any = handle  # Spark's types ask for a class, its docs for a function.
         spark.registerProgressHandler(handler)
         try:
             yield
@@ -108,7 +108,7 @@ def _tasks(spark: SparkSession, show: Callable[[int, int], None]) -> Iterator[No
             spark.removeProgressHandler(handler)
         return
     if (pages := pages_of(spark)) is None:
-        yield  # Without Connect, nothing but Spark's pages knows its tasks.
+        yield  # Without Connect, only Spark's pages know its tasks.
         return
     address = f"{pages}/api/v1/applications/{spark.conf.get('spark.app.id')}/stages?status=active"
     direct, ended = build_opener(ProxyHandler({})), threading.Event()
@@ -141,7 +141,7 @@ def pages_of(spark: SparkSession) -> str | None:
 
 @contextmanager
 def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Show progress on a stream, standard error if left out: a bar on a terminal, lines elsewhere,
+    """Show progress on a stream, by default standard error: a bar on a terminal, lines elsewhere,
     nothing if quiet.
     """
     stream = sys.stderr if stream is None else stream
@@ -155,12 +155,12 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
             bars.MofNCompleteColumn(),
             bars.TimeElapsedColumn(),
         )
-        # A terminal of its own: while Spark starts, standard error goes into its log.
+        # A separate handle of the terminal: while Spark starts, standard error goes into its log.
         with (
             os.fdopen(os.dup(stream.fileno()), "w") as screen,
             bars.Progress(*columns, console=Console(file=screen), transient=True) as bar,
         ):
             yield Progress(lambda line: bar.console.print(line, markup=False, highlight=False), bar)
     else:
-        # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.
+        # Not rich's console: on a closed pipe it exits with 1, which is a verdict.
         yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))

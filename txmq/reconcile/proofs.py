@@ -1,9 +1,9 @@
 """Balance proofs: each account over the day, each bank, and all of them together.
 
 Several independent sources state an account's balance: the journal, the table of accounts, the
-result of the day before, and the transfers in flight. They are added up for each account
-(:mod:`txmq.reconcile.balances`). A proof states which two of them must be equal. Spark compares the
-accounts; only sums over them are added up here.
+result of the day before, and the transfers in flight. :mod:`txmq.reconcile.balances` adds them up
+for each account. A proof states which two of them must be equal. Spark compares the accounts; this
+module adds up only the sums over them.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class _Comparison(NamedTuple):
 
     @property
     def is_wrong(self) -> Column:
-        """True for an account that it covers and that differs."""
+        """True for a covered account that differs."""
         return self.where & (self.expected != self.found)
 
 
 def proofs_of(
     day: ReconciledDay, rules: Rules, sources: Iterable[ExtractedSource] = ()
 ) -> DataFrame:
-    """The proofs of a day, without what earlier days left: the accounts and transfers that differ,
-    and each proof as a whole; as ``PROOFS``.
+    """The proofs of a day as ``PROOFS``, without the differences that earlier days left.
 
+    There is a row for each account and transfer that differs, and for each proof as a whole.
     ``sources`` has the rows in quarantine.
 
     Raises:
@@ -74,7 +74,7 @@ def proofs_of(
 
 def _comparisons(rules: Rules, *, was_closed: bool) -> Iterator[_Comparison]:
     def wide(*names: str) -> Column:
-        """The sum of some columns, with room for any; NULL counts as zero."""
+        """The sum of columns, in a type with room for any sum; NULL counts as zero."""
         columns = (F.coalesce(F.col(name), F.lit(0)).cast("decimal(20,0)") for name in names)
         return reduce(Column.__add__, columns)
 
@@ -89,7 +89,7 @@ def _comparisons(rules: Rules, *, was_closed: bool) -> Iterator[_Comparison]:
 
 
 def _sums_of(accounts: DataFrame, comparisons: Iterable[_Comparison]) -> list[dict[str, Any]]:
-    """What the proofs need of all accounts, added up by bank, role and currency."""
+    """The sums over accounts that the proofs need, by bank, role and currency."""
     compared = []
     for one in comparisons:
         for name, value in (("expected", one.expected), ("found", one.found)):
@@ -148,8 +148,8 @@ class _Books:
         }
         """The sums of columns, by bank, role and currency."""
         self._sums: defaultdict[Place, Counter[str]] = defaultdict(Counter)
-        """The values ``expected`` and ``found`` of a difference, or of a whole proof, with its
-        number of ``rows`` and of those that are ``wrong``."""
+        """The values ``expected`` and ``found`` of a difference, or of a whole proof with the
+        numbers of its ``rows`` and of its ``wrong`` rows."""
         self._rows = sums
         for one in comparisons:
             for row in sums:
@@ -181,7 +181,7 @@ class _Books:
                     self._add_wrong(("double-entry", bank, OTHER, currency), 0, other)
 
     def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
-        """Add the rows that cannot be read: the rows read are those taken and these."""
+        """Add the rows that cannot be read: they are expected, but not found."""
         for table in (table for source in sources for table in source.tables):
             bank, taken, count = table.written.source, table.written.rows, len(table.quarantine)
             for row in table.quarantine:
@@ -196,7 +196,7 @@ class _Books:
         for place, of in self._sums.items():
             row = _row(place, of["expected"], of["found"])
             if wrong := of["wrong"]:
-                # The differences of its accounts may add up to zero.
+                # The differences of its accounts may cancel each other out.
                 about = f"{wrong} of {of['rows']} do not: {ABOUT_PROOFS[place[0]]}"
                 row = (*place, of["expected"], of["found"], False, about, None)
             yield row
@@ -212,14 +212,14 @@ class _Books:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row((f"classes-{kind}", *where), booked, of[name])
             if self._rules.proves_clearing:
-                # The proof of a transfer itself has the rows that do not add up.
+                # Rows that do not add up are a difference of their own transfer, not of the total.
                 yield _row(("clearing-total", *where), transit + of["unbalanced"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks and classes, and the money that was in flight before."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
-            # Without money there is no currency.
+            # Classes without money have no currency.
             is_money = name in {"earlier", "debited", "returned", "credited", "unbalanced"}
             if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
@@ -234,7 +234,7 @@ class _Books:
                 total["outside"] -= moved if bank in named else 0
             else:
                 total["held"] += moved
-                # A bank without capital accounts gets money from outside by every other booking.
+                # At a bank without capital accounts, every other booking is money from outside.
                 total["outside"] += of_role["other"] if bank not in named else 0
         return found
 
@@ -252,7 +252,7 @@ class _Books:
                 before = min(ids["first_id"]) - 1
             if mine:
                 expected = 0 if before is None or last is None else last - before
-                # A row that is there twice must not make up for one that is missing.
+                # A duplicate row must not make up for a missing one.
                 new = sums["ids", bank, ""]
                 yield _row(("gapless", bank, None, None), expected,
                            count if new >= expected else new)  # fmt: skip

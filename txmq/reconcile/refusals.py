@@ -1,6 +1,6 @@
-"""Refusals by code that Spark runs elsewhere.
+"""Turn the errors of Spark's workers back into txmq's exceptions.
 
-What a data source raises on a worker arrives here within an error of Spark, as text.
+An exception that a data source raises on a worker arrives here as text inside a Spark error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _RAISED: Final = re.compile(rf"^(?:[\w.]+\.)?({'|'.join(_ERRORS)}): (.+)$", re.M
 
 @contextmanager
 def raised_here() -> Iterator[None]:
-    """Raise a refusal by a worker as if it were raised in the block.
+    """Raise a worker's refusal as if the block itself had raised it.
 
     Raises:
-        ReconcileRefused: A worker did.
-        ConfigError: A worker did.
+        ReconcileRefused: A worker raised it.
+        ConfigError: A worker raised it.
     """
     try:
         yield

@@ -1,20 +1,21 @@
 """The directory of results: the tables and files of each run, and which run is in force.
 
 A run writes into its own directories, and its last step makes it the day's current run. If it
-dies before, the former run stays in force. A rerun has the same id and the same rows, and leaves
-complete tables untouched.
+dies before that, the former run stays in force. A rerun has the same id and the same rows, and
+leaves complete tables untouched.
 
     <directory>/results/<table>/business_date=D/run=<run id>/part-00000.parquet …
     <directory>/runs/D/<run id>/run.json, report.html, …
     <directory>/runs/D/current
 
 Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved file
-by file. A table that a killed run left in part has no run in force, and the rerun writes it again.
+by file. A killed run may leave a partial table; no run in force uses it, and the rerun writes it
+again.
 
 One person prepares a day's result, another one reviews it, and both sign its hash. Signatures are
-only ever added. A signature is valid while its result is in force: a run of the day with other
-inputs has another result, which is unsigned. A new result of the day before invalidates the
-signatures too, since this result was made from the old one.
+never removed. A signature is valid while its result is in force: a run of the day with other
+inputs has another result, which is unsigned. A new result of the day before also invalidates the
+signatures, since this result was made from the old one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Role: TypeAlias = Literal["preparer", "reviewer"]
 
 
 class Signature(Struct, frozen=True):
-    """The signature of a person under a result."""
+    """A person's signature on a result."""
 
     role: Role
     by: str
@@ -59,16 +60,16 @@ class Signature(Struct, frozen=True):
     result_digest: str
     note: str = ""
     despite: str = ""
-    """Why it is given although there are breaks or failed proofs."""
+    """Why the person signs although there are breaks or failed proofs."""
 
 
 def run_id(
     day: date, rules_digest: str, extract_id: str, previous: str | None, explained: str = ""
 ) -> str:
-    """A run's id: the same for the same date, rules and inputs.
+    """A run's id: equal for equal dates, rules and inputs.
 
-    ``previous`` is the digest of the result that this run continues, and ``explained`` that
-    of the explanations that hold.
+    ``previous`` is the digest of the result that this run continues, and ``explained`` the digest
+    of the valid explanations.
     """
     return digest_of([day.isoformat(), rules_digest, extract_id, previous or "", explained])[:16]
 
@@ -121,7 +122,7 @@ class Results:
         return self.current(before[-1]) if before else None
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
-        """The latest days before this one, oldest first, up to a number."""
+        """The latest days before this one, up to ``most``, oldest first."""
         before = self.days(day)
         runs = map(self._in_force, before[max(len(before) - most, 0) :])
         return tuple(run.result.past for run in runs if run is not None)
@@ -142,11 +143,11 @@ class Results:
         return found[::-1]
 
     def why_outdated(self, run: Run, last: date | None = None) -> str | None:
-        """The reason why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
+        """Why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
 
         A day that was run again may leave other items to the next day, which no later report would
         show. All earlier days are checked: the day before may itself be outdated. The reason names
-        ``last`` as the last day to run again; the run's own day if left out.
+        ``last`` as the last day to run again; by default, the run's own day.
         """
         day = own = run.day
         first: tuple[date, date] | None = None
@@ -184,7 +185,7 @@ class Results:
         return self.folder.at("runs", run.result.business_date, run.run_id)
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Write a run's files, such as ``report.html``, and make it the run that is in force.
+        """Write a run's files, such as ``report.html``, and put the run in force.
 
         Its signatures are stored separately. The files of a signed run stay as they were when it
         was signed.
@@ -201,7 +202,7 @@ class Results:
         elif signed.result_digest != run.result_digest:
             raise ReconcileRefused(_SIGNED_ERROR.format(run=run.run_id, day=day, what="its result"))
         self._check_lock()
-        # The last step: before it no reader sees the run.
+        # The last step: no reader sees the run before it.
         named = msgspec.json.encode({"run_id": run.run_id})
         self.folder.at("runs", day).replace("current", named + b"\n")
 
@@ -222,11 +223,11 @@ class Results:
 
         Raises:
             UsageError: The result was changed, was made before the day was over, or the day
-                before has a newer one; this part is signed already, or the first one is not; one
+                before has a newer one; this role has signed already, or the preparer has not; one
                 person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
         day, of_run = run.result.business_date, (run.run_id, run.result_digest)
-        # Names that differ only in width and spaces are one person's.
+        # Names that differ only in character width and spaces are the same person.
         by = " ".join(unicodedata.normalize("NFKC", name).split())
         signed = Signature(role, by, now_ms, *of_run, note.strip(), despite.strip())
         with self.folder.lock_signatures():
@@ -257,7 +258,7 @@ class Results:
         return "invalidated" if is_outdated else state
 
     def with_sign_off(self, run: Run) -> Run:
-        """A run with its signatures, or else the last ones of another result of the day."""
+        """A run with its signatures; without any, with the last ones of the day's other results."""
         found = sign_offs(self.signatures(run.result.business_date))
         last = next(reversed(found.values()), None)
         return msgspec.structs.replace(run, sign_off=found.get(run.result_digest, last))
@@ -269,7 +270,7 @@ class Results:
         return self.folder.at("results", name, f"business_date={day}", f"run={run}")
 
     def files(self, name: str, *runs: Run) -> list[TableFile]:
-        """The files of a table of some runs, as far as they still exist."""
+        """The files of a table of these runs that still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
         return [
             TableFile(f"{table.spark_path}/{part}")
@@ -284,10 +285,10 @@ class Results:
         return draft
 
     def take(self, draft: Folder, name: str, day: date, run: str, content: str) -> None:
-        """Take what Spark wrote into the draft of a table; ``content`` is the hash of its rows.
+        """Take the table that Spark wrote into a draft; ``content`` is the hash of its rows.
 
         Raises:
-            ReconcileRefused: The run is signed, and this differs from what was signed.
+            ReconcileRefused: The run is signed, and this table differs from the signed one.
         """
         place = self.table(name, day, run)
         if _has_content(name, place, content):
@@ -300,12 +301,12 @@ class Results:
             raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self._in_force(day)
         if current is not None and current.run_id == run:
-            # Until the run is complete again.
+            # Not in force until the run is complete again.
             self.folder.at("runs", day.isoformat()).remove("current")
         place.take(draft)
 
     def verify(self, run: Run, names: Iterable[str] = ()) -> None:
-        """Check that the rows of a run's tables are those that it wrote: of all tables or some.
+        """Check that a run's tables, all or some, still have the rows that the run wrote.
 
         Raises:
             ReconcileRefused: A table was changed.
@@ -331,13 +332,13 @@ class Results:
         return _read_run(place.at(run))
 
     def _signed_run(self, day: str, run: str) -> Run | None:
-        """A run if it is signed; then none of its files is ever replaced."""
+        """The run if it is signed; the files of a signed run are never replaced."""
         is_signed = any(signature.run_id == run for signature in self.signatures(day))
         return _read_run(self.folder.at("runs", day, run)) if is_signed else None
 
 
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
-    """The signatures of each result of a day by its digest, in the order of their preparation."""
+    """The signatures of each result of a day by its digest, in the order of preparation."""
     found: dict[str, SignOff] = {}
     for one in signatures:
         digest = one.result_digest
@@ -359,7 +360,7 @@ def objections(
 ) -> Iterator[str]:
     """The reasons why a person cannot sign a result.
 
-    ``given`` are the signatures of the day, and ``outdated`` says why the result is.
+    ``given`` has the signatures of the day; ``outdated`` says why the result is outdated, if it is.
     """
     result, day, found = run.result, run.result.business_date, given.get(run.result_digest)
     if result.digest != run.result_digest:
@@ -395,9 +396,9 @@ def _read_run(folder: Folder) -> Run:
 
 
 def _has_content(name: str, place: Folder, content: str | None) -> bool:
-    """True if the files of a table have these rows, perhaps cut into other files."""
+    """True if the files of a table have these rows, however they are split into files."""
     found = ContentHash(TABLES[name])
-    parts = place.files("[!._]*")  # Those that Spark reads.
+    parts = place.files("[!._]*")  # The files that Spark reads.
     try:
         for batch in place.batches(parts) if parts else ():
             found.add(batch)

@@ -22,10 +22,10 @@ _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-define
 TRANSFER_KINDS: Final = ("debit", "credit", "return", "recall", "fee")
 """The kinds of entries that belong to transfers."""
 PAYERS_KINDS: Final = ("debit", "return")
-"""Those that the payer's bank books."""
+"""The kinds that the payer's bank books."""
 LOG_PLACES: Final = ("directory", "directories", "cluster")
 SCHEMES: Final = ("hdfs", "viewfs", "s3a", "gs", "abfss")
-"""The remote file systems that can have extracts and results."""
+"""The remote file systems that can hold extracts and results."""
 
 
 class TransferBanks(NamedTuple):
@@ -42,7 +42,7 @@ class TransferBanks(NamedTuple):
 
 
 class DayWindow(NamedTuple):
-    """A business date as moments: from ``start_ms`` on, and before ``end_ms``."""
+    """The moments of a business date: from ``start_ms`` up to, but not including, ``end_ms``."""
 
     start_ms: int
     end_ms: int
@@ -70,10 +70,10 @@ class Namespaces(Struct, frozen=True, forbid_unknown_fields=True):
     """The banks that issue the transfer ids of a table with several namespaces."""
 
     names: Annotated[dict[str, Name], Meta(min_length=1)]
-    """The bank of each value of ``column``; without a column, of each beginning of an id. The
-    longest beginning counts, and the empty text is the beginning of every id."""
+    """The bank for each value of ``column``; without a column, for each prefix of an id. The
+    longest prefix counts, and the empty text is a prefix of every id."""
     column: str = ""
-    """The column that decides."""
+    """The column whose value decides."""
 
 
 _FIELDS: Final = ("account", "currency", "amount", "kind", "booked", "value", "end_to_end_id")
@@ -96,11 +96,11 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     """When a business date ends. One that ends at 17:00 begins at 17:00 on the day before; one that
     ends at 00:00 is a calendar day."""
     grace: str = "2h"
-    """How long a transfer may be under way when the date ends without being a break."""
+    """How long a transfer may be under way at the end of the date before it counts as a break."""
     weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
-    """Days of the week that do not count for the age of a break."""
+    """Days of the week that do not count toward the age of a break."""
     holidays: frozenset[date] = frozenset()
-    """Dates that do not count for the age of a break."""
+    """Dates that do not count toward the age of a break."""
     history: Annotated[int, Meta(ge=0, le=366)] = 7
     """How many earlier dates are searched for a transfer that is booked again."""
 
@@ -136,14 +136,14 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Money(Struct, frozen=True, forbid_unknown_fields=True):
-    """A currency, by its code of three letters; all amounts are in minor units."""
+    """A currency, by its three-letter code; all amounts are in minor units."""
 
     digits: Annotated[int, Meta(ge=0, le=6)] = 2
-    """Digits after the point of a major unit."""
+    """Digits after the decimal point of a major unit."""
     tolerance: Annotated[int, Meta(ge=0)] = 0
-    """The sides of a transfer agree if their amounts differ by no more."""
+    """The sides of a transfer agree if their amounts differ by no more than this."""
     materiality: Annotated[int, Meta(ge=0)] = 0
-    """Breaks are within the limits if their amounts at risk add up to no more."""
+    """Breaks are within the limits if their amounts at risk add up to no more than this."""
 
 
 class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +153,7 @@ class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
 
     parts: bool = False
     """Several debits, orders or credits of one transfer agree if their sums are equal. By default
-    the second one of each is a break."""
+    a second one is a break."""
     charges: Literal["none", "payer", "payee"] = "none"
     """Who bears the fees that are booked under the id of a transfer. By default a fee is a
     break."""
@@ -166,14 +166,14 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """How many breaks are within the limits or shown, and how many rows may be unreadable."""
 
     breaks: Annotated[int, Meta(ge=0)] = 100
-    """The most breaks that are within the limits."""
+    """The greatest number of breaks that is within the limits."""
     age_days: Annotated[int, Meta(ge=0)] = 7
     """The greatest age of a break that is within the limits, in business days."""
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
     """How many breaks of each class the report shows."""
     quarantine_max: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The most rows of a bank's table that may be unreadable. The run reports them and does not
-    reconcile them; one more ends it."""
+    """How many rows of a bank's table may be unreadable. The run reports them without reconciling
+    them; one more row ends the run."""
 
 
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,7 +196,7 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """The column with the kind of booking, or the kind of all rows."""
     namespace: Name | Namespaces = ""
     """The name of the bank that issues the transfer ids in this table; required. If several banks
-    do, a column or the beginning of an id decides."""
+    do, a column or the prefix of an id decides."""
     kinds: dict[str, tuple[str, ...]] = {}
     """The bank's words for each kind of row: lists under ``debit``, ``credit``, ``return``,
     ``recall`` and ``fee``. A row of any other kind belongs to no transfer."""
@@ -209,11 +209,11 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """An SQL condition in the database's dialect; only rows that meet it are read."""
     time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
     """The type of ``booked`` and ``recorded``. A ``timestamp`` is read in the bank's zone. In a
-    file, a date without a time is the last moment of this business date."""
+    file, a date without a time is the last moment of that business date."""
     units: Literal["minor", "major"] = "minor"
     """The unit of amounts and balances."""
     amounts: Literal["signed", "unsigned"] = "signed"
-    """``signed``: a debit is negative; ``unsigned``: only its kind marks it."""
+    """``signed``: a debit is negative; ``unsigned``: only its kind shows that it is a debit."""
     clearing: tuple[str, ...] = ()
     """Accounts for money in flight to another bank. If all banks name them, the clearing proofs
     check that they hold exactly this money."""
@@ -246,7 +246,7 @@ class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's table of accounts with their balances."""
 
     table: str = ""
-    """Its name. Required in a database, and the next three keys everywhere."""
+    """The table's name; required in a database. The next three keys are always required."""
     account: str = ""
     """The column with the account."""
     currency: ColumnSource = ""
@@ -269,7 +269,7 @@ class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     """Their path. ``*`` in the name stands for any text, and ``{date}`` for the business date,
-    also as ``{date:%Y%m%d}``; without it, the files have the whole journal."""
+    also with a format: ``{date:%Y%m%d}``. Without ``{date}``, the files have the whole journal."""
     format: Literal["csv", "json-lines", "parquet", "camt.053", "mt940"]
     """Rows with columns, or bank statements."""
     balances: str = ""
@@ -279,13 +279,13 @@ class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
     """The character between two values of a CSV file."""
     quote: Annotated[str, Meta(max_length=1)] = '"'
-    """The character around a value of a CSV file; empty if none has a meaning."""
+    """The quote character of a CSV file; empty if it has none."""
     columns: tuple[str, ...] = ()
     """The columns of a CSV file without a header; if empty, the first line names them."""
     decimal: Annotated[str, Meta(min_length=1, max_length=1)] = "."
-    """The character before the minor units of an amount."""
+    """The decimal separator of amounts."""
     grouping: Annotated[str, Meta(max_length=1)] = ""
-    """The character between each three digits of an amount: ``.`` in 1.234,56."""
+    """The thousands separator of amounts: ``.`` in 1.234,56."""
     moments: str = ""
     """The format of moments for ``strptime``: ``%d.%m.%Y %H:%M:%S``; ISO 8601 if empty."""
 
@@ -311,7 +311,7 @@ class Bank(Struct, frozen=True, forbid_unknown_fields=True):
     files: BankFiles | None = None
     accounts: AccountColumns | None = None
     zone: str = "UTC"
-    """The time zone of its moments without one."""
+    """The time zone of moments that name none."""
     readers: Annotated[int, Meta(ge=1, le=64)] = 4
     """How many connections read in parallel."""
     properties: dict[str, str] = {}
@@ -324,19 +324,20 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     topic: str
     """Their topic."""
     namespace: Name
-    """The name of the bank that issues their ids, as in its entries."""
+    """The name of the bank that issues their transfer ids, as in its entries."""
     group: str = ""
-    """The consumer group that credits; the same in all flows of a topic."""
+    """The consumer group that credits; all flows of a topic must name the same group."""
     payer_bank: Name | None = None
     """The bank that debits and pays back. By default the bank that ``namespace`` names, or any bank
-    if it names no bank."""
+    if it names none."""
     payee_bank: Name | None = None
-    """The bank that credits and recalls. By default any bank except the payer's; with one bank,
-    that one."""
+    """The bank that credits and recalls. By default any bank except the payer's; if there is only
+    one bank, that one."""
     tags: tuple[str, ...] = ()
     """Only messages with one of these tags; all messages if empty."""
     key: str = ""
-    """The field with the transfer's id; a dot leads into an object. The first key if empty."""
+    """The field with the transfer's id; a dot leads into an object. If empty, the message's first
+    key is the id."""
     payer: str = "payer"
     """The field with the debited account."""
     payee: str = "payee"
@@ -359,7 +360,7 @@ class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
     flow: tuple[Flow, ...] = ()
     directories: tuple[str, ...] = ()
     """The data directories of several brokers. Add a new one at the end: the positions of open
-    items contain the place in this list."""
+    items contain a directory's index in this list."""
     cluster: str = ""
     """The name servers of a RocketMQ cluster to read: ``host:9876``, several with ``;``."""
 
@@ -384,8 +385,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     """The reconciliation's name; break ids depend on it, so do not change it."""
     directory: str
-    """Where extracts and results are kept: a path, which workers of a cluster need too, or a URI of
-    the scheme ``hdfs``, ``viewfs``, ``s3a``, ``gs`` or ``abfss``."""
+    """Where extracts and results are kept: a path, which a cluster's workers must share, or a URI
+    of the scheme ``hdfs``, ``viewfs``, ``s3a``, ``gs`` or ``abfss``."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
     log: LogRules
     version: str = "1"
@@ -399,11 +400,11 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     recon: Recon | None = None
 
     def money_of(self, currency: str) -> Money:
-        """The rules of a currency, also of one that they do not name."""
+        """The rules of a currency; the defaults for one that they do not name."""
         return self.money.get(currency, Money())
 
     def banks(self, has: Callable[[Bank], object]) -> list[str]:
-        """The names of the banks whose rules have a property."""
+        """The names of the banks for which ``has`` is true."""
         return [bank.name for bank in self.bank if has(bank)]
 
     def banks_of_flow(self, flow: Flow) -> TransferBanks:
@@ -419,7 +420,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     ) -> TransferBanks | None:
         """The banks that may book a transfer with orders in these topics.
 
-        Without an order, the transfer may be of any flow of its namespace. ``None`` if the
+        Without an order, the transfer may belong to any flow of its namespace. ``None`` if the
         namespace has no flow.
         """
         flows = [flow for flow in self.log.flow if flow.namespace == namespace]
@@ -439,7 +440,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def both_sides(self) -> list[str]:
-        """The banks that book both sides of a transfer, each kind of which must add up to zero."""
+        """The banks that book both sides of a transfer; each kind of row must add up to zero."""
         return self.banks(lambda bank: bank.entries.double_entry)
 
     @property

@@ -1,4 +1,4 @@
-"""The file of the rules: it is read, completed and checked here."""
+"""The file of the rules: reading, completing and checking it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def read_rules(
 ) -> Rules:
     """Read the rules in a file; directories are relative to the file.
 
-    ``environ`` has the values of ``${VARIABLE}``; it is the process's environment if left out.
+    ``environ`` has the values of ``${VARIABLE}``; by default, it is the process's environment.
     Without ``reads_banks``, the variables of the banks may be missing, and the banks are not
-    checked: a person who works with results needs no password of a bank.
+    checked: a person who only works with results needs no bank's password.
 
     Raises:
         ConfigError: The file does not exist, or a rule is invalid.
@@ -78,8 +78,8 @@ def read_rules(
 
 
 def _local_path(rules: Path, name: str, place: str) -> str:
-    """A path, or a URI with the scheme ``file``, as a path that begins at the root. The URI of
-    another file system stays as it is; what cannot be reached is never taken for a local folder.
+    """Make a path or a ``file`` URI absolute. The URI of another file system stays unchanged, and
+    one that txmq cannot reach is refused, never taken for a local folder.
     """
     uri, here = _URI.match(place), rules.resolve().parent
     if uri is None:
@@ -125,7 +125,7 @@ def _complete(rules: Path, bank: Bank) -> Bank:
     return replace(bank, entries=replace(entries, **missing, units="major"), accounts=accounts)
 
 
-# What types cannot express. Each check yields errors, of which the first is reported.
+# Checks that types cannot express. Each one yields errors; only the first error is reported.
 
 
 def _check_day(rules: Rules) -> Iterator[str]:
@@ -288,6 +288,6 @@ def _check_money(rules: Rules) -> Iterator[str]:
 
 
 def _duplicates(*groups: Iterable[str]) -> list[str]:
-    """The names that are in several groups."""
+    """The names that occur in several groups."""
     counts = Counter(chain.from_iterable(map(set, groups)))
     return sorted(name for name, count in counts.items() if count > 1)

@@ -35,7 +35,7 @@ _TYPES: Final[Mapping[Any, Any]] = {
     "string": sa.Text, "long": sa.BigInteger, "int": sa.Integer, "boolean": sa.Boolean,
     str: sa.Text, int: sa.BigInteger, bool: sa.Boolean, float: sa.Double,
 }  # fmt: skip
-"""The SQL types of the types in Parquet files, and of those of fields."""
+"""The SQL type for each type of Parquet columns, and for each type of fields."""
 _RENAMED: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
 """Names that are reserved words: of columns in SQL, and of fields in Python."""
 _RUN: Final[Mapping[str, type]] = {
@@ -81,7 +81,7 @@ class ReconSchema:
         """Write a run with its items, and make it the day's current one.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer, and is unchanged.
+            DatabaseFailed: The database refuses, or does not answer; it is unchanged.
         """
         result, of_run = run.result, {"run_id": run.run_id}
         why = {"is_current": True, "why": "\n".join(result.why)}

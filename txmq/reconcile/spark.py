@@ -1,4 +1,4 @@
-"""The Spark session of ``txmq reconcile``: quiet, the same everywhere, and stopped at the end."""
+"""The Spark session of ``txmq reconcile``: quiet, set up alike everywhere, stopped at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException,
 REACH_S: Final = 10.0
 """The limit for connecting to a master or a server."""
 WORKER_S: Final = 60.0
-"""The limit until a cluster runs its first task."""
+"""The limit for a cluster to run its first task."""
 RETRIES: Final = 5
 """Spark Connect's own 15 retries would hide for ten minutes that its server is gone."""
 RETRY_MS_MAX: Final = 10_000
@@ -77,13 +77,13 @@ def open_spark(
     if all went well.
 
     Args:
-        master: The cluster's master; this machine if left out.
-        remote: A Spark Connect server instead, ``SPARK_REMOTE`` if left out; it has its own Java.
+        master: The cluster's master; by default, this machine.
+        remote: A Spark Connect server instead, by default ``SPARK_REMOTE``; it has its own Java.
         memory: For Java here, or for each executor of a cluster.
-        cores: How many cores to use; all if left out.
+        cores: How many cores to use; by default, all.
         jars: JDBC drivers and other libraries.
         settings: Spark settings, which override ours.
-        log: Path of the log file; a temporary file if left out.
+        log: Path of the log file; by default, a temporary file.
         ui: True for Spark's web pages.
 
     Raises:
@@ -130,7 +130,7 @@ def open_spark(
         finally:
             if session is not None and not is_gone:
                 with warnings.catch_warnings():
-                    # A signal may have cut the call that PySpark makes. Java ends with us.
+                    # A signal may have interrupted PySpark's call. Java ends with this process.
                     warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM")
                     session.stop()
             if not is_log_named:
@@ -139,13 +139,13 @@ def open_spark(
 
 @contextmanager
 def setting(session: SparkSession, name: str, value: str) -> Iterator[None]:
-    """In the block, a setting of the session has this value."""
+    """Change a setting of the session during the block."""
     before = session.conf.get(name, None)
     session.conf.set(name, value)
     try:
         yield
     finally:
-        with suppress(*SPARK_ERRORS):  # It is gone, and the block has raised an error that says so.
+        with suppress(*SPARK_ERRORS):  # Spark is gone, and the block raised an error that says so.
             if before is None:
                 session.conf.unset(name)
             else:
@@ -217,7 +217,7 @@ def _settings(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence loggers whose texts come as exceptions, too."""
+    """Silence loggers whose texts also arrive as exceptions."""
     handler, loggers = logging.NullHandler(), [PySparkLogger.getLogger(name) for name in _LOGGERS]
     # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
     logging.root.addHandler(handler)
@@ -233,7 +233,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _output_to(log: Path) -> Iterator[None]:
-    """Let the programs that the block starts write into a file: they inherit our descriptors."""
+    """Send the output of programs that the block starts to a file: they inherit our descriptors."""
     before = {number: os.dup(number) for number in (1, 2)}
     with log.open("wb") as file:
         for number in before:
@@ -250,8 +250,8 @@ def _output_to(log: Path) -> Iterator[None]:
 def _signals_later() -> Iterator[None]:
     """Hold signals back while Spark starts: an interrupted PySpark leaves its Java running.
 
-    At the end PySpark's own handler of Ctrl-C goes, too: it would call Java on a connection that
-    waits for an answer.
+    At the end, PySpark's own handler of Ctrl-C is removed, too: it would call Java on a connection
+    that waits for an answer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -277,7 +277,7 @@ def _session(place: str, wanted: Mapping[str, str], *, is_server: bool) -> Spark
     if is_server:
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
-        # It comes as an exception, too, and once more when this process ends.
+        # The warning also arrives as an exception, and again when this process ends.
         warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]")
         session = SparkSession.builder.remote(place).getOrCreate()
         policy = DefaultPolicy(max_retries=RETRIES, max_backoff=RETRY_MS_MAX)
@@ -290,7 +290,7 @@ def _session(place: str, wanted: Mapping[str, str], *, is_server: bool) -> Spark
 
 
 def _wait_for_a_worker(session: SparkSession, place: str) -> None:
-    """Run a small job: a cluster without a worker would let the first one wait without end."""
+    """Run a small job: in a cluster without workers, the first real job would wait forever."""
     is_late = threading.Event()
 
     def interrupt() -> None:
@@ -314,7 +314,7 @@ def _wait_for_a_worker(session: SparkSession, place: str) -> None:
 
 
 def _answers(session: SparkSession) -> bool:
-    with suppress(Exception):  # A Java that is gone raises all sorts.
+    with suppress(Exception):  # If Java is gone, this can raise anything.
         session.conf.get("spark.app.id")
         return True
     return False

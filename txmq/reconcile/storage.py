@@ -1,10 +1,10 @@
 """The folders of extracts and results, on this machine or on a file system that Spark reaches.
 
-This is the one port to these files. A store of objects cannot rename a folder, so a writer puts
-files where no reader looks yet, and one small file, written last, puts them in force.
+This is the one port to these files. An object store cannot rename a folder, so a writer puts files
+where no reader looks yet, and one small file, written last, puts them in force.
 
-A location is opened as Arrow's file system, under the URI that Hadoop's programs use, and with the
-settings that they read in ``core-site.xml``.
+A location is opened as an Arrow file system, by the URI that Hadoop's programs use, and with the
+settings in their ``core-site.xml``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from txmq.runtime.disk import LocalDisk, sync_path
 __all__ = ["LEASE_S", "Directory", "Folder", "LocalFolder", "open_folder"]
 
 LEASE_S: Final = 120
-"""The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
+"""A process counts as dead if it has not renewed its claim for this many seconds."""
 _RENEW_S: Final = 20
 _ROWS_AT_ONCE: Final = 1 << 17
 _NEW: Final = re.compile(r"\.([^/]+)\.new$")
@@ -51,8 +51,8 @@ _HINTS: Final = {
 class Folder:
     """A folder on a remote file system; its URI names it in messages.
 
-    In a store of objects a file appears when it is closed, and replaces an older one. On other file
-    systems files appear in part, and a move replaces nothing.
+    In an object store a file appears when it is closed, and replaces an older one. Other file
+    systems show unfinished files, and a move does not replace a file.
 
     Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
     that it needs does not exist.
@@ -72,20 +72,20 @@ class Folder:
 
     @property
     def spark_path(self) -> str:
-        """The name by which Spark knows the folder."""
+        """The folder's path for Spark."""
         return self.uri if "://" in self.uri else f"file://{Path(self.uri).absolute()}"
 
     def at(self, *names: str) -> Folder:
-        """A folder below."""
+        """A folder below this one."""
         tail = "/".join(names)
         uri = f"{self.uri}/{tail}"
         return Folder(self._system, self._at(tail), uri, has_objects=self._has_objects)
 
     def files(self, pattern: str | None = None) -> list[str]:
-        """The paths of the files below, sorted: all of them, or those that fit a pattern.
+        """The paths of the files below, sorted: all of them, or those that match a pattern.
 
-        In a pattern such as ``????-??-??/current`` each name fits one name. A folder that does not
-        exist has no files.
+        Each part of a pattern such as ``????-??-??/current`` matches one name. A folder that does
+        not exist has no files.
         """
         is_deep = pattern is None or "/" in pattern
         below = FileSelector(self._path, allow_not_found=True, recursive=is_deep)
@@ -113,7 +113,7 @@ class Folder:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of Parquet files in pieces, so that few are in memory at once.
 
-        They have all columns, or those of ``columns`` that exist; ``where`` chooses rows.
+        They have all columns, or those of ``columns`` that exist; ``where`` filters the rows.
 
         Raises:
             pyarrow.ArrowException: A file is not Parquet.
@@ -126,10 +126,10 @@ class Folder:
                     yield batch if where is None else batch.filter(where)
 
     def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
-        """The rows of the table here; see :meth:`batches`.
+        """The rows of the table in this folder; see :meth:`batches`.
 
         Raises:
-            ReconcileRefused: It has no files, or one cannot be read.
+            ReconcileRefused: The folder has no files, or one cannot be read.
         """
         if not (parts := self.files("*.parquet")):
             raise ReconcileRefused(f"{self} has no files: run the day again")
@@ -140,7 +140,7 @@ class Folder:
             raise ReconcileRefused(f"{self} cannot be read: {error}") from error
 
     def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
-        """The rows of the table here one by one, as :meth:`pieces` has them."""
+        """The rows of the table in this folder, one by one; see :meth:`pieces`."""
         return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
     def write(self, name: str, data: bytes) -> None:
@@ -150,7 +150,7 @@ class Folder:
             file.write(data)
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a small file: after a crash it is the old or the new one."""
+        """Replace a small file; after a crash it is the old or the new one."""
         if self._has_objects:
             self.write(name, data)
             return
@@ -158,7 +158,7 @@ class Folder:
         if self._is_there(new) and not self._is_there(name):
             # A killed process had removed the old file.
             self._system.move(self._at(new), self._at(name))
-        # Readers take the new file where the old one is missing, so it must be complete by then.
+        # Readers take the ``.new`` file if the old one is missing, so it must be complete then.
         draft = new if self._is_there(name) else f".{name}.draft"
         self.write(draft, data)
         self._delete(name)
@@ -176,7 +176,7 @@ class Folder:
 
     @contextmanager
     def drafting(self, place: str) -> Iterator[Callable[[], None]]:
-        """Lock the folder, and empty a place below for drafts, now and at the end.
+        """Lock the folder, and empty a folder below for drafts, now and at the end.
 
         See :meth:`lock`.
         """
@@ -186,7 +186,8 @@ class Folder:
             try:
                 yield check_lock
             finally:
-                # Otherwise the next one does. A process that lost its lock has none there.
+                # If this fails, the next process does it. Without the lock, the drafts may be
+                # another process's.
                 with suppress(OSError, ReconcileRefused):
                     check_lock()
                     drafts.remove_all()
@@ -196,19 +197,20 @@ class Folder:
         """Make an empty folder for files that a folder below will take; see :meth:`lock`.
 
         Raises:
-            ReconcileRefused: Another process does the same.
+            ReconcileRefused: Another process is staging files here.
         """
         with self.drafting(".drafts") as check_lock:
             yield self.at(".drafts", secrets.token_hex(8)), check_lock
 
     def take(self, draft: Folder, last: str = "") -> bool:
-        """Take the files of a draft, which is removed; the parts of a table are numbered.
+        """Move the files of a draft here, and remove the draft; the parts of a table are numbered.
 
-        ``last`` comes after all others. If it is here already nothing changes, and this is False.
+        The file ``last`` follows all others. If it is here already, nothing changes, and the answer
+        is False.
         """
         if last and self.exists(last):
             return False
-        self.remove_all()  # A process that died left it, perhaps in other parts.
+        self.remove_all()  # A process that died may have left files, perhaps in other parts.
         parts = draft.files("part-*")
         for name in draft.files():
             if name != last and name[0] not in "._":  # Spark's own files.
@@ -231,9 +233,9 @@ class Folder:
             ReconcileRefused: Another process writes there; ``who`` is its description.
         """
         # Arrow can neither lock a file nor create one only if it does not exist. But all of these
-        # file systems list a file as soon as it is written: of two processes that write claims and
-        # then list them, one at least sees the other's. So both never go on; perhaps none does.
-        # A killed process leaves its claim. The file system's clock alone decides how old it is.
+        # file systems list a file as soon as it is written: if two processes write claims and then
+        # list them, at least one sees the other's. They never both go on; perhaps neither does. A
+        # killed process leaves its claim. Only the file system's clock decides how old a claim is.
         own, ended = f"claims/{secrets.token_hex(8)}", threading.Event()
         author = f"{socket.gethostname()} {os.getpid()}\n".encode()
 
@@ -268,8 +270,8 @@ class Folder:
             yield check
         finally:
             ended.set()
-            renewal.join()  # It would write the claim once more.
-            with suppress(OSError):  # Otherwise it becomes void.
+            renewal.join()  # It could write the claim once more.
+            with suppress(OSError):  # If this fails, the claim expires.
                 self._delete(own)
 
     def lock_signatures(self) -> AbstractContextManager[object]:
@@ -280,7 +282,7 @@ class Folder:
         return f"{self._path}/{name}"
 
     def _names(self, name: str) -> tuple[str, ...]:
-        """The names under which the latest state of a small file may be."""
+        """The names under which the latest version of a small file may be."""
         # The second is a file that is about to replace another one.
         return (name,) if self._has_objects else (name, f".{name}.new")
 
@@ -302,7 +304,7 @@ class Folder:
 
 
 class LocalFolder(Folder):
-    """A folder on this machine, perhaps under the URI of a view."""
+    """A folder on this machine, perhaps named by a ``viewfs`` URI."""
 
     local: Path
 
@@ -348,10 +350,10 @@ Directory: TypeAlias = str | Path | Folder
 
 
 def open_folder(directory: Directory) -> Folder:
-    """Open the ``directory`` of the rules; an open folder is returned as it is.
+    """Open the ``directory`` of the rules; an open folder is returned unchanged.
 
     Raises:
-        ConfigError: Python has no such file system, or a setting is invalid.
+        ConfigError: Python does not know the file system, or a setting is invalid.
         ReconcileRefused: The file system does not answer.
     """
     if isinstance(directory, Folder):
@@ -371,7 +373,7 @@ def open_folder(directory: Directory) -> Folder:
             system, path = _s3(settings), f"{place.netloc}{place.path}"
         else:
             system, path = FileSystem.from_uri(uri)
-        # A wrong name or password is an error of the first question, and not in the middle.
+        # Ask once, so that a wrong name or password is an error now, and not later in the run.
         system.get_file_info(path)
     except (ImportError, ValueError, NotImplementedError, pa.ArrowException, OSError) as error:
         kind = ReconcileRefused if isinstance(error, OSError) else ConfigError
@@ -381,14 +383,14 @@ def open_folder(directory: Directory) -> Folder:
 
 
 def _s3(settings: Mapping[str, str]) -> FileSystem:
-    """The object store of the scheme ``s3a``; what no setting names is Amazon's environment's."""
+    """The object store of the scheme ``s3a``; AWS's environment fills in what no setting names."""
     from pyarrow.fs import S3FileSystem
 
     endpoint = settings.get("fs.s3a.endpoint", "")
     scheme, _, host = endpoint.rpartition("://")
     is_plain = settings.get("fs.s3a.connection.ssl.enabled", "true").lower() == "false"
     return S3FileSystem(
-        allow_delayed_open=True,  # A small file is one request, and leaves no part of an upload.
+        allow_delayed_open=True,  # A small file takes one request, and no partial upload is left.
         access_key=settings.get("fs.s3a.access.key"),
         secret_key=settings.get("fs.s3a.secret.key"),
         session_token=settings.get("fs.s3a.session.token"),
@@ -399,7 +401,7 @@ def _s3(settings: Mapping[str, str]) -> FileSystem:
 
 
 def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
-    """The target of a path in the mount table of a view."""
+    """The target of a path in the mount table of a ``viewfs``."""
     before = f"fs.viewfs.mounttable.{table}.link."
     links = {
         key.removeprefix(before).rstrip("/"): target.rstrip("/")
@@ -415,7 +417,7 @@ def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
 
 
 def _hadoop_settings() -> dict[str, str]:
-    """The settings in Hadoop's file; without one there are none."""
+    """The settings in Hadoop's ``core-site.xml``; none without the file."""
     home = os.environ.get("HADOOP_CONF_DIR")
     path = Path(home or "", _SITE)
     if not home or not path.exists():

@@ -80,7 +80,7 @@ class Total(Struct, frozen=True):
 
 
 def sum_totals(totals: Iterable[Total]) -> tuple[Total, ...]:
-    """All of these rows together, as a row for each currency."""
+    """The sums of these rows, as one row for each currency."""
     found: dict[str, Total] = {}
     for total in totals:
         sum_ = found.get(total.currency, Total("all", "", total.currency, 0, 0, 0, 0, 0, 0))
@@ -109,7 +109,7 @@ class Proof(Struct, frozen=True):
     first_seen: str | None = None
     """The business date that a difference comes from; ``None`` for a proof as a whole."""
     is_open: bool = False
-    """True if a part of the difference is neither explained by items nor by a person."""
+    """True if a part of the difference is explained by neither items nor a person."""
     by_items: int = 0
     """The part of the difference that items explain."""
     by_person: int = 0
@@ -150,8 +150,8 @@ FIGURES: Final = (
     *("debits", "debited", "returns", "returned", "credits", "credited", "messages", "ordered"),
     "last_ms",
 )
-"""The facts of an item that events change, which are columns of ``ITEMS``. Time alone changes none
-of them; each further row or decision changes at least the last one."""
+"""The columns of ``ITEMS`` that events change. Time alone changes none of them; each further row or
+decision changes at least ``last_ms``."""
 
 
 _ADDED: Final = {"why_at", "carried", "first_seen"}
@@ -177,8 +177,8 @@ class Result(Struct, frozen=True):
     totals: tuple[Total, ...]
     aging: tuple[Aged, ...]
     proofs: tuple[Proof, ...]
-    """One row for each proof, bank and currency, and a row for each difference, up to a number that
-    the rules give. The difference of sums is a row of the second kind alone."""
+    """One row for each proof, bank and currency, and one for each difference, up to
+    ``limits.evidence``. If a proof of sums alone fails, it has only a row of the second kind."""
     broken_proofs: int
     """The number of proofs that do not hold and are not explained, shown or not."""
     items: tuple[dict[str, Any], ...]
@@ -186,8 +186,8 @@ class Result(Struct, frozen=True):
     closed: int
     """The number of items of earlier days that were agreed on this one."""
     decisions: tuple[dict[str, Any], ...]
-    """The operators' decisions of the day, the latest first, up to a number that the rules give;
-    most of their transfers are agreed by now. Columns of ``MESSAGES``, with masked accounts."""
+    """The operators' decisions of the day, the latest first, up to ``limits.evidence``; most of
+    their transfers are agreed now. Columns of ``MESSAGES``, with masked accounts."""
     decided_by_hand: int
     """The number of these decisions, shown or not."""
     digits: dict[str, int]
@@ -207,8 +207,8 @@ class Result(Struct, frozen=True):
     def digest(self) -> str:
         """The result's hash, which people sign.
 
-        Fields that txmq 0.1.0 did not have count only if they say something, so that what it wrote
-        keeps its hash.
+        Fields that txmq 0.1.0 did not have count only if they are set, so its results keep their
+        hashes.
         """
         plain = msgspec.to_builtins(self)
         for part in (plain, *plain["proofs"]):
@@ -219,12 +219,12 @@ class Result(Struct, frozen=True):
 
     @property
     def transfers(self) -> int:
-        """The number of all transfers, with the items of earlier days."""
+        """The number of all transfers, including the items of earlier days."""
         return sum(total.transfers for total in self.totals)
 
     @property
     def own_transfers(self) -> int:
-        """The number of transfers that are no items of earlier days."""
+        """The number of transfers that are not items of earlier days."""
         return self.transfers - self.carried - self.closed
 
     @property
@@ -267,7 +267,7 @@ class Result(Struct, frozen=True):
 
     @property
     def unsolved(self) -> str:
-        """What a signature is given in spite of, in words; empty if nothing is left."""
+        """The breaks and failed proofs that are left, in words; empty if there are none."""
         counts = (self.breaks, "break"), (self.broken_proofs, "failed proof")
         return " and ".join(quantity(count, noun) for count, noun in counts if count)
 
@@ -303,7 +303,7 @@ class Stage(Struct):
 
 
 class SignOff(Struct, frozen=True):
-    """Two people's names under a result."""
+    """The signatures of two people on a result."""
 
     result_digest: str
     preparer: str
@@ -325,7 +325,7 @@ class Run(Struct, frozen=True):
     """A run: its inputs, its result, and the time it took."""
 
     run_id: str
-    """The same for the same date, rules and inputs."""
+    """Equal for equal dates, rules and inputs."""
     extract_id: str
     result: Result
     result_digest: str
@@ -338,7 +338,7 @@ class Run(Struct, frozen=True):
     spark_version: str
     previous_run_id: str | None = None
     previous_digest: str | None = None
-    """The digest of the result that this run continues, of the day before."""
+    """The digest of the result of the day before, which this run continues."""
     sign_off: SignOff | None = None
     """The signatures of the result; if it has none, the latest of another result of the day."""
     notes: tuple[str, ...] = ()

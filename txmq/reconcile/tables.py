@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
 from msgspec import Struct
 
 LIMIT: Final = 1 << 63
-"""The numbers of a table are below it; hash totals are sums modulo this."""
+"""All numbers in tables are below this; hash totals are sums modulo this."""
 LOWER_HALF: Final = (1 << 32) - 1
-"""The lower half of a number. The sums of halves fit into 64 bits, whatever the numbers are."""
+"""A mask for the lower half of a number. Sums of halves fit into 64 bits, whatever the numbers."""
 
 
 def join_halves(low: int | None, high: int | None) -> int:
@@ -57,12 +57,12 @@ class TableSchema(NamedTuple):
 
     @property
     def ddl(self) -> str:
-        """Its columns as SQL names them, each with its type."""
+        """Its columns in SQL, each with its type."""
         return ", ".join(f"`{column.name}` {column.spark}" for column in self.columns)
 
 
 LONE: Final = "/@"
-"""Between the bank and the moment in the key of rows that name no transfer."""
+"""Separates the bank and the moment in the key of rows that name no transfer."""
 Int32: TypeAlias = Annotated[int, "int"]
 
 
@@ -70,7 +70,7 @@ class EntryRow(NamedTuple):
     """A row of ``entries``, with its bank."""
 
     id: int | None  # the row's number in the bank's book
-    key: str | None  # the transfer, after the name of its bank; NULL in other rows
+    key: str | None  # the transfer's id after its bank's name; NULL if the row names no transfer
     kind: str  # debit, credit, return, recall, fee, or other if it belongs to no transfer
     role: str  # the kind of account: customer, clearing, suspense or capital
     account: str
@@ -97,13 +97,13 @@ class MessageRow(Struct, gc=False):
     currency: str | None
     state: str  # sent, prepared, parked, committed or rolled_back
     topic: str
-    queue: Int32  # after the number of the broker
-    queue_offset: int | None  # the offset in the queue; NULL until it is visible
+    queue: Int32  # with the broker's number in the upper bits
+    queue_offset: int | None  # the offset in the queue; NULL until the message is visible
     stored_ms: int
     decided_ms: int | None
     decided_by: str | None  # producer, check, operator or broker
     reason: str | None  # the operator's reason for a decision
-    position: int  # the position in the log, after the number of the broker
+    position: int  # the position in the log, with the broker's number in the upper bits
     problem: str | None  # why its body could not be read
 
 
@@ -117,7 +117,7 @@ class FailureRow(Struct, gc=False):
     attempts: Int32
     stored_ms: int
     reason: str | None  # the reason for the dead letter
-    position: int  # the position in the log, after the number of the broker
+    position: int  # the position in the log, with the broker's number in the upper bits
 
 
 class GroupOffset(NamedTuple):
@@ -172,7 +172,7 @@ ACCOUNTS: Final = _table("accounts", """
     account, currency  string
     balance       long
 """)  # fmt: skip
-"""The bank's own table of accounts when the books are read."""
+"""The bank's own table of accounts, as it was when the books were read."""
 
 MESSAGES: Final = _table_of("messages", MessageRow)
 """The orders to the other bank: one row for each message, with its decision."""
@@ -223,7 +223,7 @@ ITEMS: Final = _table("items", """
 """The transfers that are not agreed at the end of the day, and those that were closed on it."""
 
 FOLDED_ITEMS: Final = TableSchema("items", (*ITEMS.columns, Column("fold", "string", False)))
-"""Items with what is equal in all of them whose ids may be one, changed on the way."""
+"""Items with their folded key: items with an equal ``fold`` may be one transfer."""
 
 SUMS: Final = _table("sums", """
     name, of, currency  string
@@ -253,7 +253,7 @@ BALANCES: Final = _table("balances", """
     closed_id     long?   the greatest id before the day, by the day before
     last_id       long?   the greatest id of the day and before it
 """)  # fmt: skip
-"""Each account of each bank over the day."""
+"""The balances of each bank's accounts over the day."""
 
 PROOFS: Final = _table("proofs", """
     proof         string   roll-forward, account-table, conservation, clearing, …
@@ -302,5 +302,5 @@ RECURRING: Final = frozenset({
     "first_seen", "group", "holder", "kind", "message_state", "problem", "proof", "reason", "role",
     "state", "status", "topic", "was",
 })  # fmt: skip
-"""Columns with few distinct texts. Files have dictionaries for these alone: for keys and
+"""Columns with few distinct texts. Files have dictionaries for these columns only: for keys and
 accounts a dictionary takes time, and saves no more space than compression does."""

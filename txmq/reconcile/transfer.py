@@ -1,7 +1,7 @@
 """A transfer with all of its rows, and the facts in them; pure.
 
-Python assembles each transfer that does not plainly agree. These are few on most days, so
-texts are compared as texts, and sets hold the values that should be single.
+Python assembles each transfer that does not plainly agree. These are few on most days, so texts can
+be compared in full, and sets hold the values that should be unique.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ VISIBLE: Final = ("sent", "committed")
 ARRIVED: Final = ("credit", "recall", "fee")
 """The kinds of entries whose sum is the money that arrived."""
 _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
-"""The states of a half message in order: of the states that two days know, the last counts."""
+"""The states of a message in order: if two days know different states, the later one counts."""
 _BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
 """Of several messages of one key, the one with the greatest effect is shown."""
 
 
 def split_bookings(entries: Iterable[EntryRow]) -> Iterator[EntryRow]:
-    """Rows that name no transfer, with the keys of their bookings.
+    """Give rows that name no transfer the keys of their bookings.
 
-    All such rows that a bank wrote at one moment meet first (``frames.with_keys``). Each becomes a
-    transfer of its own, with the row on the clearing account that has the opposite amount; which
-    of several such rows belongs to which booking makes no difference.
+    All rows without a transfer that a bank wrote at the same moment first share one key
+    (``frames.with_keys``). Each becomes a separate transfer, with the row on the clearing account
+    that has the opposite amount; if several clearing rows fit, any of them will do.
     """
     alike: defaultdict[Any, tuple[list[EntryRow], list[EntryRow]]]
     alike = defaultdict(lambda: ([], []))
@@ -60,7 +60,7 @@ class Consumers(NamedTuple):
     """The offset of the first unacknowledged message, by group, topic and queue."""
 
     def delivery(self, messages: Collection[MessageRow], failure: FailureRow | None) -> str | None:
-        """How far visible messages have come, by each group's offset: no log has deliveries."""
+        """How far visible messages have come, by each group's offset: logs record no deliveries."""
         if failure is not None:
             return failure.state
         has_taken = set()
@@ -85,25 +85,25 @@ class TransferRows(Struct):
     was_open: bool = False
     """True if the day before left it open."""
     agreed_entries: list[EntryRow] = []
-    """Those of days on which it was agreed; :meth:`settle` adds them to the others."""
+    """The entries of days on which it was agreed; :meth:`settle` adds them to ``entries``."""
     agreed_messages: list[MessageRow] = []
     item: Mapping[str, Any] | None = None
-    """Its item when the day before ended."""
+    """Its item at the end of the day before."""
     histories: list[str] = []
-    """Its history, for each time that it was closed on one of the dates that the rules search."""
+    """Its history each time that it was closed on one of the dates of ``day.history``."""
     was_agreed: bool = False
     """True if it was agreed on one of these dates."""
 
     @property
     def legs(self) -> list[EntryRow]:
-        """The entries that move its money into or out of an account other than clearing."""
+        """The entries that are not on clearing accounts."""
         return [entry for entry in self.entries if entry.role != "clearing"]
 
     def settle(self) -> None:
         """Join the rows of all days in order, with the latest known state of each message."""
         begins = self.messages and any(leg.kind == "debit" for leg in self.legs)
-        # An open transfer has carried the rows of the days on which it was agreed along, and an id
-        # whose orders were only rolled back begins anew.
+        # An open transfer has already carried along the rows of days on which it was agreed. An id
+        # whose earlier orders were all rolled back begins anew.
         if self.was_open or (begins and not self.agreed_entries):
             self.agreed_entries, self.agreed_messages = [], []
         self.was_agreed = bool(self.histories or self.agreed_entries or self.agreed_messages)
@@ -118,10 +118,10 @@ class TransferRows(Struct):
 
 
 class TransferFacts:
-    """The facts in the rows of a transfer that are settled.
+    """The facts in the settled rows of a transfer.
 
-    An entry is late if it was booked before ``start_ms``, the beginning of the day, and not
-    recorded before it.
+    An entry is late if it was booked before ``start_ms``, the beginning of the day, but recorded
+    then or later.
     """
 
     def __init__(self, rows: TransferRows, consumers: Consumers, day: Day, start_ms: int) -> None:
@@ -151,7 +151,7 @@ class TransferFacts:
         self.debit_banks = {leg.bank for leg in [*of["debit"], *of["return"]]}
         self.credit_banks = {leg.bank for leg in [*of["credit"], *of["recall"]]}
         self.booked = {(leg.kind, leg.bank) for leg in legs}
-        # Money on a suspense account has arrived; on any other account it must be meant for it.
+        # Money on a suspense account has arrived; any other account must be the one ordered.
         self.moved = {
             kind: _by_name((leg.account, abs(leg.amount)) for leg in some if leg.role != "suspense")
             for kind, some in of.items()

@@ -27,7 +27,7 @@ _Row: TypeAlias = dict[str, Any]
 _CLASSES: Final[list[str]] = list(Class)
 _OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = ("group", "debits", "returns", "credits", "last_ms", "history")
-"""Columns of ``ITEMS`` that no report has."""
+"""The columns of ``ITEMS`` that reports leave out."""
 _DECISION: Final = (
     *("key", "message_id", "state", "payer", "payee", "amount", "currency"),
     *("decided_ms", "reason"),
@@ -35,7 +35,7 @@ _DECISION: Final = (
 
 
 class Findings(NamedTuple):
-    """What the verdict of a day is made from: sums over its tables, and the rows that it shows."""
+    """The input of a day's verdict: sums over its tables, and the rows to show."""
 
     totals: Sequence[_Row]
     """The rows of ``TOTALS``."""
@@ -45,11 +45,11 @@ class Findings(NamedTuple):
     """The items that may explain why the proof of a transfer fails; see :func:`covers_of`."""
     groups: Sequence[_Row]
     """The items by ``class``, ``currency``, ``bucket``, ``age_days`` and ``first_seen``, with their
-    number ``count`` and the sum of each ``amount``."""
+    ``count`` and the sum of their ``amount``."""
     items: Sequence[_Row]
     """The first items of each class: the oldest, and then the largest."""
     decisions: Sequence[_Row]
-    """The latest of the messages that operators decided on the day."""
+    """The latest messages that operators decided on the day."""
     closed: int
     """The number of items that were closed."""
     decided_by_hand: int
@@ -68,7 +68,7 @@ def judge(
     ``contents`` has the hash of each table that the run has written.
 
     Raises:
-        ReconcileRefused: txmq has an error: the classes do not add up to the banks' bookings.
+        ReconcileRefused: The classes do not add up to the banks' bookings: an error in txmq.
     """
     totals = [msgspec.convert(row, Total) for row in findings.totals]
     rows = findings.proofs.to_pylist()
@@ -121,7 +121,9 @@ def judge(
 def _proofs(
     rows: Iterable[_Row], covers: Mapping[Dated, Cover], most: int
 ) -> tuple[tuple[Proof, ...], int, Counter[tuple[str, str]]]:
-    """The proofs and their differences; how many are open; the rest by proof and currency."""
+    """The proofs and their differences; the number of open differences; what is unexplained, by
+    proof and currency.
+    """
     differences, wholes, left = list[Proof](), list[Proof](), Counter[tuple[str, str]]()
     of_whole = defaultdict[tuple[str, str | None, str | None], list[Proof]](list)
     for row in rows:
@@ -178,7 +180,7 @@ def _with_cover(proof: Proof, cover: Cover) -> Proof:
 
 
 def _aging(groups: Iterable[_Row], day: str) -> tuple[tuple[Aged, ...], int, int]:
-    """The aging matrix, the age of the oldest break, and the number of items of earlier days."""
+    """The aging matrix, the age of the oldest break, and the number of items from earlier days."""
     cells = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0])
     oldest = carried = 0
     for row in groups:
@@ -234,7 +236,7 @@ def _exceeded_limits(
 
 
 def _place_of_break(items: Iterable[dict[str, Any]], greatest: str) -> str:
-    """The place of the break that has the most of something; all of them if none is shown."""
+    """The place of the break with the greatest value in a column; the list if none is shown."""
     breaks = [item for item in items if Class(item["class"]).group == "break"]
     most = max(breaks, key=lambda item: item[greatest], default=None)
     return "evidence" if most is None else f"break-{most['break_id']}"

@@ -1,7 +1,7 @@
-"""Many requests in both directions over one byte stream.
+"""Concurrent requests in both directions over one byte stream.
 
-:mod:`connection` has both ends of a stream: a client and a server use the same class.
+:mod:`connection` implements both ends of a stream: a client and a server use the same class.
 :mod:`dispatch` is a server's table of handlers. :mod:`pool` holds the connections of a client,
-:mod:`listener` those of a server. With TLS, :mod:`arrival` finds out what a peer speaks, and
-:mod:`tls_stream` stands between the transport and the connection.
+:mod:`listener` those of a server. With TLS, :mod:`arrival` detects whether a peer speaks TLS, and
+:mod:`tls_stream` sits between the transport and the connection.
 """

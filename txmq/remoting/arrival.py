@@ -37,12 +37,13 @@ class ServerTls(NamedTuple):
 
 
 class Arrival(asyncio.Protocol):
-    """A connection until it is known what the peer speaks, and its handshake is complete.
+    """A new connection, until its first byte shows the protocol and its handshake is complete.
 
     Args:
         tls: How the port speaks TLS.
-        accept: Makes the protocol of the peer's requests.
-        on_end: Called once, with this object and why the peer was refused; empty if it was not.
+        accept: Makes the protocol that serves the peer's requests.
+        on_end: Called once, with this object and the reason for refusing the peer; empty if it was
+            not refused.
     """
 
     def __init__(

@@ -60,22 +60,22 @@ W = TypeVar("W")
 
 _OPAQUE_MAX: Final = 2**31 - 1
 _STALE_DEADLINES_MAX: Final = 256
-"""How many deadlines of answered requests may pile up before they are removed."""
+"""Deadlines of answered requests that may pile up before they are removed."""
 
 _RUN_MAX: Final = 64
-"""The most requests of one code that a service takes at once; other work waits until they end."""
+"""Requests of one code that a service may serve in one call; all other work waits for it."""
 
 _FULL_READ_BYTES: Final = 250_000
-"""A longer read fills the loop's buffer of 256,000 bytes or 256 KiB, so more bytes may follow."""
+"""A longer read filled the loop's buffer (256,000 bytes or 256 KiB), so more bytes may follow."""
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
-"""What one turn of the loop collects before an early write. The peer can then work on it while we
+"""Bytes collected in one turn of the loop before an early write. The peer can work on them while we
 write the rest; otherwise the two would take turns."""
 
 _AT_ONCE_S: Final = 3.0
-"""A server that accepts only TLS closes a connection at its first byte; a server that has been
-frozen may do it much later."""
+"""A server that accepts only TLS closes at the first byte, so a close within this time hints at
+TLS. A frozen server may close much later."""
 
 
 class Service(Protocol):
@@ -91,7 +91,7 @@ class RunService(Service, Protocol):
 
     @property
     def run_codes(self) -> Collection[int]:
-        """The requests that :meth:`serve_run` takes; they may change."""
+        """The request codes that :meth:`serve_run` accepts; the collection may change."""
         ...
 
     def serve_run(
@@ -102,8 +102,8 @@ class RunService(Service, Protocol):
         Args:
             connection: Their connection.
             requests: The requests.
-            answers: Gets each answer, except those that come later. The connection writes this list
-                next, so another call of the connection may write and clear it.
+            answers: Receives each answer, except those that come later. It is the connection's list
+                of unwritten answers, so other calls to the connection may write and clear it.
         """
         ...
 
@@ -129,8 +129,8 @@ class Server(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections wait without long headers. A connection with several requests then
-        waits too; a single request is served at once.
+        """Whether connections without long headers are waiting. A connection with several requests
+        then waits too; a single request is served at once.
         """
         ...
 
@@ -193,7 +193,7 @@ class Exchange(Generic[W]):
         self.waiting: dict[int, W] = {}
         """The waiters by number, in the order of their requests."""
         self._deadlines: list[tuple[float, int]] = []
-        # A wrapped number meets no waiter: no request waits for hours, as 2**31 others would take.
+        # Numbers may wrap: 2**31 requests take hours, and no waiter lasts that long.
         self.number: Callable[[], int] = map(_OPAQUE_MAX.__and__, count(first)).__next__
         """Returns the number of the next request; one-way requests have one too."""
 
@@ -266,13 +266,13 @@ class Connection(asyncio.Protocol):
         self._unread = False
         self._unserved: list[Frame] = []
         self._turn_end: float | None = None
-        """Until when this connection may be served, if its last read was a full one."""
+        """When this connection's turn ends, if its last read filled the buffer."""
         self.address: str = ""
         self.host: str = ""
         """The address without the port."""
         self.born_host: bytes = b"\0" * 8
         self.subject: PeerSubject | None = None
-        """Whom the peer's certificate was issued for, if TLS checked one."""
+        """The subject of the peer's certificate, if TLS verified one."""
         self.active_at: float = clock.monotonic()
         self._opened_at = self.active_at
         self.partial_since: float | None = None
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
         elif self._server is not None and (
             self._reader.has_long_header or (len(parts) > 1 and self._server.is_busy)
         ):
-            # A long header waits even alone; otherwise those of several strangers share one turn.
+            # A long header waits even alone, or several strangers' would share one turn.
             self._wait(parts)
         else:
             # After a full read the loop reads on at once, up to 32 times.
@@ -354,7 +354,7 @@ class Connection(asyncio.Protocol):
         out, collected = self._out, 0
         decode, serve, now = self._decode, self._service, self._clock.monotonic
         codes, serve_run, at, end = self._run_codes, self._serve_run, 0, len(parts)
-        # The time limit counts up to this part; after the last one nothing is left that could wait.
+        # Check the time only while parts remain, or if a full read means that more will follow.
         last = 0 if self._server is None else end + (self._turn_end is not None)
         try:
             while at < end:
@@ -378,7 +378,7 @@ class Connection(asyncio.Protocol):
                     out.append(answer)
                     collected += len(answer)
                 if collected > CONNECTION_BACKLOG_BYTES:
-                    # One read may hold requests for more answers than a peer takes in at once.
+                    # One read may request more answers than the peer can take in at once.
                     self.send()
                     collected = 0
                     if self._unread:
@@ -464,7 +464,7 @@ class Connection(asyncio.Protocol):
         return self._unread
 
     def send(self, *frames: bytes) -> None:
-        """Write what waits to be written, then these frames, in one go."""
+        """Write all queued bytes, then these frames, in one go."""
         out, transport = self._out, self._transport
         if transport is not None and (frames or out):
             out += frames
@@ -498,12 +498,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet."""
+        """Bytes of an incomplete frame."""
         return len(self._reader.held)
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were written and are still in the transport's buffer."""
+        """Written bytes that are still in the transport's buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -554,7 +554,7 @@ class Connection(asyncio.Protocol):
             header: The fields.
             body: The body.
             timeout_s: How long the answer may take.
-            is_urgent: Whether to write it now, not together with the turn's other requests.
+            is_urgent: Whether to write it now instead of together with the turn's other requests.
 
         Raises:
             ConnectionLost: The stream broke before the answer came.

@@ -29,8 +29,8 @@ Handler: TypeAlias = Callable[[Connection, Command], bytes | None]
 """Serves one request: returns the answer as a frame, or ``None`` if it comes later or never."""
 
 ServeRun: TypeAlias = Callable[[Connection, list[Command]], int]
-"""Serves the requests at the beginning of a run that need no step of their own, and returns how
-many these are; a request that would be refused is not one of them.
+"""Serves requests from the beginning of a run, up to the first that it would refuse or that needs
+separate handling, and returns how many it served.
 
 It sends their answers later. If it raises, it has changed nothing.
 """
@@ -64,7 +64,8 @@ class Postponed(Exception):
     """A handler cannot serve a request yet.
 
     Args:
-        postpone: Receives the request, and has the dispatcher serve it later, as if it came then.
+        postpone: Receives the request and passes it to the dispatcher again later, as if it had
+            just arrived.
     """
 
     def __init__(self, postpone: Callable[[Connection, Command], None]) -> None:
@@ -99,7 +100,7 @@ class Dispatcher:
 
     @property
     def decode(self) -> Callable[[Frame], Command]:
-        """How connections decode requests: an authorizer needs all of their fields."""
+        """The decoder for connections: an authorizer needs all fields of a request."""
         return commands.decode if self._authorize is None else commands.decode_whole
 
     @property
@@ -121,7 +122,7 @@ class Dispatcher:
 
     @property
     def run_codes(self) -> Collection[int]:
-        """The requests that :meth:`serve_run` takes."""
+        """The request codes that :meth:`serve_run` accepts."""
         return self._serve_runs
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
@@ -167,7 +168,7 @@ class Dispatcher:
             except Exception:
                 code, many = requests[0].code, len(requests)
                 log.exception("%d requests %d of %s failed", many, code, connection.address)
-                count = 0  # One by one, only those that fail are refused.
+                count = 0  # Serve them one by one, so that only those that fail are refused.
             if count == len(requests):
                 return
             answer = self(connection, requests[count])

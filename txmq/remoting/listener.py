@@ -1,4 +1,4 @@
-"""The connections of a server: accepted, checked for silence, and closed."""
+"""Accepts a server's connections, closes silent ones, and bounds the bytes held for all peers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ IDLE_S: Final = 120.0
 SWEEP_S: Final = 10.0
 
 _TURNS_BETWEEN: Final = 2
-"""Turns of the loop between two parts of long reads. In the first one a short request is read and
-served, in the second its record is written; without them, each would wait for a whole part."""
+"""Turns of the loop between two parts of long reads. The first reads and serves a short request,
+the second writes its record; without them, each step would wait for a whole part."""
 
 
 class TurnQueue:
-    """Connections that go on in later turns of the loop, one at a time."""
+    """Connections that continue in later turns of the loop, one at a time."""
 
     def __init__(self) -> None:
         self._waiting: deque[Connection] = deque()
@@ -55,7 +55,7 @@ class TurnQueue:
             loop.call_soon(self._next)
 
     def _next(self) -> None:
-        # Removed afterwards: a connection that has to wait again goes to the end.
+        # Remove it afterwards: a connection that must wait again goes to the end.
         connection = self._waiting[0]
         connection.serve_rest()
         self._waiting.popleft()
@@ -111,12 +111,12 @@ class Listener:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     @property
     def _taken(self) -> int:
-        """All connections, also those that have not sent a byte or finished their handshake."""
+        """All connections, even if they have not sent a byte or finished their handshake."""
         return len(self._connections) + len(self._arrivals)
 
     def figures(self) -> dict[str, int]:
@@ -190,7 +190,7 @@ class Listener:
         self._warn(f"refused a connection of {arrival.host}: {refusal}")
 
     def _warn(self, line: str, kind: str = "") -> None:
-        """Log a line, but not every one of a flood; give a kind if the peer chooses the text."""
+        """Log a line, but not every line of a flood; pass a kind if the peer chooses the text."""
         times = self._refusals.note(kind or line)
         if times is not None:
             log.warning("%s%s", line, times)
@@ -211,7 +211,7 @@ class Listener:
             self._cut(found, fault, self.unfinished.cut)
 
     def owes(self, connection: Connection, size: int, /) -> None:
-        """Count unread answers; beyond the budget close the connections that have owed longest."""
+        """Count unread answers; beyond the budget close the connections with the oldest ones."""
         if found := self.owed.note(connection, size):
             fault = f"unread answers of all connections exceed {OWED_BYTES_MAX} bytes"
             self._cut(found, fault, self.owed.cut)
@@ -243,7 +243,7 @@ class Listener:
         return bool(self._turns)
 
     def wait(self, connection: Connection, /, *, is_long: bool) -> None:
-        """Let a connection go on in a later turn."""
+        """Continue serving a connection in a later turn."""
         (self._turns_of_long_headers if is_long else self._turns).add(connection)
 
     def _schedule(self) -> None:
@@ -270,11 +270,11 @@ H = TypeVar("H")
 
 
 class ByteBudget(Generic[H]):
-    """Bytes by holder, the oldest first.
+    """A limit on the bytes of all holders; beyond it the oldest holders are cut off.
 
     Args:
-        limit: The most bytes of all holders together.
-        size_of: The bytes a holder keeps now; noted sizes may be out of date.
+        limit: The maximum of all holders' bytes together.
+        size_of: Returns the bytes a holder has now; noted sizes may be out of date.
 
     Attributes:
         total: The noted bytes.
@@ -294,7 +294,7 @@ class ByteBudget(Generic[H]):
         Args:
             holder: The holder.
             size: Its bytes; 0 forgets it.
-            is_new: Whether it has begun anew, so that it becomes the youngest.
+            is_new: Whether it starts over, and so becomes the youngest.
         """
         if is_new or not size:
             self.forget(holder)

@@ -54,7 +54,7 @@ class ConnectionPool:
         clock: The source of time.
         service: Answers requests from the other side.
         on_open: Called with the address and the connection after each opening.
-        credentials: What requests are signed with.
+        credentials: The credentials that sign requests.
         tls: Encrypts the connections, and checks the servers.
     """
 

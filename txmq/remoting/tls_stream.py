@@ -85,7 +85,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on the end."""
+        """Pass on the loss of the connection."""
         self._end("the peer closed the connection during the handshake")
         if self._inside is not None:
             self._inside.connection_lost(self._error or exc)
@@ -144,7 +144,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         pieces: list[bytes] = []
         is_ended = False
         try:
-            # The conditions spare an exception for each read.
+            # These conditions avoid an exception for each read.
             while self._incoming.pending or self._tls.pending():
                 piece = self._tls.read(_RECORD_BYTES)
                 if not piece:  # The peer has closed its side.
@@ -159,7 +159,7 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         if self._outgoing.pending:
             self._flush()  # An alert, or the answer to new keys.
         if pieces:
-            # One call for all that arrived together: their answers leave together too.
+            # One call for everything that arrived together, so that the answers leave together too.
             inside.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if is_ended and not self.is_closing():
             inside.eof_received()
@@ -193,11 +193,11 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Send what was written and the end of the records, then close."""
+        """Send what was written and TLS's closing alert, then close."""
         if self._raw is None or self._raw.is_closing():
             return
         if self._inside is not None:
-            # The peer's own end is not waited for: our frames have lengths, so none is cut short.
+            # Do not wait for the peer's closing alert: frames have lengths, so a cut one shows.
             with suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()

@@ -17,10 +17,10 @@ __all__ = ["Background", "fast_loop"]
 R = TypeVar("R")
 
 LOOK_S: Final = 1.0
-"""How soon Ctrl-C is noticed that came at a bad moment."""
+"""Longest delay before a badly timed Ctrl-C is noticed."""
 
 END_S: Final = 10.0
-"""How long a background loop may take to end once everything in it has been closed."""
+"""How long a background loop may take to end once everything in it is closed."""
 
 
 class WaitingThread:
@@ -48,8 +48,8 @@ class WaitingThread:
         """Mark the wait as abandoned: the caller was interrupted; called by the loop."""
 
     def _wake(self) -> None:
-        # At the end of the loop's turn: a thread that wakes earlier only sleeps again, because the
-        # loop has the interpreter lock.
+        # Release at the end of the loop's turn: a thread that wakes earlier would only wait again,
+        # for the interpreter lock, which the loop holds.
         asyncio.get_running_loop().call_soon(self._release)
 
     def _release(self) -> None:
@@ -57,7 +57,7 @@ class WaitingThread:
             self._lock.release()
 
     def _sleep(self) -> None:
-        # Ctrl-C may come just before this thread sleeps, and would not wake it.
+        # The timeout is for a Ctrl-C that comes just before this call and would not end the wait.
         self._lock.acquire(timeout=LOOK_S)
 
 
@@ -65,7 +65,7 @@ class Background:
     """An event loop in its own thread.
 
     Args:
-        noun: What it runs for, as errors call it.
+        noun: The name that errors use for the object it runs for.
     """
 
     def __init__(self, noun: str = "client") -> None:
@@ -105,8 +105,7 @@ class Background:
             thread.join(END_S)
 
     def wait(self, work: Coroutine[Any, Any, R], here: WaitingThread | None = None) -> R:
-        """Run a coroutine in the loop and wait for it; meanwhile, run the calls it sends to this
-        thread.
+        """Run a coroutine in the loop and wait for it; calls that it sends to this thread run here.
 
         Raises:
             UsageError: The loop does not run, or runs in the parent process of a fork, or this
@@ -163,7 +162,7 @@ class _Call(Generic[R]):
             self._problem = concurrent.futures.CancelledError()
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._problem = error
-        # Skip a task that has ended: the loop needs one more turn to report that.
+        # Wake the caller here: the task's own callbacks would run one turn of the loop later.
         self.here.leave()
 
     def cancel(self) -> None:

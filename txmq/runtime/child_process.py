@@ -1,4 +1,4 @@
-"""One child process, as its supervisor sees it."""
+"""One child process, as seen by its supervisor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["ChildCommand", "ChildEnd", "ChildProcess"]
 log = logging.getLogger(__name__)
 
 KILL_GRACE_S: Final = 5.0
-"""How much longer than its drain a child may take to end, before it is killed."""
+"""How long a child may take to end beyond its drain time before it is killed."""
 
 _DECODE_NOTICE: Final = msgspec.json.Decoder(ChildNotice)
 
@@ -44,8 +44,8 @@ _DECODE_NOTICE: Final = msgspec.json.Decoder(ChildNotice)
 class ChildCommand:
     """How to start a child.
 
-    The number of a file descriptor is added to the words; the child opens a
-    :class:`~txmq.runtime.parent_link.ParentLink` with it.
+    The words are followed by the number of a file descriptor, with which the child opens a
+    :class:`~txmq.runtime.parent_link.ParentLink`.
     """
 
     words: Sequence[str]
@@ -61,13 +61,13 @@ class ChildEnd(NamedTuple):
     code: int
     """Its exit code; negative for a signal."""
     failure: FailedNotice | None
-    """Why it could not start, if it said so."""
+    """Why it could not start, if it sent a reason."""
     ready_s: float | None
-    """How long it was ready."""
+    """How many seconds it was ready."""
     was_killed: bool
-    """The supervisor killed it, because its drain took too long."""
+    """Whether the supervisor killed it because its drain took too long."""
     report: bytes
-    """The content of its last report; empty before it."""
+    """The content of its last report; empty if it sent none."""
 
     def __str__(self) -> str:
         """The end in words."""
@@ -80,22 +80,22 @@ class ChildEnd(NamedTuple):
 
 
 class ChildProcess:
-    """A child that runs.
+    """A running child process.
 
     Args:
         number: Its number among the processes of the supervisor.
         command: How it was started.
-        threads: Wait for its end.
-        clock: Gives the time.
-        on_notice: Called after each line of the child, but reports.
+        threads: The threads that wait for its end.
+        clock: The source of time.
+        on_notice: Called after each notice of the child except reports.
 
     Attributes:
         is_ready: Whether it works.
         is_stopping: Whether the supervisor has asked it to end.
         is_loaded: Whether it has read its program.
         description: What it has loaded; empty until then.
-        report: The content of its last report; empty before it.
-        reported_at: When that came, by the monotonic clock.
+        report: The content of its last report; empty before the first one.
+        reported_at: When that report came, in monotonic time.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ChildProcess:
         """Start the process.
 
         Raises:
-            OSError: The system starts no more processes.
+            OSError: The system cannot start another process.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -160,7 +160,7 @@ class ChildProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it works: it has started, and is not asked to end."""
+        """Whether it works: it has started, and was not asked to end."""
         return self._ready_at is not None and not self.is_stopping
 
     async def wait(self) -> ChildEnd:
@@ -203,7 +203,7 @@ class ChildProcess:
             self._process.kill()
 
     async def ask(self, within_s: float) -> bytes:
-        """A fresh report; the last one if the child is too busy to answer."""
+        """Request a report and return it; the last one if the child is too busy to answer."""
         self._serial += 1
         serial = self._serial
         self._send(AskOrder(serial))

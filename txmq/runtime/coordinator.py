@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _TOKEN: Final = re.compile(r"\.[0-9a-f]{8}$")
-"""The part of a member's name that belongs to its directory."""
+"""The end of a member's name, which identifies its directory."""
 
 
 class Leader(NamedTuple):
@@ -43,13 +43,13 @@ class LogEnd(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a member that stands for election says about its log."""
+    """What a candidate for leadership states about its log."""
 
     end: LogEnd
     doubt: str = ""
-    """Why the log may lack something that it had; empty if there is no sign of that."""
+    """Why the log may have lost something; empty if there is no sign of that."""
     had: int = 0
-    """Where the log ended by a mark that it contradicts; otherwise 0."""
+    """Where the log once ended, according to a mark that it contradicts; otherwise 0."""
 
 
 class AllowedLoss(NamedTuple):
@@ -64,7 +64,7 @@ class AllowedLoss(NamedTuple):
 
 
 class SetAct(NamedTuple):
-    """A change of the set that an operator asked the leader for."""
+    """A change of the set that an operator requested from the leader."""
 
     act: str
     """``hand-over``, ``remove`` or ``rejoin``."""
@@ -84,15 +84,15 @@ class View(NamedTuple):
     in_sync: tuple[str, ...]
     """The members that have everything the leader acknowledged, sorted."""
     version: int
-    """Grows with every change of what is not the leader."""
+    """Increases whenever anything but the leader changes."""
     loss: AllowedLoss | None = None
-    """The decision that made the in-sync set what it is; ``None`` again when a member leads."""
+    """The decision behind the present in-sync set, if any; ``None`` again once a member leads."""
     members: tuple[str, ...] = ()
     """The members that have been in sync and were not removed since, sorted."""
     removed: tuple[SetAct, ...] = ()
     """The members that an operator removed, by the names in their settings."""
     hand_over: SetAct | None = None
-    """The member that an operator chose as the next leader; ``None`` again when a member leads."""
+    """The member that an operator chose as the next leader; ``None`` again once a member leads."""
 
     def may_lead(self, member: str) -> bool:
         """True if nobody leads and this member has everything that was acknowledged."""
@@ -101,23 +101,23 @@ class View(NamedTuple):
         return not self.in_sync or member in self.in_sync
 
     def gives_way(self, member: str) -> bool:
-        """True if an operator chose another member that is in sync."""
+        """True if an operator chose another in-sync member to lead."""
         chosen = "" if self.hand_over is None else self.hand_over.member
         return chosen != member and chosen in self.in_sync
 
     def removal_of(self, member: str) -> SetAct | None:
-        """The operator's decision by which a member is not one of the set."""
+        """The operator's decision that removed a member; ``None`` if it was not removed."""
         name = short_name(member)
         return next((act for act in self.removed if act.member == name), None)
 
 
 def short_name(member: str) -> str:
-    """A member's name as in its settings, without the part that belongs to its directory."""
+    """A member's name as in its settings, without the part that identifies its directory."""
     return _TOKEN.sub("", member)
 
 
 def known_members(before: Iterable[str], in_sync: Iterable[str]) -> tuple[str, ...]:
-    """The members of a set with a new in-sync set: of several with one short name, the latest."""
+    """The members after the in-sync set changed; of those with one short name, only the latest."""
     names = set(map(short_name, in_sync))
     return tuple(sorted({*in_sync, *(one for one in before if short_name(one) not in names)}))
 
@@ -138,9 +138,9 @@ class Leadership(NamedTuple):
 class SetCoordinator(Protocol):
     """One member's access to the store that decides about its set.
 
-    A request that fails with ``TransportError`` may have had its effect: the member reads the state
-    again. Answers about the state are linearizable: they include every change that was confirmed to
-    any member before.
+    A request that fails with ``TransportError`` may have taken effect, so the member reads the
+    state again. Answers about the state are linearizable: they include every change that was
+    confirmed to any member before.
     """
 
     async def view(self) -> View:
@@ -194,17 +194,18 @@ class SetCoordinator(Protocol):
         act: SetAct | None = None,
         acknowledged: LogEnd | None = None,
     ) -> View | None:
-        """Replace the in-sync set, the members, those removed, and the hand-over.
+        """Replace the in-sync set, the members, the removed ones, and the hand-over.
 
         Args:
             leadership: The proof that this member leads.
             seen: The state that it has seen.
-            wanted: The state with other values of these.
-            act: The operator's act that this carries out; the store keeps it for good.
+            wanted: The state with the new values of these fields.
+            act: The operator's act that this change carries out; the store keeps it for good.
             acknowledged: As for :meth:`acknowledge`, in the same step.
 
         Returns:
-            The new state; ``None`` if the leadership or the seen state is over.
+            The new state; ``None`` if the lease has ended, or the state has changed since it was
+            seen.
 
         Raises:
             TransportError: The store does not answer.
@@ -212,7 +213,7 @@ class SetCoordinator(Protocol):
         ...
 
     async def acknowledge(self, leadership: Leadership, end: LogEnd) -> None:
-        """Note how far every member in sync has the log; without effect if the lease has ended.
+        """Record how far every in-sync member has the log; no effect if the lease has ended.
 
         Raises:
             TransportError: The store does not answer.
@@ -220,8 +221,8 @@ class SetCoordinator(Protocol):
         ...
 
     async def acknowledged(self) -> LogEnd | None:
-        """How far every member in sync had the log when that was last noted; ``None`` if it never
-        was. A member that lacks part of this must not lead.
+        """How far every in-sync member had the log when that was last recorded; ``None`` if it
+        never was. A member that lacks part of this must not lead.
 
         Raises:
             TransportError: The store does not answer.
@@ -229,7 +230,7 @@ class SetCoordinator(Protocol):
         ...
 
     async def stand(self, member: str, standing: Standing, epoch: int, for_s: int) -> None:
-        """Offer a member as the leader after an epoch, for some seconds.
+        """Offer a member as the next leader after an epoch, for ``for_s`` seconds.
 
         Raises:
             TransportError: The store does not answer.
@@ -237,9 +238,9 @@ class SetCoordinator(Protocol):
         ...
 
     async def standing(self, epoch: int) -> dict[str, Standing]:
-        """The members that stand now to lead after an epoch.
+        """The present candidates for the leadership after an epoch.
 
-        In an election before, a member may have stood with an earlier end.
+        Candidates of earlier elections are not included: their logs may have ended earlier.
 
         Raises:
             TransportError: The store does not answer.
@@ -247,9 +248,9 @@ class SetCoordinator(Protocol):
         ...
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
-        """Make one member the in-sync set; ``None`` if a member leads or the seen state is over.
+        """Make one member the in-sync set; ``None`` if a member leads or the state has changed.
 
-        A member that was removed is one of the set again. The store keeps the decision for good.
+        A removed member rejoins the set. The store keeps the decision for good.
 
         Raises:
             TransportError: The store does not answer.

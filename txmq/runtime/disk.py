@@ -28,14 +28,14 @@ __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Spac
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The error numbers of a full disk, a full quota, and a limit of the process on the size of files.
 
-Files can be read, and room may become free.
+Files stay readable, and room may become free.
 """
 
 _NOT_THERE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
-"""The error numbers of a file system for a command it does not support."""
+"""The error numbers for a command that the file system does not support."""
 
 _PIECES_MAX: Final = 1024
-"""What POSIX systems take in one write; Linux and macOS take no more."""
+"""Pieces in one vectored write; Linux and macOS accept no more."""
 
 
 class Space(NamedTuple):
@@ -60,7 +60,7 @@ class File(Protocol):
     def write(self, position: int, *pieces: bytes | bytearray) -> None:
         """Write all pieces at a position, one after the other, or raise.
 
-        After an error any part may be written. No piece is kept.
+        After an error any part may have been written. The file keeps no reference to the pieces.
         """
         ...
 
@@ -107,7 +107,7 @@ class Disk(Protocol):
     def replace(self, path: str, data: bytes, *, keep: str | None = None) -> None:
         """Replace a small file atomically and durably: after a crash it is the old or the new one.
 
-        ``keep`` is a second name, in the same folder, under which the old file stays.
+        ``keep`` is a second name in the same folder, under which the old file remains.
         """
         ...
 
@@ -132,7 +132,7 @@ class Disk(Protocol):
         ...
 
     def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Start a function that blocks on this disk, after the functions before it."""
+        """Queue a function that blocks on this disk; functions run in order, one at a time."""
         ...
 
 
@@ -142,14 +142,14 @@ _Job: TypeAlias = "tuple[Sequence[Callable[[], None]], asyncio.Future[None]]"
 class LocalDisk:
     """A directory of this machine.
 
-    The kernel syncs files, if it can and as long as that is faster; otherwise a thread does.
-    Another thread runs all other functions that block, so syncs never wait for these. Both start
-    when first needed.
+    The kernel syncs files if it can, and while that is faster; otherwise a thread does. Another
+    thread runs all other blocking functions, so syncs never wait for these. Both start when first
+    needed.
 
     Args:
         root: The directory.
-        adds_room: Whether files that grow get room in advance. Writes are then cheaper, and syncs
-            of few bytes take longer.
+        adds_room: Whether to preallocate room for growing files. Writes are then cheaper, and syncs
+            of a few bytes take longer.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, adds_room: bool = False) -> None:
@@ -216,7 +216,7 @@ class LocalDisk:
             sync_path(full.parent)
 
     def link(self, file: Path, path: str) -> None:
-        """Give a file elsewhere on this file system a second name in here, durably.
+        """Hard-link a file from elsewhere on this file system into the directory, durably.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -246,7 +246,7 @@ class LocalDisk:
             os.close(descriptor)
             raise
         with suppress(OSError):
-            # For people who look into the file; a full disk may have no room for it.
+            # Only for people who read the file; a full disk may have no room for it.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return _LocalLock(descriptor)
@@ -410,12 +410,12 @@ class _LocalFile:
 
 
 class _GrowingFile(_LocalFile):
-    """A file with room for the next writes."""
+    """A file that preallocates room for the next writes."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
         self._room = 0
-        """The position up to which the file has room, or until which it gets none."""
+        """The position up to which the file has room, or before which it gets none."""
 
     def write(self, position: int, *pieces: bytes | bytearray) -> None:
         if position > self._room:
@@ -423,7 +423,7 @@ class _GrowingFile(_LocalFile):
         super().write(position, *pieces)
 
     def truncate(self, size: int) -> None:
-        super().truncate(size)  # This also returns the room behind it.
+        super().truncate(size)  # This also returns the room behind the new end.
         self._room = 0
 
     def close(self) -> None:
@@ -460,14 +460,14 @@ def _keep_as(file: Path, kept: Path) -> None:
 
 
 class _JobThread:
-    """A thread that runs jobs one after the other; it ends with this object."""
+    """A thread that runs jobs one after another; it ends with this object."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: SimpleQueue[_Job | None] | None = None
 
     def start(self, works: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
-        """Start functions, one after the other, after the jobs before them."""
+        """Queue functions to run one after another, after all earlier jobs."""
         if self._jobs is None:
             self._jobs = SimpleQueue()
             threading.Thread(
@@ -481,8 +481,8 @@ class _JobThread:
 
 
 def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
-    """Run the jobs of one thread. An executor does the same at twice the cost: where this thread
-    syncs, every synced send waits for it.
+    """Run the jobs of one thread. An executor would cost twice as much, and if this thread syncs,
+    every synced send waits for it.
     """
     while (job := jobs.get()) is not None:
         works, done = job
@@ -493,7 +493,7 @@ def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
             failure = error
         with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
             done.get_loop().call_soon_threadsafe(resolve, done, None, failure)
-        # While the thread waits for the next job, it must not keep what the last one held.
+        # A waiting thread must not keep the last job's objects alive.
         del job, works, done, failure
 
 

@@ -1,4 +1,4 @@
-"""Objects of the asyncio client as seen from other threads: their calls wait for a loop."""
+"""Blocking facades of asyncio client objects: calls from other threads wait for the loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Facade(Generic[T_co]):
-    """A blocking facade: an object of the asyncio client, and its loop."""
+    """A blocking facade: an object of the asyncio client, with its loop."""
 
     def __init__(self, background: Background, real: T_co) -> None:
         self._background = background
@@ -29,7 +29,7 @@ class Facade(Generic[T_co]):
 def waits(
     method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Facade[T], P], R]:
-    """The facade's method for a coroutine function: it waits for the result."""
+    """Make a facade's method from a coroutine function; it waits for the result."""
 
     @functools.wraps(method)
     def call(self: Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -41,7 +41,7 @@ def waits(
 def iterates(
     method: Callable[Concatenate[T, P], AsyncIterator[R]],
 ) -> Callable[Concatenate[Facade[T], P], Iterator[R]]:
-    """The facade's method for an asynchronous generator: a plain iterator."""
+    """Make a facade's method from an asynchronous generator; it returns a plain iterator."""
 
     @functools.wraps(method)
     def call(self: Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
@@ -64,7 +64,7 @@ def _items(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
 def in_loop(
     method: Callable[Concatenate[T, P], R],
 ) -> Callable[Concatenate[Facade[T], P], R]:
-    """Run a plain method in the loop's thread."""
+    """Make a facade's method that runs a plain method in the loop's thread."""
 
     @functools.wraps(method)
     def call(self: Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -115,7 +115,7 @@ class OpenableFacade(Facade[X]):
         return self._background.wait(work)
 
     def start(self) -> None:
-        """Open it, as ``with`` does; for programs whose start and end lie apart.
+        """Open it, as ``with`` does; for programs that start and stop it in different places.
 
         Raises:
             UsageError: It is already open, or a required part is missing.

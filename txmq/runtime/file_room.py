@@ -1,10 +1,10 @@
-"""Room on the disk for the next writes at a file's end.
+"""Preallocates room on the disk for the next writes at a file's end.
 
-Without it the file system looks for room with each write, which takes a third of the write's time.
-With it a sync of few bytes takes some 10 % longer, because the file system notes which part of the
-room has been written.
+Without it the file system looks for room on each write, which takes a third of the write's time.
+With it a sync of a few bytes takes some 10 % longer, because the file system records which part of
+the room has been written.
 
-The room is no part of the file: its length and its bytes stay as they are. It belongs to the file
+The room is not part of the file, whose length and bytes stay unchanged. It belongs to the file
 until the file is truncated or closed; after a crash it stays until the file is deleted.
 """
 
@@ -23,10 +23,10 @@ __all__ = ["add_room", "return_room"]
 _ROOM_MAX: Final = 32 * 1024 * 1024
 _ROOM_MIN: Final = 1024 * 1024
 _PART_OF_FILE: Final = 8
-"""The room is at most this part of the file, so that small files waste little."""
+"""The room is at most an eighth of the file, so that small files waste little."""
 
 _PART_OF_DISK: Final = 64
-"""The room is at most this part of what is free."""
+"""The room is at most one part in 64 of the free space."""
 
 _KEEP_SIZE: Final = 1
 """The flag ``FALLOC_FL_KEEP_SIZE``: the file's length stays."""
@@ -35,7 +35,7 @@ _KEEP_SIZE: Final = 1
 def add_room(descriptor: int, position: int) -> int:
     """Add room at the end of a file and return its size.
 
-    Without room the size says how far the file may grow before the next attempt. It never
+    If there is no room, the size says how far the file may grow before the next attempt. This never
     fails: a file without room grows as usual.
 
     Args:
@@ -62,7 +62,7 @@ def return_room(descriptor: int) -> None:
 
 @cache
 def _allocator() -> Callable[[int, int, int, int], int] | None:
-    """The C library's ``fallocate``; ``None`` on other systems than Linux."""
+    """The C library's ``fallocate``; ``None`` on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return None
     try:

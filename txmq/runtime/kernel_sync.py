@@ -57,7 +57,7 @@ _ONE: Final = ctypes.c_long(1)
 
 
 class _SyncJob(NamedTuple):
-    """The files that are still to sync, and the future that gets the result."""
+    """The files still to sync, and the future for the result."""
 
     descriptors: Iterator[int]
     done: asyncio.Future[None]
@@ -88,7 +88,7 @@ class KernelSyncs:
         self._numbers = numbers
         self._call = ctypes.CDLL(None, use_errno=True).syscall
         self._jobs: deque[_SyncJob] = deque()
-        """The first of them runs."""
+        """The queued syncs; the first one is running."""
         # The kernel reads and writes these during a call only.
         self._request = ctypes.create_string_buffer(_REQUEST.size)
         self._requests = ctypes.pointer(ctypes.c_void_p(ctypes.addressof(self._request)))
@@ -107,7 +107,7 @@ class KernelSyncs:
             raise
 
     def sync(self, descriptors: list[int]) -> asyncio.Future[None] | None:
-        """Start ``fdatasync`` of open files, one after the other.
+        """Start ``fdatasync`` of open files, one after another.
 
         The future raises ``OSError`` if the disk fails. The result is ``None`` if the kernel
         refuses; then nothing runs.
@@ -125,7 +125,7 @@ class KernelSyncs:
         return self._call(self._numbers.submit, self._context, _ONE, self._requests) == 1  # type: ignore[no-any-return]
 
     def _collect(self) -> None:
-        """Take the result of the sync that ended, and go on."""
+        """Take the result of the finished sync, and start the next one."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         call, numbers = self._call, self._numbers
@@ -144,14 +144,14 @@ class KernelSyncs:
                 continue
             if self._submit(descriptor):
                 return
-            # It did not refuse the one before, so it is short of memory. This holds up the loop.
+            # The kernel took earlier syncs, so it must be short of memory. Here the loop blocks.
             try:
                 os.fdatasync(descriptor)
             except (OSError, ValueError) as failure:  # ValueError: the file was closed.
                 error = failure
 
     def close_soon(self) -> None:
-        """Free what this holds, from any thread. Results of running syncs never arrive."""
+        """Free all resources, from any thread. Results of running syncs never arrive."""
         try:
             self.loop.call_soon_threadsafe(self._close)
         except RuntimeError:  # The loop was closed, and its readers with it.
@@ -166,5 +166,5 @@ class KernelSyncs:
             os.close(self._wake)
             self._wake = -1
         if not self._jobs:
-            # With a running sync it would wait for the disk, for ever if that hangs.
+            # During a sync this call would wait for the disk, forever if that hangs.
             self._call(self._numbers.destroy, self._context)

@@ -48,7 +48,7 @@ class Network(Protocol):
         ...
 
     def is_loopback(self, host: str) -> bool:
-        """Whether only programs of this machine have this address."""
+        """Whether only programs on this machine can have this address."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The line between a supervisor and its child processes: a socket pair with one JSON object a line.
+"""The link between a supervisor and a child process: a socket pair with one JSON object per line.
 
 The child's end closes with the child, and the supervisor's with the supervisor. So each side
 notices the other's death at once, even after ``kill -9``.
@@ -35,30 +35,30 @@ __all__ = [
 ]
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One line; the figures of a thousand series have half a megabyte."""
+"""One line; the figures of a thousand series take half a megabyte."""
 
 WATCH_S: Final = 1.0
 """How soon a child whose loop is blocked notices that its supervisor is gone."""
 
 FailureKind: TypeAlias = Literal["refused", "unavailable"]
-"""Whether the same start must fail again, or may succeed when a server is back."""
+"""Whether the same start would fail again, or may succeed once a server is back."""
 
 
 class StartOrder(msgspec.Struct, tag="start", frozen=True):
     """The first line to a child."""
 
     number: int
-    """Which of the supervisor's processes it is, from 1 on."""
+    """The child's number among the supervisor's processes, from 1 on."""
     plan: msgspec.Raw
-    """What the program needs to know; the supervisor does not read it."""
+    """Data for the program; the supervisor does not read it."""
 
 
 class StopOrder(msgspec.Struct, tag="stop", frozen=True):
-    """The child finishes its work and ends."""
+    """Asks the child to finish its work and end."""
 
 
 class AskOrder(msgspec.Struct, tag="ask", frozen=True):
-    """The child sends a report."""
+    """Asks the child for a report."""
 
     serial: int
 
@@ -88,16 +88,16 @@ class ReportNotice(msgspec.Struct, tag="report", frozen=True):
 
 
 class ContentNotice(msgspec.Struct, tag="content", frozen=True):
-    """Something that only the program reads."""
+    """Content that only the program reads."""
 
     content: msgspec.Raw
 
 
 Order: TypeAlias = StartOrder | StopOrder | AskOrder
-"""What a supervisor sends."""
+"""The lines that a supervisor sends."""
 
 ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice | ContentNotice
-"""What a child sends."""
+"""The lines that a child sends."""
 
 _PIECE_BYTES: Final = 65_536
 
@@ -113,14 +113,14 @@ def _watch(parent: int, grace_s: float) -> None:
 
 
 class ParentLink:
-    """The child's end. It is made before the event loop runs, and works inside its ``async with``.
+    """The child's end. Create it before the event loop runs; it works inside its ``async with``.
 
     Args:
         descriptor: The number of the socket's file descriptor.
         report: Makes the content of a report.
 
     Attributes:
-        stopped: Set when the child must finish its work: the supervisor asks for it, or is gone.
+        stopped: Set when the child must finish its work: the supervisor asked for it, or is gone.
         is_orphan: Whether the supervisor is gone.
     """
 
@@ -183,7 +183,7 @@ class ParentLink:
             self._writer.close()
 
     def drain_at_sigterm(self) -> None:
-        """SIGTERM sets :attr:`stopped`, for this child alone; a second one ends it at once."""
+        """Let SIGTERM set :attr:`stopped` for this child alone; a second one ends it at once."""
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
@@ -194,7 +194,7 @@ class ParentLink:
         loop.add_signal_handler(signal.SIGTERM, stop)
 
     def send(self, notice: ChildNotice) -> None:
-        """Send a line, unless the supervisor is gone; also before the loop runs."""
+        """Send a line, unless the supervisor is gone; works before the loop runs, too."""
         line = msgspec.json.encode(notice) + b"\n"
         if self._writer is None:
             with suppress(OSError):
@@ -216,7 +216,7 @@ class ParentLink:
     def _ask(self, serial: int) -> None:
         self._asked = serial
         if self._reporter is not None and not self._reporter.done():
-            return  # The report in the making answers this question as well.
+            return  # The report in progress answers this order as well.
         found = self._report()
         if isinstance(found, bytes):
             self._send_report(found)

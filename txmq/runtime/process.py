@@ -1,4 +1,4 @@
-"""This process: who opened its objects, what it owns of memory and time, and how Ctrl-C ends it."""
+"""This process: the owner of its objects, its memory, its time slice, and how Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def memory_bytes() -> int:
 
 
 def exempt_from_collection() -> None:
-    """Exempt all objects that exist now from later collections of cyclic garbage.
+    """Exempt all objects that exist now from later garbage collections.
 
-    A full collection looks at every object, and a server that has just started has some hundred
-    thousand of its modules. A flood of requests caused several, each of which held up all clients
+    A full collection visits every object, and the modules of a newly started server have some
+    hundred thousand. A flood of requests caused several collections, and each stalled all clients
     for 30 ms.
     """
     gc.collect()
@@ -165,7 +165,7 @@ def restore_interrupt() -> None:
 
 
 class _Interrupt:
-    """Notes that Ctrl-C came, and lets the handler below do its work."""
+    """Records that Ctrl-C came, and calls the previous handler."""
 
     def __init__(self, below: Callable[[int, FrameType | None], object]) -> None:
         self._below = below
@@ -177,9 +177,9 @@ class _Interrupt:
 
 
 async def until_stopped(stopped: asyncio.Event) -> None:
-    """Wait for an event. Ctrl-C ends the wait too, instead of cancelling the task that waits.
+    """Wait for an event. Ctrl-C ends the wait too, instead of cancelling the waiting task.
 
-    So a program that does nothing but wait leaves its ``async with`` blocks in order, and
+    A program that only waits then leaves its ``async with`` blocks in order, and
     :func:`asyncio.run` returns. Otherwise it would raise :class:`KeyboardInterrupt` at the end.
     """
     below = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Signatures of functions, also of methods, and where annotations cannot be evaluated."""
+"""Signatures of functions and methods, even if their annotations cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
     defines further down, or imports for type checkers only. Such an annotation stays a reference.
 
     Raises:
-        ValueError: It has none, as some built-in functions.
-        TypeError: It is not callable.
+        ValueError: The function has no signature, like some built-in functions.
+        TypeError: The object is not callable.
     """
     if sys.version_info >= (3, 14):
         from annotationlib import Format
@@ -27,9 +27,9 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
 
 def object_parameter(signature: inspect.Signature) -> inspect.Parameter | None:
-    """The parameter for a method's object, called ``self`` or ``cls``, while its class is defined.
+    """The ``self`` or ``cls`` parameter of a method, while its class is being defined.
 
-    The method of an object has it no more, and a function never.
+    A bound method no longer has it, and a function never does.
     """
     first = next(iter(signature.parameters.values()), None)
     return first if first is not None and first.name in {"self", "cls"} else None

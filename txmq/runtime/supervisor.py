@@ -2,7 +2,7 @@
 
 It does not know what its children do. A child opens a
 :class:`~txmq.runtime.parent_link.ParentLink`, and reports that it has loaded its program and that
-it is ready. If the supervisor dies, its children notice that and end in order.
+it is ready. If the supervisor dies, its children notice it and end in order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 15.0
-"""Pauses before a child that died is started again."""
+"""The first and the longest pause before a dead child is restarted."""
 
 SETTLED_S: Final = 30.0
-"""A child that was ready for so long does not count as one that dies again and again."""
+"""A child that was ready for this long resets the count of deaths in a row."""
 
 REPORT_S: Final = 1.0
 """How long a report may take; a child whose event loop is blocked sends none."""
@@ -64,11 +64,12 @@ class SupervisorSettings:
     """Deaths of one child in a row before the supervisor gives up; 0 means never. It goes on as
     long as another child is ready."""
     waits_for_change: bool = False
-    """A child that cannot start, or dies too often, waits for :meth:`Supervisor.replace_all`."""
+    """Whether a child that cannot start, or dies too often, waits for
+    :meth:`Supervisor.replace_all`."""
 
 
 class SupervisorListener(Protocol):
-    """What a program does when something happens."""
+    """A program's reactions to the events of its children."""
 
     def loaded(self, description: str) -> None:
         """The first child has loaded the program, after a start or a replacement."""
@@ -84,7 +85,7 @@ class SupervisorListener(Protocol):
         Args:
             number: Its number.
             end: How it ended.
-            pause_s: When another takes its place; ``None`` if none does by itself.
+            pause_s: Seconds until another child takes its place; ``None`` if none will by itself.
         """
         ...
 
@@ -94,7 +95,7 @@ class SupervisorListener(Protocol):
 
 
 class ChildSlot:
-    """The place of one child, which is filled again when the child ends."""
+    """The place of one child, which is refilled when the child ends."""
 
     def __init__(self, number: int, backoff: Backoff) -> None:
         self.number = number
@@ -104,7 +105,7 @@ class ChildSlot:
         self.restarts = 0
         self.is_replacing = False
         self.may_start = asyncio.Event()
-        """Cuts a pause short."""
+        """Set to cut a pause short."""
         self.changed = asyncio.Event()
         """Set whenever the child starts, is ready or ends."""
 
@@ -120,10 +121,10 @@ class Supervisor:
     Args:
         command: How to start the child of a number.
         settings: The number of children, and the limits.
-        listener: Notified of what happens.
-        clock: Gives the time.
-        entropy: Gives randomness.
-        on_content: Called with the number of a child and what it sends for the program alone.
+        listener: Receives the events.
+        clock: The source of time.
+        entropy: The source of randomness.
+        on_content: Called with a child's number and any content that it sends to the program.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How many children have taken the place of another."""
+        """The number of children that have replaced another."""
         return sum(slot.restarts for slot in self.slots)
 
     @property
@@ -170,7 +171,7 @@ class Supervisor:
         return [slot.child for slot in self.slots if slot.child is not None]
 
     async def run(self) -> SupervisorEnd:
-        """Keep the children running; returns when all have ended, after :meth:`stop`."""
+        """Keep the children running until all have ended, after :meth:`stop`."""
         keepers = [
             self._tasks.start(self._keep(slot), f"process {slot.number}") for slot in self.slots
         ]
@@ -207,7 +208,7 @@ class Supervisor:
             child.kill()
 
     def roll(self) -> None:
-        """Replace the children one after the other; the next only when the one before is ready."""
+        """Replace the children one at a time, each after the previous replacement is ready."""
         if self.is_stopping or (self._roll is not None and not self._roll.done()):
             return
         self._roll = self._tasks.start(self._replace_one_by_one(), "rolling restart")
@@ -251,13 +252,13 @@ class Supervisor:
             child.number: report for child, report in zip(children, found, strict=True) if report
         }
 
-    # One child after the other
+    # One slot
 
     async def _keep(self, slot: ChildSlot) -> None:
         is_first = True
         while not self.is_stopping:
             if slot.number > 1:
-                # If the program cannot be loaded, one child finds out, and says so once.
+                # Let one child find out whether the program loads, so that errors appear once.
                 await self._loaded.wait()
                 if self.is_stopping:
                     return
@@ -321,7 +322,7 @@ class Supervisor:
         return None if self._dies_too_often(slot, end) else slot.backoff.next_pause()
 
     def _dies_too_often(self, slot: ChildSlot, end: ChildEnd) -> bool:
-        """Whether no other child takes its place by itself; then the supervisor may give up."""
+        """Whether the slot stays empty after too many deaths; the supervisor may then give up."""
         most = self.settings.deaths_max
         if not most or slot.deaths < most or any(other.is_ready for other in self.slots):
             return False

@@ -2,9 +2,9 @@
 
 The kernel's way costs less, but its worker stays on the core that started the sync. While other
 programs keep that core busy, some syncs wait for a whole turn of the scheduler, which takes
-milliseconds. A thread may move. So the kernel syncs until its syncs take much longer than most of
-them did before, or until it has for long. Then both ways are compared, and the faster one is kept
-for a while.
+milliseconds. A thread can move to another core. So the kernel syncs until its syncs become much
+slower than usual, or until some 16,000 have run since the last comparison. Then both ways are
+compared, and the faster one is kept for at least 1,024 syncs.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Final
 __all__ = ["SyncChoice"]
 
 _COMPARED: Final = 64
-"""The syncs that a way is judged by."""
+"""The number of syncs by which a way is judged."""
 _TAIL: Final = 1.5
-"""The kernel's way becomes doubtful if its mean is this many times its usual time."""
+"""The kernel is slow if the mean time of its syncs is more than this many times the usual time."""
 _DRIFT: Final = 1.02
-"""The growth of the usual time, with each judgement, towards the median that syncs have now."""
+"""The most that the usual time grows at each check, towards the present median."""
 _GAIN: Final = 1.25
-"""The thread must be this many times as fast."""
+"""The thread must be this many times as fast to be chosen."""
 _KEPT: Final = 1024
-"""The syncs for which the result of a comparison is kept."""
+"""The number of syncs before a comparison may be repeated."""
 _UNTRIED: Final = 16 * _KEPT
-"""The syncs after which the thread is tried though nothing is doubtful."""
+"""The number of syncs after which the thread is tried even if the kernel is not slow."""
 
 
 class SyncChoice:
-    """Notes how long syncs take, and chooses the way of the next one.
+    """Measures syncs, and chooses who runs the next one.
 
-    The way changes only while no sync runs, because two syncs of a file must not overlap.
+    The choice changes only while no sync runs, because two syncs of a file must not overlap.
 
     Attributes:
         uses_thread: Whether the thread syncs.
@@ -43,16 +43,16 @@ class SyncChoice:
         self.uses_thread: bool = False
         self._running = 0
         self._began: float | None = None
-        """When the oldest running sync began, if none ran then."""
+        """When a sync began while no other ran; ``None`` once it is measured."""
         self._is_trial = False
         self._left = 0
-        """The syncs until the way is doubted again."""
+        """The number of syncs before a comparison may be repeated."""
         self._took: list[float] = []
         self._spent = 0.0
         self._usual = float("inf")
-        """The least median of the kernel's syncs, as far as it is not forgotten."""
+        """The lowest median of the kernel's syncs; it may rise by ``_DRIFT`` at each check."""
         self._rival_mean = 0.0
-        """The mean of the way that is not tried."""
+        """During a trial, the mean of the other way."""
 
     def begin(self) -> bool:
         """Note that a sync begins; return whether the thread runs it."""
@@ -62,7 +62,7 @@ class SyncChoice:
         return self.uses_thread
 
     def end(self, _done: object = None) -> None:
-        """Note that a sync has ended, which may have failed."""
+        """Note that a sync has ended, even if it failed."""
         self._running -= 1
         if self._began is not None:
             took, self._began = self._now() - self._began, None
@@ -92,7 +92,7 @@ class SyncChoice:
         return mean > _TAIL * self._usual
 
     def _judge(self, count: int) -> None:
-        """End a trial, at once if the way that is tried has lost already."""
+        """End a trial, early if the way on trial has already lost."""
         limit = self._rival_mean / _GAIN if self.uses_thread else self._rival_mean
         has_lost = self._spent > limit * _COMPARED
         if has_lost:

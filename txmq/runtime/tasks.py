@@ -1,5 +1,5 @@
 """Background work with an owner that ends it: tasks of the event loop, whose failures are logged,
-and daemon threads for blocking functions, so that the loop does not wait for them.
+and daemon threads for blocking functions, so that they do not block the loop.
 
 A function that never returns blocks only its own thread: other functions still run, and the program
 can end. An executor's threads would keep the program from ending.
@@ -53,7 +53,7 @@ class Tasks:
 
 
 async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
-    """Run coroutines until the first of them ends; the others are cancelled, and have ended then.
+    """Run coroutines until the first of them ends, then cancel the others and wait for them.
 
     Raises:
         Exception: What one of them raised.
@@ -94,7 +94,7 @@ class Threads:
         self._count = count
         self._started = 0
         self._free: deque[None] = deque()
-        """One entry for each thread that has returned from a function since a job counted on it."""
+        """One entry for each idle thread that no queued job counts on."""
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
 
     def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
@@ -134,7 +134,7 @@ def run_job(
     try:
         result = work()
     except StopIteration as error:
-        # A future cannot hold StopIteration: its awaiter would wait for ever.
+        # A future cannot hold StopIteration: its awaiter would wait forever.
         failure = _wrapped(error)
     except Exception as error:  # noqa: BLE001 - the awaiter gets it
         failure = error
@@ -156,7 +156,7 @@ def _wrapped(error: BaseException) -> RuntimeError:
 
 
 def resolve(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
-    """Give a future its result or its error, unless its waiter was cancelled meanwhile."""
+    """Give a future its result or its error, unless its waiter was cancelled."""
     if future.done():
         return
     if error is None:

@@ -1,1 +1,1 @@
-"""TLS, credentials and signatures, and files that are read again when they change."""
+"""TLS, credentials and signatures, and files that are reloaded when they change."""

@@ -1,4 +1,4 @@
-"""Where a client's credentials come from: variables of the environment, or a private file."""
+"""Loads a client's credentials from environment variables or a private file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREDENTIALS_VARIABLES: Final = (_ACCESS_KEY, _SECRET_KEY, _FILE)
 def load_credentials(environ: Mapping[str, str] = os.environ) -> Credentials | None:
     """The credentials that the environment names, or ``None``.
 
-    ``TXMQ_ACCESS_KEY`` and ``TXMQ_SECRET_KEY`` have the keys; ``TXMQ_CREDENTIALS`` names a file
+    ``TXMQ_ACCESS_KEY`` and ``TXMQ_SECRET_KEY`` hold the keys; ``TXMQ_CREDENTIALS`` names a file
     for :func:`read_credentials`.
 
     Raises:

@@ -31,18 +31,18 @@ __all__ = [
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105  # a name, no secret
 SIGNATURE: Final = "Signature"
-"""The fields of a header that hold them."""
+"""The header fields of the access key, the token and the signature."""
 
 KEY_CHARS_MIN: Final = 7
-"""The least length of both keys, as in RocketMQ."""
+"""The minimum length of both keys, as in RocketMQ."""
 
 _UNSIGNED: Final = frozenset((SIGNATURE, "_UNIQUE_KEY_QUERY"))
-"""Java clients add the second one after they have signed."""
+"""Java clients add the second field after signing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Credentials:
-    """What a client signs its requests with.
+    """The keys that sign a client's requests.
 
     Raises:
         ConfigError: A key is too short, or given without its name.
@@ -58,7 +58,7 @@ class Credentials:
     if not TYPE_CHECKING:
 
         def __new__(cls, *keys: object, **_named: object) -> Self:
-            """Refuse keys without names: nobody would see that they are swapped."""
+            """Refuse positional keys: nobody would notice that they are swapped."""
             if keys:
                 raise ConfigError("name the keys: Credentials(access_key=..., secret_key=...)")
             return object.__new__(cls)
@@ -85,7 +85,7 @@ class Credentials:
 
 
 class SigningKey:
-    """A secret key, prepared for many signatures: HMAC-SHA1 with both of its halves begun."""
+    """A secret key, prepared for many signatures: HMAC-SHA1 with both hashes already begun."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -97,7 +97,7 @@ class SigningKey:
         self._outer = sha1(padded.translate(_OUTER))  # noqa: S324
 
     def digest(self, content: bytes, body: bytes) -> bytes:
-        """The signature of the values, joined, and the body, before it is made text."""
+        """The raw signature of the joined values and the body."""
         # Half the time of hmac.digest, which looks up the algorithm each time.
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(content)
@@ -110,14 +110,14 @@ class SigningKey:
         return b2a_base64(self._digest_of(fields, body), newline=False).decode()
 
     def has_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
-        """Whether the signature among the fields of a request is the one of this key."""
+        """Whether this key made the signature among a request's fields."""
         try:
             given = msgspec.convert(fields.get(SIGNATURE, ""), bytes)
         except (msgspec.ValidationError, UnicodeEncodeError):  # It is not Base64.
             return False
-        if len(given) != _DIGEST:  # Anybody can send one, and a long body takes long to digest.
+        if len(given) != _DIGEST:  # Anybody can send junk, and hashing a long body takes time.
             return False
-        # Compared in constant time: the time must not tell how much of it is right.
+        # Constant time, so that the time does not reveal how much of it is right.
         return hmac.compare_digest(given, self._digest_of(fields, body))
 
     def _digest_of(self, fields: Mapping[str, str], body: bytes) -> bytes:

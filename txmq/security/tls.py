@@ -1,4 +1,4 @@
-"""TLS: what a client is configured with, the contexts of both ends, and names for failures."""
+"""TLS: a client's settings, the contexts of both ends, and explanations of failures."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _truth(values: Mapping[str, str], name: str) -> bool:
 
 
 class ClientContext(WatchedFiles[ssl.SSLContext]):
-    """The context for new connections of a client; changed files count from the next one on.
+    """The context for a client's new connections; changed files apply from the next one on.
 
     Raises:
         ConfigError: A file cannot be read or used.
@@ -199,10 +199,11 @@ def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 class PeerSubject(NamedTuple):
-    """Whom the certificate of a peer was issued for."""
+    """The subject of a peer's certificate."""
 
     text: str
-    """All of it, the most specific part first, as ``openssl x509 -subject -nameopt RFC2253``."""
+    """All of it, the most specific part first, as ``openssl x509 -subject -nameopt RFC2253``
+    prints it."""
     common_name: str
     """Its common name; empty if it has none or several, or one with ``=``."""
 
@@ -262,7 +263,7 @@ def reason_of(error: ssl.SSLError, variables: str = _TLS) -> str:
 
     Args:
         error: The failure.
-        variables: How the variables begin that configure the connection.
+        variables: The prefix of the variables that configure the connection.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         text = error.verify_message.strip().rstrip(".")

@@ -1,4 +1,4 @@
-"""A value that is read from files, and read again when they change."""
+"""A value that is read from files and reloaded when they change."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WATCH_S: Final = 1.0
-"""The interval at which changed files are noticed."""
+"""The interval between checks for changed files."""
 
 _LOOKS_PER_RETRY: Final = 30
-"""How often unchanged files are looked at before files that could not be read are tried again: the
-reason may lie outside of them, such as too many open files."""
+"""Checks of unchanged files before unreadable ones are tried again: the cause may lie elsewhere,
+such as too many open files."""
 
 _Stamp: TypeAlias = tuple[tuple[str, int, int, int, int], ...]
 
 
 class WatchedFiles(Generic[T]):
-    """The value of the last files that were valid.
+    """The value of the last valid version of the files.
 
     Args:
-        files: Lists the files; called before each look at them.
+        files: Lists the files; called for each check.
         read: Reads the value. It may run in a thread.
-        name: What the value is, in log lines.
+        name: The value's name in log lines.
 
     Raises:
         ConfigError: The files are invalid.
@@ -51,28 +51,28 @@ class WatchedFiles(Generic[T]):
         self._failure = ""
         """Why the files cannot be read; empty while they can."""
         self._looks = 0
-        """How often unchanged files were looked at since they could not be read."""
+        """Checks of unchanged files since they could not be read."""
         self.reads: int = 0
         self._stamp = self._stamp_now()
         self.value: T = read()
-        """The value of now."""
+        """The current value."""
         self.reads = 1
 
     @property
     def are_changed(self) -> bool:
-        """Whether the files are other ones than those that were read last."""
+        """Whether the files differ from those that were read last."""
         return self._stamp_now() != self._stamp
 
     async def watch(self) -> None:
-        """Read the files again whenever they have changed. Invalid ones change nothing."""
+        """Reload the files whenever they have changed. Invalid files change nothing."""
         while True:
             await asyncio.sleep(WATCH_S)
             await self.refresh_in_thread()
 
     async def refresh_in_thread(self) -> None:
-        """Do the same as :meth:`refresh`, without holding up the event loop.
+        """Like :meth:`refresh`, but without blocking the event loop.
 
-        Changes from before the call are in force at its end, also if another call reads meanwhile.
+        Changes from before the call are in force when it returns, even if another call was reading.
         """
         async with self._turn:
             stamp = self._stamp_now()
@@ -85,7 +85,7 @@ class WatchedFiles(Generic[T]):
                     self._put(stamp, value)
 
     def refresh(self) -> None:
-        """Read the files again if they have changed. Invalid ones change nothing."""
+        """Reload the files if they have changed. Invalid files change nothing."""
         stamp = self._stamp_now()
         if self._is_due(stamp):
             try:
@@ -112,7 +112,7 @@ class WatchedFiles(Generic[T]):
     def _keep(self, stamp: _Stamp, error: Exception) -> None:
         failure = str(error)
         if not isinstance(error, ConfigError):
-            # Its text may show a secret; that of a ConfigError names keys and values only.
+            # Its text may show a secret; a ConfigError names only keys and values.
             failure = f"the {self._name} cannot be read: {type(error).__name__}"
         if (stamp, failure) != (self._stamp, self._failure):
             log.error("%s; the %s from before stay in force", failure, self._name)

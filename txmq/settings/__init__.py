@@ -1,1 +1,1 @@
-"""Settings of every part: read from files, variables and arguments, checked, and described."""
+"""Settings: loaded from files, variables and arguments, checked, and described."""

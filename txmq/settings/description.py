@@ -1,4 +1,4 @@
-"""The settings of a tree as the reference page shows them."""
+"""Describes a tree of settings for the reference page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
 
 def describe(shape: type[Any]) -> list[Setting]:
-    """Every setting of a tree; a group follows the settings beside it.
+    """Every setting of a tree; groups follow the plain settings of their level.
 
     The text of a setting is the string below it in the source.
     """

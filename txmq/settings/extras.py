@@ -1,4 +1,4 @@
-"""Which extra of the wheel installs a package, for the errors about a missing one."""
+"""The extra that installs a package, for errors about missing packages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXTRAS: Final = {
 
 @contextmanager
 def named_extra(extra: str = "") -> Iterator[None]:
-    """Around imports: a missing package of an extra is an error that names the extra, or this one.
+    """Wrap imports: an error about a missing package names ``extra``, or else the package's extra.
 
     Raises:
         ConfigError: The package is not installed.

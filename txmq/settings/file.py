@@ -1,4 +1,4 @@
-"""Files of settings: TOML, and properties as in RocketMQ's ``broker.conf``."""
+"""Settings files: TOML, and properties as in RocketMQ's ``broker.conf``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FileValue(NamedTuple):
 
 
 def read_file(path: Path, keys: Collection[str]) -> dict[str, FileValue]:
-    """Read a file of settings; its name tells its format, or else its content.
+    """Read a settings file; its suffix decides the format, or its content if the suffix is unknown.
 
     Args:
         path: The file.

@@ -2,9 +2,9 @@
 
 A setting's key is its path through the tree, ``store.flush``. Four sources give values: the
 struct's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments (``store.flush=async``). A
-later source overrides an earlier one. Files and arguments may also use a setting's name in another
-system. An unknown key or an invalid value is an error that names its place. This module knows no
-setting by name, and reads the environment only when the caller passes it.
+later source overrides an earlier one. Files and arguments may also use another system's name for a
+setting. An unknown key or an invalid value is an error that names its place. This module knows no
+setting by name, and reads only the environment that the caller passes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Derived(NamedTuple):
 
 
 class OneValue(NamedTuple):
-    """A foreign name that accepts one value only; the broker cannot do what others promise."""
+    """A foreign name that accepts one value only; the broker cannot keep what others promise."""
 
     value: str
     why: str
@@ -172,7 +172,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The nearest of some names, whatever their capitals; empty if no name is near."""
+    """The nearest of some names, ignoring case; empty if no name is near."""
     lowered = {word.lower(): word for word in sorted(known)}
     near = difflib.get_close_matches(name.lower(), lowered, 1, _NEAR)
     return lowered[near[0]] if near else ""
@@ -259,7 +259,7 @@ def _all_given(
 
 
 class _Values:
-    """The values so far, each with its source."""
+    """The values read so far, each with its source."""
 
     def __init__(
         self, shape: type[Any], kinds: Mapping[str, Any], notice: Callable[[str], None]
@@ -332,7 +332,7 @@ def _unused_notice(unused: list[_SourceValue], file: str | Path | None) -> str:
 
 
 def rebuild(settings: S, values: Mapping[str, object]) -> S:
-    """Settings with other values for some keys; the values are converted already.
+    """Settings with new values for some keys; the values must be converted already.
 
     Raises:
         ConfigError: The values cannot work together.
@@ -357,7 +357,7 @@ def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | 
 
 
 def default_of(field: FieldInfo, base: object = None) -> Any:
-    """The value of a setting that no source gives: that of other settings, or its default."""
+    """The value of a setting that no source gives: the one in ``base``, or else the default."""
     if base is not None:
         return getattr(base, field.name)
     return field.default if field.default_factory is NODEFAULT else field.default_factory()
@@ -370,7 +370,7 @@ def _default_at(shape: type[Any], key: str) -> Any:
 
 
 def group_of(kind: Any) -> type[Struct] | None:
-    """The struct of a key: its type, or the type in its list, table, union or ``Annotated``."""
+    """The struct in a type: the type itself, or one in its list, table, union or ``Annotated``."""
     if is_group(kind):
         return kind
     inner = get_args(kind)

@@ -1,4 +1,4 @@
-"""Settings in a TOML file whose tables may repeat, so that its keys are not known beforehand."""
+"""Settings in a TOML file whose tables may repeat, so that its keys are not known in advance."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def load_tree(
     Args:
         shape: The struct at its root.
         path: The file.
-        environ: The values of ``${VARIABLE}``, which may stand in any text.
+        environ: The values for ``${VARIABLE}``, which may occur in any text.
         complaint: The error begins with this text if the file cannot be read; its path follows.
-        lenient: The tables at the root in which a missing variable keeps its name.
+        lenient: The tables at the root in which ``${VARIABLE}`` stays if the variable is not set.
 
     Raises:
         ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
@@ -56,8 +56,8 @@ def load_tree(
 
 
 def _value(tree: Any, text: str) -> str:
-    """The invalid value that an error is about, as the file has it: variables keep their names. The
-    error does not say in which table of several, so all of their values are named.
+    """The invalid value that an error is about, as the file has it, with variables unreplaced. If
+    tables repeat, the error does not say which one it means, so all of their values are named.
     """
     found = _PLACE.search(text)
     values = [tree] if found else []
@@ -100,7 +100,7 @@ def _fill(plain: Any, environ: Mapping[str, str], path: Path, *, is_lenient: boo
 
 
 def _hint(shape: type[Struct], text: str) -> str:
-    """The nearest name of an unknown key."""
+    """A hint with the known name nearest to an unknown key."""
     found = _UNKNOWN.search(text)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Durations and sizes: their types in settings, and their texts. Pure, and quick to import."""
+"""Durations and sizes: their types in settings, and their texts. Pure, and fast to import."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def show_size(size: int) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``20s``, ``500ms``, ``3h``, ``2d``, ``1h30m``; a plain number is seconds.
+    """The seconds in ``20s``, ``500ms``, ``3h``, ``2d``, ``1h30m``; a plain number is seconds.
 
     Raises:
         ValueError: The text is not a duration.
@@ -109,7 +109,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``64KiB``, ``1GiB``, ``4MB``; a plain number is bytes.
+    """The bytes in ``64KiB``, ``1GiB``, ``4MB``; a plain number is bytes.
 
     Raises:
         ValueError: The text is not a size, or not a whole number of bytes.
@@ -130,7 +130,7 @@ def seconds(name: str, value: DurationLike, *, least: float = 0.0) -> float:
         least: The shortest duration.
 
     Raises:
-        ConfigError: The value is not such a duration.
+        ConfigError: The value is not a duration, or is shorter than ``least``.
     """
     takes = f"a duration of at least {show_duration(least)}" if least else "a duration"
     try:

@@ -1,6 +1,6 @@
 """The values of settings: how they are declared, checked, read from texts, and shown. Pure.
 
-A class of settings is a :class:`Settings`. The type of a field says what it accepts;
+Settings classes derive from :class:`Settings`. The type of a field says what it accepts;
 ``Annotated[int, Meta(ge=1)]`` adds bounds. In code, a duration or a size is a number or a text such
 as ``"20s"`` or ``"16MiB"``, and reads as seconds or bytes.
 """
@@ -62,17 +62,17 @@ else:
 
 
 class Settings(Frozen):
-    """The base of all classes of settings: a constructor that checks and converts its values.
+    """The base of all settings classes; the constructor checks and converts the values.
 
-    Subclasses are declared with ``kw_only=True``. Their values cannot be changed;
-    :func:`msgspec.structs.replace` makes a copy with other ones.
+    Declare subclasses with ``kw_only=True``. Their values cannot be changed;
+    :func:`msgspec.structs.replace` makes a copy with other values.
 
     Raises:
         ConfigError: A value is invalid.
     """
 
     def __post_init__(self) -> None:
-        """Convert each value, and then check what depends on several."""
+        """Convert each value, then check rules that involve several."""
         for name, kind in _kinds(type(self)):
             given = getattr(self, name)
             value = _checked(kind, given, name)
@@ -81,7 +81,7 @@ class Settings(Frozen):
         self._check()
 
     def _check(self) -> None:
-        """Check what the types of the fields do not say.
+        """Check rules that the fields' types do not express.
 
         Raises:
             ConfigError: A value is invalid.
@@ -114,7 +114,7 @@ def settings_or(kind: type[S], given: S | None) -> S:
 
 
 def show(kind: Any, value: Any) -> str:
-    """A value as a settings file has it."""
+    """A value as written in a settings file."""
     kind = _rule(kind).kind
     if kind in _SHOWN and not isinstance(value, str):
         shown: str = _SHOWN[kind](value)
@@ -206,7 +206,7 @@ def convert(kind: Any, value: object) -> Any:
     """The value of one setting, from a text or from a value in a file.
 
     Raises:
-        ValueError: The value is invalid; the text of the error is what the setting accepts.
+        ValueError: The value is invalid; the error's text says what the setting accepts.
     """
     inner = _rule(kind).kind
     is_list = get_origin(inner) is tuple
@@ -218,7 +218,7 @@ def convert(kind: Any, value: object) -> Any:
 
 
 def _from_text(kind: Any, text: str) -> object:
-    """The value that a text means where every value is a text; otherwise the text."""
+    """Read a value where every value is a text; return the text itself if it does not fit."""
     if kind is bool:
         return _TRUTHS.get(text.strip().lower(), text)
     try:
@@ -240,10 +240,10 @@ def _checked(kind: Any, value: object, name: str) -> Any:
 
 
 def _accepted(kind: Any, value: object) -> Any:
-    """The value as the settings keep it.
+    """The value in the form that settings keep.
 
     Raises:
-        ValueError: The value is invalid; the text of the error is what the setting accepts.
+        ValueError: The value is invalid; the error's text says what the setting accepts.
     """
     inner, bounds, is_optional = _rule(kind)
     if value is None and is_optional:

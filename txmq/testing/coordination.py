@@ -1,4 +1,4 @@
-"""A simulated store for coordinators: linearizable, with leases that end by virtual time.
+"""A simulated store for coordinators: linearizable, with leases that expire in virtual time.
 
 Each request takes effect at one moment between its start and its answer. Partition a member, and
 its requests fail: some before they take effect, some after. Restart the store, and every request
@@ -34,7 +34,7 @@ class SimulatedCoordination:
 
     Args:
         entropy: Decides delays, and which requests of a partitioned member take effect.
-        delay: The longest that a request or an answer is on its way, in seconds.
+        delay: The longest time in seconds that a request or an answer travels.
     """
 
     def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
@@ -46,7 +46,7 @@ class SimulatedCoordination:
         self._lease = 0
         self._leases: dict[int, float] = {}
         self._lasts: dict[int, int] = {}
-        """How many seconds each lease lasts when it is renewed."""
+        """The seconds that each lease lasts after it is granted or renewed."""
         self._stopped_at: float | None = None
         self._leases_given = 0
         self._partitioned: set[str] = set()
@@ -54,8 +54,8 @@ class SimulatedCoordination:
         self._changed = asyncio.Event()
         self.acknowledged: LogEnd | None = None
         self._standing: dict[tuple[int, str], tuple[Standing, int]] = {}
-        """The members that stand after each epoch, in doubt or not, with the end of the log and a
-        lease.
+        """The candidates after each epoch: the state of their log, and the lease that limits their
+        offer.
         """
 
     def coordinator(self, member: str) -> SimulatedCoordinator:
@@ -82,16 +82,16 @@ class SimulatedCoordination:
         return self._stopped_at is None
 
     def stop(self) -> None:
-        """Answer nobody any more, as without a leader of its own or with all its machines down.
+        """Stop answering, like a store that has no leader or whose machines are all down.
 
-        No lease ends while nobody counts its time.
+        No lease expires until :meth:`start`.
         """
         self.view()
         self._stopped_at = asyncio.get_running_loop().time()
         self.restart()
 
     def start(self) -> None:
-        """Answer again. Each lease that had not ended lasts its whole time from now on."""
+        """Answer again. Each lease that had not expired starts over with its full time."""
         alive = [lease for lease in self._leases if self.is_alive(lease)]
         self._stopped_at = None
         for lease in alive:
@@ -111,7 +111,7 @@ class SimulatedCoordination:
         self._changed = asyncio.Event()
 
     async def pass_through(self, member: str) -> int:
-        """One way of a request or an answer.
+        """Delay a request or an answer, and return which life of the store it reached.
 
         Raises:
             ConnectionLost: The member is partitioned.
@@ -122,10 +122,10 @@ class SimulatedCoordination:
         return life
 
     def check(self, member: str, life: int) -> None:
-        """Refuse a partitioned member, a request from before a restart, and all when stopped.
+        """Refuse a partitioned member, a request from before a restart, and all if stopped.
 
         Raises:
-            ConnectionLost: It is one of them.
+            ConnectionLost: One of these is the case.
         """
         is_away = member in self._partitioned or not self.is_up
         if is_away or life != self._lives:
@@ -183,7 +183,7 @@ class SimulatedCoordination:
         self.view()
 
     def lead(self, leader: Leader, seen: View, lease: int, end: LogEnd) -> bool:
-        """Begin an epoch if the state is the seen one and nobody leads."""
+        """Begin an epoch if the state has not changed since it was seen, and nobody leads."""
         now = self.view()
         if now.leader is not None or now.version != seen.version:
             return False
@@ -205,7 +205,7 @@ class SimulatedCoordination:
         act: SetAct | None,
         acknowledged: LogEnd | None,
     ) -> View | None:
-        """Change what a leader may if the state is the seen one and this lease leads."""
+        """Apply a leader's change if the state has not changed, and this lease leads."""
         now = self.view()
         if now.leader is None or self._lease != lease or now.version != seen.version:
             return None
@@ -225,16 +225,16 @@ class SimulatedCoordination:
         return self._view
 
     def acknowledge(self, lease: int, end: LogEnd) -> None:
-        """Note what the set has acknowledged if this lease leads."""
+        """Record how far the set has acknowledged the log, if this lease leads."""
         if self.view().leader is not None and self._lease == lease:
             self.acknowledged = end
 
     def stand(self, member: str, standing: Standing, epoch: int, lease: int) -> None:
-        """Note that a member stands after an epoch until this lease ends."""
+        """Record a candidate after an epoch, until this lease ends."""
         self._standing[epoch, member] = (standing, lease)
 
     def standing(self, epoch: int) -> dict[str, Standing]:
-        """The members that stand now to lead after an epoch."""
+        """The present candidates for the leadership after an epoch."""
         return {
             member: standing
             for (after, member), (standing, lease) in self._standing.items()
@@ -242,7 +242,7 @@ class SimulatedCoordination:
         }
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
-        """Make one member the in-sync set if the state is the seen one and nobody leads."""
+        """Make one member the in-sync set if the state has not changed, and nobody leads."""
         now = self.view()
         if now.leader is not None or now.version != seen.version:
             return None

@@ -1,5 +1,5 @@
-"""Tests of handlers: each message comes several times, out of order and concurrently, and consumers
-die in the middle.
+"""Tests for handlers: each message arrives several times, out of order and concurrently, and
+consumers die halfway.
 
 A test of a handler and its database::
 
@@ -11,8 +11,8 @@ A test of a handler and its database::
         report.see_once(bills_by_order())
 
 Where a handler has a guard (:func:`txmq.idempotent.guard.idempotent`), consumers die inside it too:
-between the claim and the function, and between the function and the commit. Further decorators
-around it are skipped then, so pass the function as ``idempotent`` returned it.
+between the claim and the function, and between the function and the commit. This skips further
+decorators around the guard, so pass the function as ``idempotent`` returned it.
 """
 
 from __future__ import annotations
@@ -63,12 +63,10 @@ __all__ = [
 M = TypeVar("M")
 
 CRASHES_MAX: Final = 0.9
-"""With a larger share a message could be retried for ever."""
+"""With a larger share a message could be retried forever."""
 
 _TOGETHER: Final = 0.5
-"""The share of a message's deliveries that come one after the other, so that callers get them
-concurrently.
-"""
+"""The share of a message's deliveries that are adjacent, so that callers get them concurrently."""
 
 
 def received(
@@ -105,7 +103,7 @@ class Deliveries(Generic[M]):
     because a consumer would give up.
 
     The seed decides the order of messages and where callers die. Threads and databases add their
-    own timing, so a run does not repeat to the last step.
+    own timing, so a repeated run may differ in detail.
 
     Args:
         messages: The messages to deliver, see :func:`received`, or other arguments of your
@@ -156,7 +154,7 @@ class Deliveries(Generic[M]):
             pause: Called with seconds when a caller must wait.
 
         Returns:
-            The report; it checks the effects.
+            The report, whose methods check the effects.
 
         Raises:
             UsageError: It is an async function.
@@ -184,7 +182,7 @@ class Deliveries(Generic[M]):
         *,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> Report:
-        """The same for an async function, with tasks.
+        """Deliver to an async function, with tasks.
 
         Raises:
             UsageError: It is a blocking function.
@@ -258,7 +256,7 @@ TURN_REST_MAX_S: Final = 0.25
 """The longest rest of a delivery that waits for its turn: a little longer than a lease."""
 
 RETRY_REST_MAX_S: Final = 0.05
-"""The longest rest after a failure: an error that persists is reported soon."""
+"""The longest rest after a failure; short, so that a persistent error is reported soon."""
 
 LOOK_S: Final = 0.002
 """The pause while other callers have all remaining deliveries."""
@@ -278,7 +276,7 @@ class ScheduledDelivery:
     rested_s: float = 0.0
 
     def rest_s(self, end: End, patience_s: float) -> float | None:
-        """The rest after such an end; ``None`` if it does not come again."""
+        """The rest after an attempt with this end; ``None`` if the message does not come again."""
         if end is End.KILLED:
             return 0.0
         if end is End.RAISED:
@@ -296,7 +294,9 @@ class ScheduledDelivery:
 def argument_maker(
     handler: Callable[..., Any], messages: Sequence[Any]
 ) -> Callable[[Any], tuple[object, ...]]:
-    """How a handler is called with a message: as by a consumer, or with another value as it is."""
+    """Make a function that returns a handler's arguments: those that a consumer passes for a
+    message, or any other value unchanged.
+    """
     of_message = None
     if any(isinstance(message, ReceivedMessage) for message in messages):
         of_message = arguments_of(handler)
@@ -310,7 +310,7 @@ def argument_maker(
 
 
 class Rounds:
-    """All deliveries.
+    """All deliveries of a run.
 
     Args:
         handler: Receives the messages.
@@ -400,7 +400,7 @@ class Rounds:
 
 
 class Call:
-    """``with``: one attempt; an error of the block is recorded, and not raised."""
+    """One attempt, as a ``with`` block whose errors are recorded and not raised."""
 
     def __init__(
         self,
@@ -432,7 +432,7 @@ class Call:
         return self._arguments(message)
 
     def handler(self) -> Callable[..., Any]:
-        """The handler to call, unless the caller dies before."""
+        """The handler to call, unless the caller dies first."""
         if self._point is Point.CALLED:
             raise Killed(Point.CALLED)
         return mortal(self._handler, self._point)
@@ -442,7 +442,7 @@ class Call:
         if self._point is Point.ENDED:
             raise Killed(Point.ENDED)
         if result is Later:
-            result = Later()  # As consumers take it.
+            result = Later()  # Consumers accept the class as well.
         if isinstance(result, Later):
             self._end = End.REFUSED if result.level == DEAD_LETTER else End.LATER
             self._words = result.reason
@@ -460,7 +460,7 @@ class Call:
         if error is not None:
             if not _is_survived(error):
                 self._rounds.stop(error)
-                # The cancelled task itself raises CancelledError on.
+                # A cancelled task must raise CancelledError itself.
                 return not isinstance(error, asyncio.CancelledError)
             self._end, self._words = _end_of(error)
         self._rounds.ended(self._delivery, self._caller, self._end, self._words)
@@ -468,7 +468,7 @@ class Call:
 
 
 def _is_survived(error: BaseException) -> bool:
-    """True if a consumer survives an error; a killed one ends only this delivery."""
+    """True if the run survives an error; a killed consumer ends only this delivery."""
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()

@@ -206,12 +206,12 @@ Operation = Literal["read", "write", "sync"]
 
 @dataclass(slots=True)
 class Faults:
-    """The faults of one disk: at first none, unlimited and instant.
+    """The faults of one disk; at first it never fails, has no size limit and syncs instantly.
 
     Attributes:
         capacity: The disk's size in bytes, in whole pages; ``None`` means no limit.
-        sync_low_s: The least virtual time that ``sync_soon`` takes.
-        sync_high_s: The most that it takes; the actual time is random.
+        sync_low_s: The minimum virtual time that ``sync_soon`` takes.
+        sync_high_s: The maximum; the actual time is random.
     """
 
     capacity: int | None = None

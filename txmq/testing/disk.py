@@ -23,7 +23,7 @@ _BOUNDLESS = 1 << 40
 
 
 class MemoryDisk:
-    """The disk port in memory, for the machines of a simulation and for tests alone.
+    """The disk port in memory, for the machines of a simulation or for tests on its own.
 
     Args:
         entropy: Decides how much of a failing write is done, how long a sync takes and, unless
@@ -134,7 +134,7 @@ class MemoryDisk:
 
     async def _take_sync_time(self) -> None:
         now = asyncio.get_running_loop().time()
-        # One sync at a time, as on a LocalDisk: a slow one holds up those behind it.
+        # One sync at a time, as on a LocalDisk: a slow one delays those behind it.
         takes = self._device.faults.sync_s(self._device.entropy)
         self._syncing_until = max(now, self._syncing_until) + takes
         await asyncio.sleep(self._syncing_until - now)
@@ -167,7 +167,7 @@ class MemoryDisk:
         self._device.faults.capacity = size
 
     def slow_sync(self, low_s: float, high_s: float | None = None) -> None:
-        """Make every ``sync_soon`` take this long from now on, or any time between the two."""
+        """Make every later ``sync_soon`` take this long, or a random time between the two."""
         self._device.faults.sync_low_s = low_s
         self._device.faults.sync_high_s = low_s if high_s is None else high_s
 
@@ -180,14 +180,14 @@ class MemoryDisk:
         self._device.faults.fail("sync", times, error)
 
     def fail_writes(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Make every change of files fail, so many times or until :meth:`repair`.
+        """Make every change of files fail, this many times or until :meth:`repair`.
 
         With ``EROFS`` the disk acts as if remounted read-only: a write stores nothing.
         """
         self._device.faults.fail("write", times, error)
 
     def fail_reads(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Make reads fail, so many times or until :meth:`repair`."""
+        """Make reads fail, this many times or until :meth:`repair`."""
         self._device.faults.fail("read", times, error)
 
     def repair(self) -> None:
@@ -212,7 +212,7 @@ class MemoryDisk:
         self._device.faults.unreadable.setdefault(path, set()).add(position // PAGE * PAGE)
 
     def cut_tail(self, path: str, size: int) -> None:
-        """End a file at this size, in its durable copy as well, as a disk that lost what it had.
+        """Cut a file to this size, in its durable copy as well, like a disk that lost data.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -259,7 +259,7 @@ class MemoryDisk:
         """Move the state and the hook to a new object; every later use of this one raises
         ``PowerCut``.
 
-        So the handles of a dead program cannot reach the disk of the next program.
+        So a dead program's handles cannot reach the next program's disk.
         """
         twin = self.clone()
         twin.on_write = self.on_write

@@ -22,7 +22,7 @@ class SimulationError(AssertionError):
 
 
 class DeadlockError(SimulationError):
-    """The main task waits, and no event is scheduled. The text says what each task awaits."""
+    """All tasks wait, and no event is scheduled. The text says what each task awaits."""
 
 
 class LivelockError(SimulationError):
@@ -57,6 +57,6 @@ class StaleHandleError(OSError):
     """The disk crashed after this file or lock was opened."""
 
 
-# It ends the program and is not one of its errors: code that catches Exception must not survive it.
+# Derives from BaseException, because code that catches Exception must not survive it.
 class PowerCut(BaseException):
     """The machine lost power at this point. A disk hook may raise it to stop the writer."""

@@ -1,4 +1,4 @@
-"""The points at which consumers die during a message, and a guard that dies at one.
+"""The points at which consumers die while they handle a message, and a guard that dies at one.
 
 No process dies: the attempt is abandoned, which leaves the same state as a killed process, and
 :class:`Killed` is raised through the handler, so that no code after the point runs.
@@ -29,7 +29,7 @@ class Point(Enum):
     """P16."""
 
 
-# It ends the program and is not one of its errors: code that catches Exception must not survive it.
+# Derives from BaseException, because code that catches Exception must not survive it.
 class Killed(BaseException):
     """A consumer dies at this point."""
 

@@ -2,7 +2,7 @@
 
 The loop is asyncio's own ``SelectorEventLoop`` over a selector that waits by advancing a counter.
 So plain asyncio code runs in it unchanged, thousands of times faster than real time, and every run
-is the same:
+repeats exactly:
 
 - tasks and futures hash by their number in this loop. ``TaskGroup`` and ``asyncio.wait`` walk sets,
   and by default the order would follow memory addresses;
@@ -46,13 +46,13 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TURNS_AT_ONE_MOMENT_MAX = 1_000_000
-"""More turns at one virtual time are a livelock; a busy simulation needs some thousands."""
+"""More turns at one virtual time count as a livelock; a busy simulation needs some thousands."""
 
 TURNS_PER_COLLECTION = 50_000
-"""The turns between two collections of cyclic garbage, which limit memory and must be cheap."""
+"""The turns between two garbage collections, which bound the memory and must stay cheap."""
 
 CLOSE_ATTEMPTS_MAX = 100
-"""How often the loop closes a dead coroutine again if it awaits in its ``finally``."""
+"""How often the loop tries to close a dead coroutine that awaits in its ``finally``."""
 
 
 class SimulatedTask(asyncio.Task[T]):
@@ -62,7 +62,7 @@ class SimulatedTask(asyncio.Task[T]):
         self.number: int = loop.next_number()
         context: Context | None = options.get("context")
         self.program: Program | None = PROGRAM.get() if context is None else context.get(PROGRAM)
-        # asyncio's own names continue to count from run to run within a process.
+        # asyncio's own names keep counting across the runs of a process.
         options["name"] = options.get("name") or f"task-{self.number}"
         self._label = options["name"]
         super().__init__(coro, loop=loop, **options)
@@ -128,16 +128,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
         Args:
             main: The task to wait for.
-            within: The maximum of virtual seconds.
+            within: The maximum number of virtual seconds.
 
         Raises:
-            DeadlockError: Everything waits and nothing is scheduled.
-            LivelockError: Tasks run on and on while no time passes.
+            DeadlockError: All tasks wait, and nothing is scheduled.
+            LivelockError: Tasks keep running while no time passes.
             VirtualTimeoutError: The time is up.
         """
         self._deadline = self._now + within
         main.add_done_callback(lambda _: self.stop())
-        # Its error may hold the frames it passed; from Python 3.13 on, this one too.
+        # Its error may refer to the frames it passed; since Python 3.13, to this one too.
         del main
         with real_world_closed():
             self.run_forever()
@@ -227,11 +227,11 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             return
         left = self.pending()
         self._frozen.clear()
-        # The loop's own method; with it the loop would hold a reference to itself for ever.
+        # The factory is a method of the loop; if it stayed, the loop would refer to itself forever.
         self.set_task_factory(None)
         super().close()
         with warnings.catch_warnings():
-            # A finally block that builds a coroutine and cannot run it leaves a warning.
+            # A finally block that creates a coroutine it cannot run causes a warning.
             warnings.simplefilter("ignore")
             asyncio._set_running_loop(self)  # noqa: SLF001  or asyncio might make them a new loop
             try:
@@ -272,8 +272,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # asyncio fires timers that are due within its clock's resolution. Here that is the least
-        # step a float can make: no timer is early, and none is missed however late it gets.
+        # asyncio fires timers that are due within its clock's resolution. Here that is the smallest
+        # step a float can make: no timer fires early, and none is missed however late it gets.
         self._clock_resolution = math.ulp(now)
 
     def _waits(self) -> str:
@@ -288,7 +288,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def _discard(task: asyncio.Task[Any]) -> None:
-    # asyncio itself sets this where a pending task is dropped on purpose.
+    # asyncio itself sets this when it drops a pending task on purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
     coroutine: Any = task.get_coro()
     for _ in range(CLOSE_ATTEMPTS_MAX):
@@ -311,7 +311,7 @@ _simulating: dict[int, None] = {}
 
 @contextmanager
 def real_world_closed() -> Iterator[None]:
-    """Inside this context, this thread raises RealWorldError when it leaves the simulation."""
+    """Inside this context, real-world calls of this thread raise RealWorldError."""
     _install_hook()
     me = threading.get_ident()
     assert me not in _simulating, "a simulation inside a simulation"

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Machine:
-    """A machine of a :class:`World`, which creates it.
+    """A machine, created by a :class:`World`.
 
     Attributes:
         clock: The :class:`txmq.runtime.Clock` port; its wall clock can be jumped.
@@ -94,7 +94,7 @@ class Machine:
             loss: The unsynced bytes that may be lost.
 
         Raises:
-            PowerCut: A program of this machine called it, and ends here.
+            PowerCut: The caller is a program of this machine, which ends here.
         """
         if self.is_up:
             self.halt()
@@ -108,7 +108,7 @@ class Machine:
         can start at once.
 
         Raises:
-            PowerCut: A program of this machine called it, and ends here.
+            PowerCut: The caller is a program of this machine, which ends here.
         """
         if self.is_up:
             self.halt(silently=False)
@@ -116,7 +116,7 @@ class Machine:
         self._stop_caller()
 
     def restart(self) -> None:
-        """Restart a machine without any program; if it is up, crash it first."""
+        """Restart the machine without any programs; if it is up, crash it first."""
         if self.is_up:
             self.crash()
         self._boot()
@@ -156,7 +156,7 @@ class Machine:
             program.resume()
 
     def watches(self, task: asyncio.Task[Any]) -> bool:
-        """True if a task is one that :meth:`run` returned."""
+        """True if :meth:`run` returned this task."""
         return task in self._watchers
 
     def _boot(self) -> None:
@@ -197,8 +197,8 @@ EPOCH_MS = 1_700_000_000_000
 class SimulatedClock:
     """An :class:`txmq.runtime.Clock` over an event loop's time.
 
-    The monotonic clock is the loop's, so that timers and deadlines agree. The wall clock starts
-    right; :meth:`jump` and :meth:`drift` make it wrong.
+    The monotonic clock is the loop's, so that timers and deadlines agree. The wall clock is correct
+    at first; :meth:`jump` and :meth:`drift` make it wrong.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ms: int = EPOCH_MS) -> None:

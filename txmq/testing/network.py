@@ -84,8 +84,8 @@ class SimulatedNetwork:
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
         """Close the path from one host to another; unless ``one_way``, the path back too.
 
-        Connections stay, but no packet arrives. Packets sent meanwhile arrive after :meth:`heal`,
-        unless the sender gives up before (``Conditions.give_up_s``).
+        Connections stay, but no packet arrives. Packets sent during the partition arrive after
+        :meth:`heal`, unless the sender gives up first (``Conditions.give_up_s``).
         """
         a, b = self.resolve(a), self.resolve(b)
         self._trace.record("partition", a, b, one_way)
@@ -115,7 +115,7 @@ class SimulatedNetwork:
         self.ways.extra_s[a, b] = self.ways.extra_s[b, a] = extra_s
 
     def cut(self, a: str, b: str) -> None:
-        """Reset all connections between two hosts; both sides notice at once."""
+        """Reset all connections between two hosts; both sides notice it at once."""
         hosts = frozenset((self.resolve(a), self.resolve(b)))
         self._trace.record("cut", *sorted(hosts))
         for connection in list(self._connections.values()):
@@ -129,9 +129,10 @@ class SimulatedNetwork:
 
         Args:
             host: Its address or name.
-            silently: Whether it stops as by a power cut: peers notice only when they send, and
-                connects get no answer until :meth:`host` brings it back. Otherwise it stops as by
-                ``kill -9``: the peers' connections end or are reset, and connects are refused.
+            silently: Whether it stops as in a power cut: peers notice only when they send, and
+                connects get no answer until :meth:`host` brings it back. Otherwise it stops as
+                after ``kill -9``: the peers' connections end or are reset, and connects are
+                refused.
         """
         address = self.resolve(host)
         self._trace.record("crash", address, silently)
@@ -149,7 +150,7 @@ class SimulatedNetwork:
         self._reconsider()
 
     def close(self) -> None:
-        """Drop every host and connection, and the programs that they refer to."""
+        """Drop every host and connection, and their references to programs."""
         self._hosts.clear()
         self._connections.clear()
 
@@ -159,7 +160,8 @@ class SimulatedNetwork:
         """Connect a host to an address; see :meth:`txmq.runtime.Network.connect`.
 
         Raises:
-            OSError: Refused, or no answer for as long as the conditions say.
+            OSError: The connection is refused, or no answer comes within
+                ``Conditions.connect_timeout_s``.
         """
         source = port.address
         target = source if host in _HERE else self.resolve(host)
@@ -224,8 +226,7 @@ class SimulatedNetwork:
         return connection
 
     def _last_word(self) -> PacketMark:
-        # The kernel closes a killed process's sockets: with an end, or with a reset if bytes are
-        # unread.
+        # The kernel closes a killed process's sockets normally, or resets them if bytes are unread.
         return PacketMark.END if self.ways.entropy.chance(0.5) else PacketMark.RESET
 
     def _reconsider(self) -> None:
@@ -238,7 +239,7 @@ class SimulatedNetwork:
 class HostNetwork:
     """The :class:`txmq.runtime.Network` of one host, until the host goes down.
 
-    From then on its methods raise ``PowerCut``; ask the network for the host's new port.
+    Afterwards its methods raise ``PowerCut``; get the host's new port from the network.
     """
 
     def __init__(self, network: SimulatedNetwork, address: str) -> None:

@@ -1,8 +1,8 @@
 """Two versions of one file's bytes: the visible and the durable one.
 
 The unit is a page of 4096 bytes, as in an operating system's page cache. Pages are immutable
-``bytes`` and a missing page is zeros, so a copy of a file is a copy of two dicts, and "unchanged
-since" is an identity test. This module does no I/O and raises nothing; the disk has the faults.
+``bytes`` and a missing page is zeros, so copying a file copies two dicts, and an identity test
+finds unchanged pages. This module does no I/O and raises nothing; the disk injects the faults.
 
 Invariant: a page that is neither dirty nor doomed is the same object in both versions.
 """
@@ -24,7 +24,7 @@ class Loss(Enum):
     """The part of the unsynced bytes that a crash loses."""
 
     ANY = "any"
-    """One of the others, at random."""
+    """One of the other kinds, at random."""
     NOTHING = "nothing"
     """Nothing: the system had written everything back in time."""
     EVERYTHING = "everything"
@@ -32,7 +32,8 @@ class Loss(Enum):
     TAIL = "tail"
     """The last write, from one of its bytes on."""
     PAGES = "pages"
-    """Each page is kept, lost, torn, zeroed or garbage; the length is any in between."""
+    """Each page is kept, lost, torn, zeroed or garbage; the length is the old, the new or one in
+    between."""
 
 
 class Staged(NamedTuple):
@@ -124,7 +125,7 @@ class Pages:
             self._safe[page] = self._now[page]
 
     def lose_tail(self, size: int) -> None:
-        """End the file here, in the durable version as well."""
+        """Cut the file to this size, in the durable version as well."""
         self.truncate(min(size, self.size))
         self._safe, self.safe_size = self._now.copy(), self.size
         self._dirty.clear()
@@ -138,7 +139,7 @@ class Pages:
     def settle(self, staged: Staged) -> None:
         """End a sync with success. Bytes written since it began are still not durable."""
         if staged.number < self._settled:
-            return  # a later sync was faster, and covered all bytes of this one
+            return  # A later sync finished first, and covered all bytes of this one.
         self._settled = staged.number
         self.safe_size = staged.size
         for page, content in staged.pages.items():
@@ -210,7 +211,7 @@ class Pages:
                 return self._fill(page, entropy.token(PAGE))
 
     def _fill(self, page: int, filling: bytes) -> bytes:
-        """The page, with a filling in all bytes that are not durable."""
+        """The page, with all bytes that are not durable replaced by a filling."""
         old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
         promised = max(0, min(self.safe_size - page * PAGE, PAGE))
         if old[:promised] == new[:promised]:

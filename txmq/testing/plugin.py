@@ -1,7 +1,6 @@
-"""Pytest fixtures: a real broker for each test that requests it.
+"""A pytest fixture: a real broker for each test that requests it.
 
-pytest finds them without an import. Only tests that use the fixture need the extra
-``txmq[broker]``.
+pytest finds it without an import. Only tests that use it need the extra ``txmq[broker]``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["txmq_broker"]
 
 @pytest.fixture
 def txmq_broker() -> Iterator[BrokerThread]:
-    """A separate broker for this test: ``.names`` is for clients, ``.address`` names the broker."""
+    """A separate broker for this test: pass ``.names`` to clients; ``.address`` is the broker's."""
     from txmq_broker.testing import BrokerThread
 
     with BrokerThread() as running:

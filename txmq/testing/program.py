@@ -1,4 +1,4 @@
-"""The program of the running code, which everything that the code starts inherits.
+"""The program to which the running code belongs.
 
 The program is a context variable, so tasks, callbacks and timers inherit it. The simulated loop
 wraps each of them in a :class:`ProgramStep`, which runs only while the program lives and is not
@@ -36,18 +36,18 @@ class Program:
         self._held = None
 
     def pause(self) -> None:
-        """Hold back all its steps that come due."""
+        """Hold back all steps that become due."""
         if self._held is None:
             self._held = []
 
     def resume(self) -> None:
-        """Continue, first with the steps that were held back, in the order of their due times."""
+        """Continue, first with the held steps, in the order in which they became due."""
         held, self._held = self._held or [], None
         for step in held:
             step.again()
 
     def holds(self, step: ProgramStep) -> bool:
-        """True if the program is paused; then it takes the step later."""
+        """True if the program is paused; it then keeps the step and runs it later."""
         if self._held is None:
             return False
         self._held.append(step)
@@ -78,19 +78,19 @@ class ProgramStep:
         return f"<{name} of {self._program.name}>"
 
     def __call__(self) -> None:
-        """Take the step, unless the program is dead, paused or has cancelled it."""
+        """Run the callback, unless the program is dead, paused or has cancelled it."""
         program = self._program
         if not program.alive or self.handle.cancelled() or program.holds(self):
             return
         try:
             self._callback(*self._args)
         except (Exception, PowerCut):
-            # The callback may have brought its own machine down; then its error is irrelevant.
+            # If the callback brought its own machine down, its error is irrelevant.
             if program.alive:
                 raise
 
     def again(self) -> None:
-        """Take the step in the next turn, in its original context."""
+        """Run the callback in the next turn, in its original context."""
         asyncio.get_running_loop().call_soon(self, context=self.context)
 
 

@@ -1,4 +1,4 @@
-"""Reports of deliveries: all attempts in the order of their ends, and a check of the effects."""
+"""Reports of deliveries: all attempts in the order they ended, and a check of the effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txmq.text import quantity
 __all__ = ["DeliveryAttempt", "End", "Report"]
 
 _KEYS_SHOWN: Final = 5
-"""The number of keys for which an error lists all attempts; a few show the mistake."""
+"""The number of keys for which an error lists all attempts; a few are enough to show a mistake."""
 
 
 class End(Enum):
@@ -41,10 +41,10 @@ class DeliveryAttempt(NamedTuple):
     caller: int
     end: End
     words: str = ""
-    """The place at which it was killed, or the error or result."""
+    """The point at which it was killed, or the error or the reason."""
 
     def __str__(self) -> str:
-        """The text for errors."""
+        """The attempt in words, for errors."""
         name = f"message {self.message}, delivery {self.copy}, attempt {self.attempt}"
         reason = f": {self.words}" if self.words else ""
         return f"{name}, caller {self.caller}: {self.end.value}{reason}"
@@ -55,7 +55,7 @@ class Report:
     """The result of a run of deliveries."""
 
     seed: int
-    """The same seed kills at the same points again; threads may run in another order."""
+    """The same seed kills at the same points again, but threads may run in another order."""
     keys: tuple[Hashable, ...]
     """The keys that should have an effect."""
     attempts: tuple[DeliveryAttempt, ...]
@@ -74,7 +74,7 @@ class Report:
             effects: The number of effects in your database, by key.
 
         Raises:
-            AssertionError: The check failed; the text lists the attempts for the first such keys.
+            AssertionError: The check failed; the text lists the attempts for the first wrong keys.
         """
         wrong = {key: effects.get(key, 0) for key in self.keys if effects.get(key, 0) != 1}
         known = set(self.keys)

@@ -1,4 +1,4 @@
-"""The events of a run as a hash: two runs of one seed must have the same."""
+"""The events of a run as a hash, which must be equal for two runs of one seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Trace"]
 
 
 class Trace:
-    """A running hash of labelled events, each with its virtual time; optionally the events too.
+    """A running hash of labelled events, each with its virtual time. It can keep the events too.
 
     Facts are hashed by their ``str``, so they must not contain memory addresses or other values
     that differ between two processes.

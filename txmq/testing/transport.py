@@ -1,6 +1,6 @@
 """One end of a simulated connection: an asyncio transport over two wires.
 
-Packets arrive in the context of no program, like in a kernel. Calls to a protocol run in the
+Packets arrive outside the context of any program, as in a kernel. Calls to a protocol run in the
 context of the program that owns it, and die with that program.
 """
 
@@ -20,12 +20,12 @@ __all__ = ["HIGH_WATER", "Address", "ReceiveBuffer", "SendBuffer", "SimulatedTra
 Address = tuple[str, int]
 
 _READ_MAX = 256 * 1024
-"""The most bytes of one ``data_received`` call; asyncio's own value."""
+"""The most bytes in one ``data_received`` call, as in asyncio."""
 
 
 class _State(Enum):
     OPEN = "open"
-    CLOSING = "closing"  # closed by the program; bytes still wait for the window
+    CLOSING = "closing"  # Closed by the program; bytes still wait for the window.
     GONE = "gone"
 
 
@@ -51,8 +51,8 @@ class SimulatedTransport(asyncio.Transport):
         """See :meth:`asyncio.WriteTransport.write`.
 
         Raises:
-            TypeError: It is not bytes.
-            RuntimeError: After ``write_eof``.
+            TypeError: The data is not bytes.
+            RuntimeError: ``write_eof`` was called before.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"data must be bytes, not {type(data).__name__}")
@@ -86,7 +86,7 @@ class SimulatedTransport(asyncio.Transport):
         """See :meth:`asyncio.WriteTransport.set_write_buffer_limits`.
 
         Raises:
-            ValueError: The limits are not in order.
+            ValueError: A limit is negative, or ``low`` is above ``high``.
         """
         if high is None:
             high = HIGH_WATER if low is None else 4 * low
@@ -164,7 +164,7 @@ class SimulatedTransport(asyncio.Transport):
     def lose(self, error: int) -> None:
         """End the connection with an error, on this side only."""
         if self._state is not _State.GONE:
-            # OSError picks the subclass by the number: ConnectionResetError, TimeoutError, ...
+            # OSError picks its subclass by number: ConnectionResetError, TimeoutError, ...
             self._end(OSError(error, os.strerror(error)))
 
     def drop_packets(self) -> None:
@@ -172,7 +172,7 @@ class SimulatedTransport(asyncio.Transport):
         self._outgoing.wire.cut()
 
     def vanish(self, last: PacketMark | None) -> None:
-        """End without a call to the program, which is dead; the peer may receive a last packet."""
+        """End without calling the program, which is dead; the peer may receive a last packet."""
         if self._state is not _State.GONE:
             self._leave()
             if last is not None:
@@ -295,7 +295,7 @@ def _nothing() -> None:
 
 
 HIGH_WATER = 64 * 1024
-"""asyncio's own value."""
+"""The default limit of a write buffer, as in asyncio."""
 
 
 class SendBuffer:
@@ -334,7 +334,7 @@ class SendBuffer:
             self.travelling += size
             self.wire.send(piece)
         if self.waiting and self.wire.is_idle():
-            # All sent bytes have arrived, and the reader has paused. A probe finds out whether the
+            # All sent bytes have arrived, but the reader has paused. A probe checks whether the
             # peer still exists: a restarted host does not know this connection.
             self.wire.send(b"")
         if self.ending and not self.waiting and not self._ended:

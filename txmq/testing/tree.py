@@ -1,7 +1,7 @@
 """Two versions of a directory tree: the existing names, and the names that survive a crash.
 
-It knows names and contents, but no faults and no handles. ``keep`` makes a name durable, like an
-fsync of its folder; before that, a crash may leave the old state of the name or the new one.
+A tree knows names and contents, but no faults and no handles. ``keep`` makes a name durable, like
+an fsync of its folder; before that, a crash may leave the old or the new state of the name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Tree:
         self._folders: dict[str, None] = {}
 
     def copy(self) -> Tree:
-        """An independent copy; two names of one file stay two names of one file."""
+        """An independent copy; two names of one file share one copy."""
         twin = Tree()
         copies: dict[int, Pages] = {}
         for source, target in ((self._now, twin._now), (self._safe, twin._safe)):
@@ -35,7 +35,7 @@ class Tree:
         return twin
 
     def find(self, path: str) -> Pages | None:
-        """The file of this name."""
+        """The file with this name."""
         return self._now.get(path)
 
     def is_folder(self, path: str) -> bool:
@@ -71,7 +71,7 @@ class Tree:
         return sum(pages.allocated() for pages in self._now.values()) * PAGE
 
     def crash(self, entropy: SeededEntropy, loss: Loss, last: tuple[str, int, int] | None) -> None:
-        """Lose power: which names and bytes survive that were not durable is random."""
+        """Lose power: a random part of the names and bytes that were not durable survives."""
         for path in sorted({*self._now, *self._safe}):
             if self._now.get(path) is not self._safe.get(path):
                 self._settle_name(path, lost=_lost(entropy, loss))

@@ -1,4 +1,4 @@
-"""Paths between hosts, and one direction of a connection on such a path.
+"""Paths between hosts, and one direction of a connection on a path.
 
 A wire delivers packets with a delay and in order. While its path is closed it holds them, as TCP
 does by sending again; after the path opens, they arrive.
@@ -39,8 +39,8 @@ class Conditions:
         latency_s: The minimum time of a packet in flight.
         jitter_s: The maximum additional time.
         spike_chance: The probability that a packet is late because it was lost and sent again.
-        spike_s: The additional time of such a packet.
-        window: Unread bytes of one direction, after which the sender must wait.
+        spike_s: The additional time of a late packet.
+        window: The unread bytes in one direction after which the sender must wait.
         connect_timeout_s: The timeout of a connect to a host that does not answer.
         give_up_s: The time without an answer after which a connection is lost.
     """
@@ -72,7 +72,7 @@ class Ways:
         return (source, target) not in self.closed and target not in self.down
 
     def both_open(self, a: str, b: str) -> bool:
-        """True if packets arrive, and the answers to them."""
+        """True if packets and their answers arrive."""
         return self.open(a, b) and self.open(b, a)
 
     def delay(self, source: str, target: str) -> float:
@@ -100,11 +100,11 @@ class Wire:
         self._timer: object | None = None
 
     def is_open(self) -> bool:
-        """True if packets arrive, and the answers to them."""
+        """True if packets and their answers arrive."""
         return self._ways.both_open(self.source, self.target)
 
     def is_idle(self) -> bool:
-        """True if no packet is under way."""
+        """True if no packet is in flight."""
         return not self._queue
 
     def send(self, packet: Packet) -> None:
@@ -118,7 +118,7 @@ class Wire:
         self._queue.clear()
 
     def resume(self) -> None:
-        """Continue after the path was closed: send the held packets again."""
+        """Continue after the path reopened: send the held packets again."""
         held_up = self._queue and self._timer is None
         if not held_up or not self._ways.open(self.source, self.target):
             return

@@ -1,8 +1,8 @@
 """A world: one seed, one loop, one network, some machines, and one run.
 
-The run fails when the main task fails, when another task fails and its error is never retrieved,
-when tasks outlive the program that started them, when all tasks wait and no event is scheduled, and
-when the virtual time is up. The error has a note: the line that repeats the run.
+A run fails if the main task fails, if another task fails and its error is never retrieved, if tasks
+outlive the program that started them, if all tasks wait and no event is scheduled, or if the
+virtual time is up. A note on the error says how to repeat the run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class World:
 
     Args:
         seed: Decides all random choices.
-        scenario: The name of the simulation, for the line that repeats a failed run.
+        scenario: The name of the simulation, for the note on how to repeat a failed run.
         conditions: The quality of the network.
         keep_trace: Whether the trace keeps its events for inspection.
 
     Attributes:
-        seed: As given.
+        seed: The seed.
         loop: The event loop, whose time is the world's.
         network: All hosts; partition, cut and slow them here.
         entropy: Randomness for the scenario's own decisions.
@@ -94,10 +94,10 @@ class World:
 
         Args:
             main: The scenario; it belongs to no machine.
-            timeout: The maximum of virtual seconds.
+            timeout: The maximum number of virtual seconds.
 
         Raises:
-            SimulationError: One of its kinds, see ``txmq.testing.failures``.
+            SimulationError: The run failed; ``txmq.testing.failures`` has the subclasses.
             BaseException: Whatever the scenario itself raises.
         """
         assert not self._over, "a world runs once"
@@ -118,14 +118,14 @@ class World:
             error.add_note(self.reproduction())
             raise
         finally:
-            # An error has this frame in its traceback, and the task has the error.
+            # Avoid a cycle: an error's traceback refers to this frame, and the task to the error.
             del task
             self.close()
 
     def close(self) -> None:
         """Kill all programs and close the loop; harmless if repeated.
 
-        Objects of the programs are released; disks stay as they are.
+        The programs' objects are released; the disks do not change.
         """
         self._over = True
         self.loop.set_exception_handler(_ignore)
@@ -137,7 +137,7 @@ class World:
         self._errors.clear()
 
     def reproduction(self) -> str:
-        """The line that says how to repeat this run."""
+        """A line that says how to repeat this run."""
         scenario = f" scenario={self._scenario}" if self._scenario else ""
         moment = f"{self.now():.6f} virtual seconds"
         return f"repeat with: seed={self.seed}{scenario} (after {moment}, {self.trace.digest()})"
@@ -176,10 +176,10 @@ class World:
         program = getattr(culprit, "program", None)
         if program is not None and not program.alive:
             return
-        # A task that is being collected may have lost its name already, depending on the Python.
+        # In some versions of Python, a task that is being collected has already lost its name.
         name = f"{culprit}: " if isinstance(culprit, SimulatedTask) else ""
         self._errors.append((f"{name}{context['message']}", context.get("exception")))
-        # Later events add nothing to the error itself.
+        # Later events would add nothing to this error.
         loop.stop()
 
 
@@ -196,12 +196,12 @@ def _unseen(task: SimulatedTask[Any]) -> bool:
 
 OBJECTS_LEFT_MAX = 50_000
 """The number of objects that finished runs may leave before the next run collects: about ten busy
-worlds. A collection scans the whole process; before each run it would cost more than the run.
+worlds. A collection scans the whole process; one before each run would cost more than the run.
 """
 
 
 class _Collector:
-    """Collects cyclic garbage when a run asks for it, and when the run ends."""
+    """Collects garbage when a run asks for it, and when the run ends."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -214,13 +214,13 @@ class _Collector:
             gc.collect()
         was_enabled = gc.isenabled()
         gc.disable()
-        # Older objects do not belong to the run; without them a collection is cheap.
+        # Exempt older objects, which do not belong to the run, so that collections are cheap.
         gc.freeze()
         try:
             yield
         finally:
-            # Programs have many cycles, and Python treats unfrozen objects as old: it would rarely
-            # scan them again, and memory would grow.
+            # Collect first: programs have many cycles, and Python treats unfrozen objects as old.
+            # It would rarely scan them again, and memory would grow.
             gc.collect()
             # If the run failed, its error still holds its objects.
             self._left += len(gc.get_objects())
@@ -230,7 +230,7 @@ class _Collector:
 
 
 COLLECTOR = _Collector()
-"""One for the process, because it has one heap."""
+"""One per process, because a process has one heap."""
 
 
 def simulate(
@@ -246,12 +246,12 @@ def simulate(
     Args:
         scenario: An async function of the world.
         seed: Decides all random choices.
-        timeout: The maximum of virtual seconds.
+        timeout: The maximum number of virtual seconds.
         conditions: The quality of the network.
-        twice: Run it again and compare.
+        twice: Whether to run it again and compare the traces.
 
     Raises:
-        NotRepeatableError: The second run went another way than the first.
+        NotRepeatableError: The second run differs from the first.
         SimulationError: The run failed; see :meth:`World.run`.
     """
 

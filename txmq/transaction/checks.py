@@ -1,10 +1,10 @@
-"""Answers brokers' checks of half messages.
+"""Answers the brokers' checks of half messages.
 
-A few checks run at a time, and others wait. If the queue is full, a check is dropped: the broker
-asks again. If a handler takes too long, the answer is "unknown", and another check takes its place.
-A plain function cannot be interrupted: it keeps a thread until it returns, and its late answer is
-sent then. While it hangs, further checks of its transaction are answered with "unknown". So are
-checks of a transaction whose local part still runs here.
+A few checks run at a time; the others wait in a queue. When the queue is full, further checks are
+dropped, and the broker asks again. If a handler takes too long, the broker receives "unknown", and
+the next check starts. A plain function cannot be interrupted: it keeps its thread until it returns,
+and its late answer is sent then. While it hangs, further checks of its transaction are answered
+with "unknown", as are checks of a transaction that is still running here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNKNOWN: Final = LocalAnswer(LocalTransactionState.UNKNOWN)
 
 
 class ActiveCount:
-    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
+    """Counts running work so that a stop can wait for it; a ``with`` block counts as one."""
 
     def __init__(self) -> None:
         self.count: int = 0
@@ -59,7 +59,7 @@ class ActiveCount:
             self._idle.set()
 
     def until_done(self, task: asyncio.Task[Any]) -> None:
-        """Count one until a task has ended."""
+        """Count a task until it ends."""
         self.__enter__()
         task.add_done_callback(self.__exit__)
 
@@ -69,7 +69,7 @@ class ActiveCount:
 
 
 class _Check:
-    """A transaction that brokers ask about. If several ask, the last one receives the answer."""
+    """A transaction being checked. If several brokers ask, only the last one gets the answer."""
 
     __slots__ = ("connection", "counted", "header", "message")
 
@@ -92,7 +92,7 @@ class CheckAnswerer:
         settings: How many checks run at once, and for how long.
         tally: The producer's counters.
         watches: Returns the producer's watches, if it has any.
-        undecided: The transactions that still run here.
+        undecided: The transactions still running here.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class CheckAnswerer:
         self.active: ActiveCount = ActiveCount()
 
     def take(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """Take a broker's check; it is answered later, or dropped."""
+        """Accept a broker's check; it is answered later, or dropped."""
         xid, check = message.id, _Check(connection, header, message)
         self._tally.checks += 1
         if xid in self._hung or xid in self._undecided:
-            # A hung handler would only occupy another thread. And a listener finds no trace of a
-            # local transaction that still runs, so it might report a rollback.
+            # Another call would probably hang too, and occupy a second thread. And a listener
+            # cannot see a local transaction that is still running: it might report a rollback.
             self._start(self._answer(check, _UNKNOWN), xid)
         elif xid in self._running:
             known = self._running[xid]
@@ -143,7 +143,7 @@ class CheckAnswerer:
     def _drop(self, xid: str) -> None:
         is_first = not self._tally.checks_dropped
         self._tally.checks_dropped += 1
-        # Warn once: dropped checks come again, perhaps by the thousand.
+        # Warn only once: brokers repeat dropped checks, perhaps thousands of them.
         level = logging.WARNING if is_first else logging.INFO
         log.log(
             level, "dropped the check of %s, which its broker repeats: %d wait, %d hang",
@@ -167,7 +167,7 @@ class CheckAnswerer:
             self._run(xid, self._waiting.pop(xid))
 
     async def _work(self, xid: str, check: _Check) -> None:
-        # One task and one timer: a group that comes back may receive a hundred thousand checks.
+        # Only one task and one timer per check: a group that comes back may receive 100,000.
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         late = loop.call_later(self._settings.check_timeout, self._write_off, xid, check, task)
@@ -195,7 +195,7 @@ class CheckAnswerer:
             '"unknown" for now; %d hang',
             xid, self._settings.check_timeout, len(self._hung),
         )  # fmt: skip
-        # From now on, a stop waits for this answer and not for the handler.
+        # From now on, a stop waits for this answer, not for the handler.
         self.active.until_done(self._start(self._answer(check, _UNKNOWN), xid))
         check.counted.close()
         if self._runner is None:

@@ -1,4 +1,4 @@
-"""The listener of an application, and the thread of a blocking caller that runs its functions."""
+"""The application's listener, and the blocking caller's thread that runs its functions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LocalState: TypeAlias = LocalTransactionState | Awaitable[LocalTransactionState]
 class TransactionListener(Protocol):
     """Runs local transactions, and reports their outcome afterwards.
 
-    Both methods may be ``async``. A plain one runs in a thread of the producer; with
-    :class:`txmq.blocking.TransactionProducer`, ``execute_local_transaction`` runs in the caller's.
+    Both methods may be ``async``. Plain methods run in the producer's threads, except that
+    :class:`txmq.blocking.TransactionProducer` runs ``execute_local_transaction`` in the caller's.
     """
 
     @abstractmethod
@@ -72,7 +72,7 @@ def check_listener(listener: object) -> None:
 
 
 class CallerThread(background.WaitingThread):
-    """A thread that waits for the loop, and runs plain functions for it while it waits."""
+    """A thread that runs plain functions for the event loop while it waits for the loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class CallerThread(background.WaitingThread):
         return future
 
     def abandon(self) -> None:
-        """Fail the functions that have not begun, as the thread no longer waits; for the loop."""
+        """Fail the functions that have not begun: the thread no longer waits. The loop calls it."""
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
@@ -107,7 +107,7 @@ class CallerThread(background.WaitingThread):
         is_over = False
         while not is_over:
             self._sleep()
-            is_over = self._is_over  # Read before the last look: a job that is there still runs.
+            is_over = self._is_over  # Read this before the queue, so that queued jobs still run.
             while self._jobs:
                 # The job stays in the queue until its future is set: Ctrl-C may come at any moment.
                 interruption = run_job(*self._jobs[0])

@@ -2,8 +2,8 @@
 
 The broker stores the half message, the local transaction runs, the broker receives the decision as
 an END, and the outcome follows from the broker's reply. :data:`txmq.transaction.state.TRANSITIONS`
-says which step may follow which. A decision reaches the broker even if the caller no longer waits
-for it: a task decides and settles, and stopping the producer waits for that task.
+says which step may follow which. A decision reaches the broker even if the caller stops waiting: a
+task decides and settles, and stopping the producer waits for that task.
 """
 
 from __future__ import annotations
@@ -91,47 +91,47 @@ _NOT_CONFIRMED: Final = "transaction %s is %s, but its broker has not confirmed 
 class Transaction(Generic[S]):
     """One transaction of a producer.
 
-    The block of a :class:`txmq.TransactionManager` receives it: it writes with :attr:`session`,
-    reads :attr:`message`, and afterwards :attr:`outcome`. The manager takes all steps: do not call
-    the other methods.
+    A block of :meth:`txmq.TransactionManager.transaction` receives one: write with
+    :attr:`session`, read :attr:`message`, and read :attr:`outcome` after the block. The manager
+    calls all other methods; do not call them yourself.
     """
 
     group: str
-    """The producer group that answers for it."""
+    """The producer group that answers its checks."""
     xid: str
     """Its id."""
     context: ProducerContext = field(repr=False)
     is_followed: bool = field(repr=False)
     """Whether a watch or the log receives its steps."""
     to_send: Message | None = field(default=None, repr=False)
-    """Its message, unless the local transaction makes that."""
+    """Its message; ``None`` while the function's result still has to make it."""
     sent: SendResult | None = field(default=None, repr=False)
-    """The broker's answer to its half message once that is stored."""
+    """The broker's answer, once the half message is stored."""
     known_half: HalfMessage | None = field(default=None, repr=False)
-    """Its half message, if it was needed before."""
+    """The cached value of :attr:`message`."""
     phase: Phase = Phase.NEW
     session: S = field(init=False, repr=False)
     """The session of the local transaction; leave commit and rollback to the manager."""
     answer: LocalAnswer | None = field(default=None, init=False, repr=False)
-    """The end of its local transaction."""
+    """How its local transaction ended."""
     left: LocalTransactionState = field(default=_UNKNOWN, init=False, repr=False)
-    """The state of its local transaction if the caller is cancelled now."""
+    """The state of its local transaction to report if the caller is cancelled now."""
     decided: Outcome = field(default=None, init=False, repr=False)
     """Its outcome, once its block has ended."""
     is_active: bool = field(default=False, init=False, repr=False)
     task: asyncio.Task[Outcome] | None = field(default=None, init=False, repr=False)
-    """Takes the last steps, even if the caller is cancelled."""
+    """The task that takes the last steps, even if the caller is cancelled."""
     waiting: asyncio.Future[Outcome] | None = field(default=None, init=False, repr=False)
-    """What the caller waits for; it may be released before the task ends."""
+    """The future that the caller awaits; it may be set before the task ends."""
 
     @property
     def message(self) -> HalfMessage:
         """Its message, which no consumer sees yet.
 
         Raises:
-            UsageError: It has no message yet: the function's result makes it.
+            UsageError: It has no message yet; the function's result will make it.
         """
-        # Made on demand: most functions of managers never read it.
+        # Built on demand: most functions never read it.
         if self.known_half is None:
             if self.sent is None or self.to_send is None:
                 raise UsageError(
@@ -165,7 +165,7 @@ class Transaction(Generic[S]):
             runner: Where it runs; ``None`` if it is ``async``.
 
         Raises:
-            TransactionConflict: The transaction had been decided otherwise before.
+            TransactionConflict: The transaction was already decided the other way.
             OutcomeUnknown: The producer was closed first; a broker will ask.
             TxmqError: The half message was not stored, or its broker did not answer.
         """
@@ -181,7 +181,7 @@ class Transaction(Generic[S]):
             self.leave()
 
     def enter(self) -> None:
-        """Count the transaction as active until :meth:`leave`. A stop of the producer waits for it,
+        """Count the transaction as active until :meth:`leave`: stopping the producer waits for it,
         and its checks are answered with "unknown".
         """
         if not self.is_active:
@@ -191,7 +191,7 @@ class Transaction(Generic[S]):
             self.context.idle.clear()
 
     def leave(self) -> None:
-        """Count it no more, unless a task takes its last steps; harmless a second time."""
+        """Stop counting it, unless a task still takes its last steps; harmless to repeat."""
         if self.is_active and self.task is None:
             self.is_active = False
             undecided = self.context.undecided
@@ -213,19 +213,19 @@ class Transaction(Generic[S]):
         return phase
 
     def tell(self, step: Step, detail: object = "") -> None:
-        """Report a step to whatever follows this transaction."""
+        """Report a step to the watches and the log, if they follow this transaction."""
         if self.is_followed:
             self.context.stories.tell(self.xid, step, detail)
 
     def inside(self) -> AbstractContextManager[None]:
-        """While inside, spans and notes of this task or thread belong to the current step."""
+        """A context in which spans and notes of this task or thread belong to the current step."""
         return self.context.stories.inside(self.xid) if self.is_followed else _UNFOLLOWED
 
     # Begin
 
     async def begin(self, message: Message) -> SendResult:
-        """Send the half message. If the local transaction already runs, because it makes the
-        message, it must not commit if this fails.
+        """Send the half message. If the local transaction is already running, because its result
+        makes the message, it must not commit when this fails.
 
         Raises:
             TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
@@ -253,16 +253,17 @@ class Transaction(Generic[S]):
             raise
         self.tell(Step.STORED, sent.offset_id)
         self.tell(Step.REPORTED, sent.status)
-        self.phase = self.after(Verb.BEGIN)  # A stop of the producer may have decided a late one.
+        # Check again: stopping the producer may have decided a late one.
+        self.phase = self.after(Verb.BEGIN)
         self.to_send, self.sent = message, sent
         if is_late and (doubt := doubt_of(sent)) is not None:
             raise doubt
         return sent
 
     async def prepare(self) -> HalfMessage:
-        """Begin a transaction whose local part runs elsewhere, or later. It is active until
-        :meth:`leave`: if this process was asleep, a check may arrive before the answer to the half
-        message.
+        """Begin a transaction whose local part runs elsewhere, or later. It stays active until
+        :meth:`leave`, because a check may arrive before the answer to the half message if this
+        process was suspended.
 
         Raises:
             TxmqError: As for :meth:`begin`.
@@ -279,7 +280,7 @@ class Transaction(Generic[S]):
     # Work
 
     async def work(self, call: Callable[[], object], runner: Runner | None) -> Outcome:
-        """Run the local transaction, unless the half message is not stored safely; then decide."""
+        """Run the local transaction, unless the half message was stored unsafely; then decide."""
         if self.sent is not None and (doubt := doubt_of(self.sent)) is not None:
             answer = LocalAnswer(LocalTransactionState.ROLLBACK, doubt)
             self.tell(Step.RECEIVED, answer.state)
@@ -292,7 +293,7 @@ class Transaction(Generic[S]):
                 if runner is None:
                     self.decide_alone(LocalAnswer(self.left))
                     raise
-                # The producer stops, and leaves the thread behind.
+                # The producer is stopping, and leaves the thread behind.
                 answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
                 self.tell(Step.RECEIVED, _UNKNOWN)
             else:
@@ -316,24 +317,24 @@ class Transaction(Generic[S]):
     # Decide
 
     async def decide(self, answer: LocalAnswer) -> Outcome:
-        """Decide and settle. Once begun this goes on, even if the caller is cancelled.
+        """Decide and settle. Once begun, this continues even if the caller is cancelled.
 
         Raises:
-            TransactionConflict: The transaction had been decided otherwise before.
+            TransactionConflict: The transaction was already decided the other way.
             OutcomeUnknown: The producer was closed first; a broker will ask.
         """
         return await self._see_through(self._decide(answer))
 
     def decide_alone(self, answer: LocalAnswer) -> None:
-        """Decide and settle without a caller; a stop of the producer waits for that."""
+        """Decide and settle in the background; stopping the producer waits for it."""
         if not self.context.is_stopped:
             self._see_through(self._decide(answer))
-            self.waiting = None  # Nobody waits; the task begins only later, as no task is eager.
+            self.waiting = None  # No caller waits. The task has not run yet: no task is eager.
 
     def _see_through(self, steps: Coroutine[Any, Any, Outcome]) -> Awaitable[Outcome]:
-        """Take the last steps in a task, so that they go on even if the caller is cancelled."""
+        """Take the last steps in a task, so that they continue even if the caller is cancelled."""
         if self.context.is_stopped:
-            return steps  # A task that began now would be cancelled at once.
+            return steps  # A new task would be cancelled at once.
         self.enter()
         self.waiting = asyncio.get_running_loop().create_future()
         self.task = self.context.tasks.start(steps, f"transaction {self.xid}")
@@ -365,7 +366,7 @@ class Transaction(Generic[S]):
             return await self.settle(answer, taken)
         waiting = self.waiting
         if waiting is not None and not (context.awaits_end or waiting.done()):
-            # The caller does not wait for the END; this state is certain already.
+            # The caller does not wait for the END: the state is already certain.
             known, _ = OUTCOMES[state, EndReply.NONE]
             waiting.set_result(
                 TransactionOutcome(
@@ -380,7 +381,7 @@ class Transaction(Generic[S]):
         taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
         try:
             taken = await context.ends.send(sent, state)
-        except asyncio.CancelledError:  # A stop cancels this, and the local state is known.
+        except asyncio.CancelledError:  # The producer stops; the local state is known anyway.
             log.info("it is not known whether the broker received the END of %s", xid)
         finally:
             if ended is not None:
@@ -430,7 +431,7 @@ class Transaction(Generic[S]):
             context.stories.end(xid, error=conflict)
             raise conflict from taken.error
         state, is_confirmed = known
-        # If a check has decided the transaction, the broker's refusal of the END confirms that.
+        # If a check decided first, the broker refuses the END, which confirms the decision.
         unconfirmed = None if is_confirmed else taken.error
         if unconfirmed is not None:
             log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
@@ -453,8 +454,8 @@ class ProducerContext:
         settings: The settings of the producer.
         tally: The producer's counters.
         stories: Reports the steps of transactions.
-        send_half: Sends the half message of a message with the producer.
-        half_of: Makes the half message of a message.
+        send_half: Sends a message as a half message through the producer.
+        half_of: Turns a message into a half message.
         resource: Carries out decisions, if that is a separate step.
     """
 
@@ -478,7 +479,7 @@ class ProducerContext:
         self.awaits_end: bool = settings.awaits_end or self.second_phase is not None
         self.ends: EndSender = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
-        """The active transactions by their ids: a message may be sent twice under its id."""
+        """How many transactions are active under each id: a message may be sent twice."""
         self.idle: asyncio.Event = asyncio.Event()
         """Set while no transaction is active."""
         self.idle.set()
@@ -512,7 +513,7 @@ def is_async(method: Callable[..., object]) -> bool:
 
 
 async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> LocalAnswer:
-    """Call the application about a transaction; every result and exception becomes an answer.
+    """Call the application, and turn any result or exception into an answer.
 
     Args:
         xid: The transaction's id.
@@ -524,21 +525,21 @@ async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> Lo
         if runner is None:
             state = await cast("Awaitable[object]", call())
         else:
-            # Copies the context, as asyncio.to_thread does: traces are in it.
+            # Copy the context, which carries traces, as asyncio.to_thread does.
             state = await runner.run(partial(copy_context().run, call))
             if inspect.isawaitable(state):
                 state = await state  # A plain function may return a coroutine.
     except asyncio.CancelledError:
         if task is not None and task.cancelling():
             raise
-        # Not this task was cancelled, but an operation that the application awaited.
+        # The application awaited an operation that was cancelled; this task was not.
         return _unknown(xid, RuntimeError("an operation that the listener awaited was cancelled"))
     except RollBack as error:
         return LocalAnswer(LocalTransactionState.ROLLBACK, error)
     except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
         return _unknown(xid, error)
     if task is not None and task.cancelling():
-        # The application has swallowed its cancellation; its answer still counts.
+        # The application swallowed the cancellation; its answer still counts.
         log.warning("the listener ignored its cancellation in transaction %s", xid)
     if isinstance(state, LocalTransactionState):
         return LocalAnswer(state)
@@ -565,8 +566,8 @@ class EndAnswer(NamedTuple):
 class EndSender:
     """Sends decisions to the brokers that store the half messages, and classifies the answers.
 
-    It requests an answer to each END; stock brokers support this, but stock clients do not ask, and
-    never notice a lost END. Nothing here raises: a broker that missed the END checks the
+    It asks for a reply to each END. Stock brokers support this, but stock clients send ENDs one-way
+    and never notice a lost one. Nothing here raises: a broker that missed the END checks the
     transaction.
 
     Args:
@@ -586,7 +587,7 @@ class EndSender:
         half: SendResult,
         state: LocalTransactionState,
     ) -> EndAnswer:
-        """Send an END to the broker that stored the half message; repeat it while the broker cannot
+        """Send an END to the broker that stored the half message; retry while the broker cannot
         have received it.
 
         Args:
@@ -646,7 +647,7 @@ class EndSender:
             raise late from error
 
     def _may_repeat(self, error: TxmqError) -> bool:
-        # While a broker is briefly away, its topic has no route either.
+        # A topic loses its route while its broker is briefly away.
         if not error.retryable and not isinstance(error, TopicNotFound):
             return False
         return error.effect is Effect.NONE or self._settings.repeats_end
@@ -659,7 +660,7 @@ class EndSender:
         xid: str,
         state: LocalTransactionState,
     ) -> EndAnswer:
-        """Answer a check over its connection. It names the half message's current offset."""
+        """Answer a check over its connection, for the offset that the check names."""
         end = EndTransaction(
             producer_group=self._group,
             tran_state_table_offset=check.tran_state_table_offset,

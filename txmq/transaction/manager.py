@@ -1,8 +1,8 @@
-"""The transaction manager: runs functions in transactions of a database and a message.
+"""The transaction manager: runs functions in transactions that span a database and a message.
 
 The broker stores the half message, the function runs in a database transaction with a fence row,
 and the broker receives the state that the resource reports; an exception alone proves nothing.
-Every process with an open manager of the group answers checks, from the fence.
+Every process with an open manager of the group answers checks by reading the fence.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _MARK: Final = "__txmq_transaction__"
 
 @dataclass(slots=True)
 class Entered:
-    """While inside, a transaction is the current one and has this session."""
+    """A context in which a transaction is the current one and has this session."""
 
     transaction: Transaction[Any]
     session: object
@@ -115,15 +115,15 @@ _CURRENT: Final[ContextVar[Entered | None]] = ContextVar("txmq_transaction", def
 def _current() -> Transaction[Any] | None:
     """The transaction of this task or thread, or of the one that started it."""
     found = _CURRENT.get()
-    # A task that was started inside a transaction keeps its context, even after its end.
+    # A task started inside a transaction keeps its context, even after the transaction's end.
     return None if found is None or found.is_over else found.transaction
 
 
 @dataclass(slots=True, eq=False)
 class Work(Generic[S]):
-    """The local part of a transaction: a call of a function behind the fence, or a block of code.
+    """The local part of a transaction: a function call behind the fence, or a block of code.
 
-    A function runs again after a serialization failure, as long as its time lasts.
+    A function is retried after a serialization failure until its time is up.
     """
 
     transaction: Transaction[S]
@@ -138,7 +138,7 @@ class Work(Generic[S]):
     call: Call | None
     late: LateMessage | None
     """Makes and sends the message, if it is made from the result. Each attempt then has its own
-    result and half message, so it is a transaction of its own."""
+    result and half message, so each is a separate transaction."""
     deadline: float = 0.0
     failures: int = 0
     backoff: Backoff | None = None
@@ -149,7 +149,7 @@ class Work(Generic[S]):
     """The local transaction of the last attempt."""
 
     def open(self) -> LocalTransaction[S]:
-        """Begin an attempt; the first one starts the time."""
+        """Begin an attempt; the first one starts the clock."""
         if not self.deadline:
             self.deadline = self.clock.monotonic() + self.settings.local_timeout
         transaction = self.transaction
@@ -157,7 +157,7 @@ class Work(Generic[S]):
         return self.local
 
     def run(self) -> LocalTransactionState:
-        """Run the function of a resource that blocks; returns the state of its last attempt."""
+        """Run the function of a blocking resource; returns the state of its last attempt."""
         assert self.call is not None, "blocks do not run here"
         function, args, kwargs = self.call
         self.has_begun = True
@@ -199,7 +199,7 @@ class Work(Generic[S]):
                 if task is None or task.cancelling():
                     self.transaction.left = local.state
                     raise
-                # Not this task was cancelled, but an operation that the function awaited.
+                # The function awaited an operation that was cancelled; this task was not.
                 self.problem = error
                 return local.state
             except Exception as error:  # noqa: BLE001 - the resource knows what it means
@@ -213,7 +213,7 @@ class Work(Generic[S]):
             await asyncio.sleep(pause_s)
 
     def failed(self, state: LocalTransactionState, error: Exception) -> float | None:
-        """Note the failure of an attempt; returns the pause before the next one, if any."""
+        """Note a failed attempt; returns the pause before the next one, if any."""
         note(self.transaction.xid, "the local transaction ends with %r", error)
         pause_s = None if self.late is not None else self.pause_s(state, error)
         if pause_s is None:
@@ -244,13 +244,13 @@ class Work(Generic[S]):
         """Raise if it is too late to commit.
 
         Raises:
-            TransactionOverdue: The time is over.
+            TransactionOverdue: The time is up.
         """
         if self.clock.monotonic() >= self.deadline:
             raise self.overdue()
 
     def time_limit(self) -> Deadline:
-        """While inside, a task is cancelled and fails once it is too late to commit."""
+        """A context that cancels its task, which then fails, once it is too late to commit."""
         return self.deadlines.within(self.left_s, self.overdue)
 
     def overdue(self) -> TransactionOverdue:
@@ -262,7 +262,7 @@ class Work(Generic[S]):
 
 
 def _refuse_awaitable(result: object) -> NoReturn:
-    """Refuse an awaitable result: nothing awaits it, so its work is not done."""
+    """Refuse an awaitable result: nothing awaits it, so its work would never run."""
     if inspect.iscoroutine(result):
         result.close()
     raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
@@ -270,8 +270,8 @@ def _refuse_awaitable(result: object) -> NoReturn:
 
 @dataclass(slots=True)
 class LateMessage:
-    """A message that is made from a function's result. It is stored after the function has run and
-    before the commit; if it is not stored safely, nothing is committed.
+    """A message made from a function's result. It is stored after the function has run and before
+    the commit; unless it is stored safely, nothing is committed.
     """
 
     topic: str
@@ -285,7 +285,7 @@ class LateMessage:
         """Send the half message, while this thread waits.
 
         Raises:
-            Exception: Why it is not stored; nothing may be committed then.
+            Exception: It is not stored safely, and nothing may be committed.
         """
         work.local.flush()
         message = self.make(result)
@@ -313,7 +313,7 @@ class LateMessage:
         """Send the half message, in the loop.
 
         Raises:
-            Exception: Why it is not stored; nothing may be committed then.
+            Exception: It is not stored safely, and nothing may be committed.
         """
         await work.local.aflush()
         await self.begin(work.transaction, self.make(result))
@@ -418,7 +418,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         problem: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for transactions and checks in progress, for ``stop_s`` at most."""
+        """Wait for transactions and checks in progress, up to ``stop_timeout``."""
         await self._producer.__aexit__(kind, problem, trace)
 
     @property
@@ -443,9 +443,9 @@ class TransactionManager(Lifecycle, Generic[S]):
         properties: Properties | None = None,
         made_from: MadeFrom = "arguments",
     ) -> TransactionDecorator[S]:
-        """Make a function a transaction. Its first argument is the session; the caller gives the
-        others, and awaits the outcome. In a method, the session comes after ``self``, which does
-        not go into the message.
+        """Turn a function into a transaction. Its first argument is the session; the caller passes
+        the others, and awaits the outcome. In a method, the session comes after ``self``, which is
+        not part of the message.
 
         The message is made from the arguments, before the function runs. Each part is a constant or
         a function of the arguments. An asyncio resource needs an ``async`` function; a blocking one
@@ -455,18 +455,19 @@ class TransactionManager(Lifecycle, Generic[S]):
         while the local transaction keeps its locks. Each part is a constant or a function of the
         result.
 
-        An exception of the function rolls back both sides, and reaches the caller;
-        :class:`txmq.errors.RollBack` does not, and is the outcome's ``problem``.
+        An exception in the function rolls back both sides and is raised to the caller. A
+        :class:`txmq.errors.RollBack` also rolls back, but becomes the outcome's ``problem`` instead
+        of being raised.
 
         Args:
             topic: The message's topic.
             tags: Its tag.
             keys: Its key, or several.
-            body: Makes the body: bytes, or what JSON can carry. Without it, the body is the
+            body: Makes the body: bytes, or a value that JSON can carry. Without it, the body is the
                 argument, or all arguments by their names if there are several; or the result.
             properties: Its properties.
-            made_from: ``"arguments"``, or ``"result"`` if the message needs what only the database
-                knows, such as generated keys.
+            made_from: ``"arguments"``, or ``"result"`` if the message needs values that only the
+                database knows, such as generated keys.
 
         Raises:
             UsageError: The function does not fit the resource, or a part of the message is invalid.
@@ -550,12 +551,12 @@ class TransactionManager(Lifecycle, Generic[S]):
         kwargs: Mapping[str, Any],
         runner: Runner | None = None,
     ) -> Coroutine[Any, Any, TransactionOutcome]:
-        """One call of a decorated function, to be awaited. It makes the message at once, in the
-        caller's thread.
+        """One call of a decorated function, to be awaited. A message made from the arguments is
+        made at once, in the caller's thread.
 
         Raises:
             TypeError: The function does not take these arguments.
-            LocalProtocolError: They make no message.
+            LocalProtocolError: The arguments do not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
         if template.owner is not None:
@@ -573,7 +574,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         self, message: Message | LateMessage, call: Call, runner: Runner | None = None
     ) -> TransactionOutcome:
         """Run a function in a transaction; see :meth:`transactional`. If the message is made from
-        the result, each attempt is a transaction of its own.
+        the result, each attempt is a separate transaction.
 
         Args:
             message: The message, or how it is made from the result.
@@ -582,7 +583,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
         Raises:
             TransactionOverdue: It took too long.
-            RolledBackByCheck: It began too late.
+            RolledBackByCheck: It began too late: a check had already rolled it back.
             TxmqError: As for :meth:`txmq.TransactionProducer.send_in_transaction`.
             Exception: What the function raised, or why the database refused the commit.
         """
@@ -623,10 +624,10 @@ class TransactionManager(Lifecycle, Generic[S]):
         Args:
             message: The message, or how the result makes it.
             call: The function; ``None`` for a block.
-            failed: The attempt before, in a transaction of its own.
+            failed: The previous attempt, which was a separate transaction.
 
         Raises:
-            UsageError: A transaction runs here already.
+            UsageError: A transaction is already open here.
         """
         running = None if failed is not None else _current()
         if running is not None:
@@ -640,7 +641,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         transaction = self._producer.new(None if isinstance(message, LateMessage) else message)
         if late is not None and transaction.is_followed:
             self._producer.stories.open(transaction.xid, late.topic, self.group)
-        if failed is not None:  # Its time and its failures count.
+        if failed is not None:  # Keep counting its time and its failures.
             return replace(
                 failed, transaction=transaction, born_ms=born_ms, has_begun=False, problem=None
             )
@@ -653,8 +654,8 @@ class TransactionManager(Lifecycle, Generic[S]):
         return work
 
     async def _begin_late(self, transaction: Transaction[Any], message: Message) -> None:
-        """Send the half message of a running local transaction, even while the producer closes: it
-        finishes the transactions that have begun.
+        """Send the half message of a running local transaction, even while the producer is closing:
+        it finishes the transactions that have begun.
 
         Raises:
             TxmqError: As for :meth:`run`; that transaction must not commit.
@@ -684,7 +685,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @asynccontextmanager
     async def transaction(self, message: Message) -> AsyncIterator[Transaction[S]]:
-        """A transaction for a block of code. The end of the block commits, an exception rolls back.
+        """Run a block of code in a transaction. Its end commits; an exception rolls back.
 
         ::
 
@@ -692,9 +693,9 @@ class TransactionManager(Lifecycle, Generic[S]):
                 transaction.session.add(...)
             print(transaction.outcome)
 
-        A block runs once: after a serialization failure both sides are rolled back, and the error
-        reaches the caller. The resource must be an asyncio one; use a blocking one with decorated
-        functions or :mod:`txmq.blocking`, as it would stall the loop here.
+        A block is not retried: after a serialization failure both sides are rolled back, and the
+        error reaches the caller. The resource must be an asyncio one. A blocking one would stall
+        the loop; use it with decorated functions or :mod:`txmq.blocking`.
 
         Raises:
             TxmqError: As for :meth:`run`.
@@ -791,7 +792,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
 
 def _explain(conflict: TransactionConflict, problem: BaseException | None) -> None:
-    """Note the exception of the local transaction, which the conflict would hide."""
+    """Add the local transaction's exception as a note, because the conflict would hide it."""
     if problem is not None:
         conflict.add_note(f"its local transaction raised {problem!r}")
 
@@ -799,7 +800,7 @@ def _explain(conflict: TransactionConflict, problem: BaseException | None) -> No
 def _result(
     outcome: TransactionOutcome, problem: BaseException | None, result: object
 ) -> TransactionOutcome:
-    """The outcome that the caller receives, or the exception, which is raised."""
+    """Return the outcome for the caller, or raise the exception."""
     if problem is None:
         return outcome if result is None else replace(outcome, result=result)
     if outcome.state is TransactionState.ROLLED_BACK and not isinstance(problem, RollBack):
@@ -810,7 +811,7 @@ def _result(
 
 
 def signed(call: Callable[P, Any], signature: inspect.Signature) -> Callable[P, Any]:
-    """Show frameworks the arguments that a decorated function takes."""
+    """Show frameworks the arguments that callers pass, and mark the function as decorated."""
     vars(call)["__signature__"] = signature
     vars(call)[_MARK] = True
     return call

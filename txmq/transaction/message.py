@@ -35,8 +35,8 @@ _ONE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTemplate:
-    """The parts of a message. Each is a constant, or a function of the decorated function's
-    arguments or of its result.
+    """How to make a decorated function's message. Each part is a constant, or a function of the
+    arguments or of the result.
 
     Raises:
         UsageError: A part has the wrong type, or takes other arguments.
@@ -45,7 +45,7 @@ class MessageTemplate:
     name: str
     """The decorated function's name, for errors."""
     signature: inspect.Signature
-    """The arguments of a call, without a method's object and the session."""
+    """The parameters that a caller passes, without ``self`` and the session."""
     topic: Text
     tags: Text
     keys: Keys
@@ -53,10 +53,10 @@ class MessageTemplate:
     properties: Properties
     made_from: MadeFrom = "arguments"
     owner: inspect.Parameter | None = None
-    """The parameter for a method's object."""
+    """A method's ``self`` parameter."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before the first call."""
+        """Reject unusable parts before the first call."""
         if self.made_from not in ("arguments", "result"):
             raise UsageError(
                 f"a message is made from 'arguments' or from the 'result', not {self.made_from!r}"
@@ -69,8 +69,8 @@ class MessageTemplate:
 
     @property
     def shown(self) -> inspect.Signature:
-        """The arguments that frameworks see, with a method's object, which Python removes when it
-        binds the method.
+        """The signature that frameworks see. It includes a method's ``self``, which Python removes
+        when it binds the method.
         """
         if self.owner is None:
             return self.signature
@@ -78,14 +78,14 @@ class MessageTemplate:
 
     @cached_property
     def is_simple(self) -> bool:
-        """Whether every argument can be given by its position."""
+        """Whether every argument can be passed by position."""
         parameters = self.signature.parameters.values()
         return all(parameter.kind in _BY_POSITION for parameter in parameters)
 
     def bound(
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> inspect.BoundArguments:
-        """The arguments of one call.
+        """Bind the arguments of one call.
 
         Raises:
             TypeError: The function does not take these arguments.
@@ -93,11 +93,11 @@ class MessageTemplate:
         return self.signature.bind(*args, **kwargs)
 
     def message(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Message:
-        """The message of one call, by its arguments.
+        """Make the message of one call from its arguments.
 
         Raises:
             TypeError: The function does not take these arguments.
-            LocalProtocolError: They make no message.
+            LocalProtocolError: The arguments do not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
         if self.is_simple and not kwargs and len(args) == len(self.signature.parameters):
@@ -111,10 +111,10 @@ class MessageTemplate:
         return self._made(whole, given.args, given.kwargs)
 
     def message_of(self, result: object) -> Message:
-        """The message of one call, by its result.
+        """Make the message of one call from its result.
 
         Raises:
-            LocalProtocolError: It makes no message.
+            LocalProtocolError: The result does not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
         if result is None and self.body is None:

@@ -50,7 +50,8 @@ _DELAYS: Final = frozenset(properties.DELAYS)
 
 
 class HalfMessageProducer(Producer):
-    """A producer of half messages, which runs their transactions and answers brokers' checks.
+    """Sends half messages, runs their transactions and answers brokers' checks.
+
     :class:`TransactionProducer` is one for a listener. A manager has one for its resource, which
     carries out decisions and recovers the transactions of crashed processes.
 
@@ -61,12 +62,12 @@ class HalfMessageProducer(Producer):
         settings: The settings.
         resource: The resource of a manager.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
-        ConfigError: ``names`` names no server, or holds an invalid address.
-        LocalProtocolError: The group's name holds a character that names may not hold.
+        ConfigError: ``names`` is empty or holds an invalid address.
+        LocalProtocolError: The group's name has an invalid character.
         LimitExceeded: The group's name is too long.
     """
 
@@ -99,7 +100,7 @@ class HalfMessageProducer(Producer):
     async def __aenter__(self) -> Self:
         if self._context is not None:
             raise UsageError("this producer is open already")
-        # Before any broker knows this producer: checks may arrive at once.
+        # Do this before any broker knows this producer: checks may arrive at once.
         context = ProducerContext(
             self.client, self.group, self.settings, self.tally, self.stories,
             self._send_half, self.half_of, self._resource,
@@ -143,7 +144,7 @@ class HalfMessageProducer(Producer):
         self.stories.close()
 
     async def _finish(self, context: ProducerContext, checks: CheckAnswerer) -> None:
-        """Let transactions and checks in progress end, while brokers send no new checks here."""
+        """Unregister with the brokers, then wait for transactions and checks in progress."""
         context.is_closing = True
         try:
             async with asyncio.timeout(self.settings.stop_timeout):
@@ -163,11 +164,11 @@ class HalfMessageProducer(Producer):
         """A transaction that has not begun.
 
         Args:
-            message: Its message, unless the local transaction makes that.
+            message: Its message; ``None`` if the local transaction's result makes it.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.
-            UsageError: The producer is not open, or closes.
+            UsageError: The producer is not open, or is closing.
         """
         context = self._context
         if context is None or self._sender is None:
@@ -195,7 +196,7 @@ class HalfMessageProducer(Producer):
             if is_watched:
                 return self._send_watched(sender, half, xid)
             return sender.send_half(half, None)
-        # The marks of all plain messages are the same text.
+        # All plain messages have the same marks.
         identity = None if self._resource is None else self._resource.identity
         if self._marked is None or self._marked[0] != identity:
             self._marked = identity, properties.render(self._marks_of(identity))
@@ -214,13 +215,13 @@ class HalfMessageProducer(Producer):
         """The properties that make a message a half message."""
         if identity == "":
             raise LocalProtocolError("the resource has no identity that checks could name")
-        fence = {} if identity is None else {properties.FENCE: identity}  # Checks need that.
+        fence = {} if identity is None else {properties.FENCE: identity}  # Checks need it.
         return {
             **fence, properties.TRANSACTION: "true", properties.PRODUCER_GROUP: self.group
         }  # fmt: skip
 
     def check_half(self, message: Message) -> str | None:
-        """Check a message for a transaction, and return its own id, if it has one.
+        """Check a message for a transaction; returns its unique key, if it has one.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.
@@ -247,7 +248,7 @@ class HalfMessageProducer(Producer):
         return named[properties.UNIQUE_KEY]
 
     def half_of(self, message: Message, xid: str) -> Message:
-        """The encoded half message of a message."""
+        """Turn a message into a half message, by adding its marks."""
         marks = self._marks_of(None if self._resource is None else self._resource.identity)
         named = {properties.UNIQUE_KEY: xid, **message.properties, **marks}
         # Not replace(), which would double the cost of this method.
@@ -286,7 +287,7 @@ class TransactionProducer(HalfMessageProducer):
             outcome = await producer.send_in_transaction(message, order)
 
     Keep one open in every process that can answer for the group's transactions, even if it sends
-    nothing. Leaving waits for transactions and checks in progress, for ``stop_s`` at most.
+    nothing. Closing it waits for transactions and checks in progress, up to ``stop_timeout``.
 
     Args:
         group: The producer group, whose members answer for each other.
@@ -294,13 +295,13 @@ class TransactionProducer(HalfMessageProducer):
         listener: Runs local transactions, and knows their outcome.
         settings: The settings.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
-        ConfigError: ``names`` names no server, or holds an invalid address.
+        ConfigError: ``names`` is empty or holds an invalid address.
         UsageError: The listener cannot be called.
-        LocalProtocolError: The group's name holds a character that names may not hold.
+        LocalProtocolError: The group's name has an invalid character.
         LimitExceeded: The group's name is too long.
     """
 
@@ -325,30 +326,29 @@ class TransactionProducer(HalfMessageProducer):
         self._is_async = is_async(listener.execute_local_transaction)
 
     async def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
-        """Send a message that becomes visible if its local transaction commits, and run that.
+        """Send a half message, run its local transaction, and commit or roll back both.
 
-        The listener's ``execute_local_transaction`` runs once the half message is stored. If a
+        The listener's ``execute_local_transaction`` runs once the half message is stored. If the
         broker stored it, but not safely, both sides are rolled back instead. The message's property
         ``CHECK_IMMUNITY_TIME_IN_SECONDS`` sets the time of the first check.
 
-        If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
-        the outcome stays open until a broker's check. A plain one runs to its end, and is decided
-        then.
+        Cancelling the caller also cancels an ``async`` local transaction, and the outcome stays
+        open until a broker's check. A plain local transaction runs to its end and is then decided.
 
         Args:
             message: The message; it must not be delayed.
             arg: Passed to the listener unchanged.
 
         Returns:
-            The outcome. If it is not known yet, the broker checks until a member knows it.
+            The outcome. If it is not known yet, the broker checks until a group member knows it.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message in a transaction.
             LimitExceeded: It is too large.
-            TransportError: The half message was not answered, and no local transaction ran; unless
-                the effect is ``NONE``, a broker may ask about one.
-            BrokerRefused: The broker refused the half message; likewise.
-            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            TransportError: The broker did not answer the half message, and the local transaction
+                did not run. Unless the error's ``effect`` is ``NONE``, a broker may check it.
+            BrokerRefused: The broker refused the half message; otherwise as ``TransportError``.
+            TransactionConflict: It was already decided the other way; an operator must resolve it.
             OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """
@@ -357,7 +357,7 @@ class TransactionProducer(HalfMessageProducer):
     async def transact(
         self, message: Message, arg: object = None, runner: Runner | None = None
     ) -> TransactionOutcome:
-        """See :meth:`send_in_transaction`; with the thread that runs a plain local transaction.
+        """Like :meth:`send_in_transaction`, with the thread that runs a plain local transaction.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
@@ -371,7 +371,7 @@ class TransactionProducer(HalfMessageProducer):
     async def prepare(self, message: Message) -> HalfMessage:
         """Send a half message, the first part of :meth:`send_in_transaction`.
 
-        It stays open until it is decided, here or by the answer to a check.
+        The transaction stays open until :meth:`decide` or the answer to a check decides it.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
@@ -384,8 +384,8 @@ class TransactionProducer(HalfMessageProducer):
     async def decide(
         self, half: HalfMessage, state: LocalTransactionState, problem: Exception | None = None
     ) -> TransactionOutcome:
-        """Tell the broker the decision of a transaction, the last part of
-        :meth:`send_in_transaction`. Once begun it goes on, even if the caller is cancelled.
+        """Send the broker the decision of a transaction, the last part of
+        :meth:`send_in_transaction`. Once begun, this continues even if the caller is cancelled.
 
         Args:
             half: The half message.
@@ -393,7 +393,7 @@ class TransactionProducer(HalfMessageProducer):
             problem: What it raised, for the outcome.
 
         Raises:
-            TransactionConflict: It had been decided otherwise before; an operator must resolve it.
+            TransactionConflict: It was already decided the other way; an operator must resolve it.
             OutcomeUnknown: The producer was closed first; a broker will ask.
             UsageError: The producer is not open.
         """

@@ -59,7 +59,7 @@ class Resource(Protocol[S_co]):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its local transactions are for ``with``."""
+        """Whether local transactions use ``with`` instead of ``async with``."""
         ...
 
     @property
@@ -72,13 +72,13 @@ class Resource(Protocol[S_co]):
         ...
 
     def local(self, xid: str, group: str, born_ms: int) -> LocalTransaction[S_co]:
-        """A local transaction."""
+        """Make a local transaction."""
         ...
 
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """The state of a local transaction, decided now if it was not before."""
+        """The state of a local transaction; an undecided one is decided now."""
         ...
 
     def may_retry(self, problem: BaseException) -> bool:

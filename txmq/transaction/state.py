@@ -1,7 +1,7 @@
 """The states of a transaction at its producer, and the tables that connect them. Pure.
 
-Two tables decide. :data:`TRANSITIONS` says which step may follow which. :data:`OUTCOMES` gives the
-outcome by the local transaction's state and the broker's reply to the END; a missing pair is a
+Two tables decide. :data:`TRANSITIONS` says which step may follow which. :data:`OUTCOMES` maps the
+local transaction's state and the broker's reply to the END to the outcome; a missing pair is a
 conflict, which an operator must resolve.
 """
 
@@ -71,11 +71,11 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Verb], Phase]] = {
     (Phase.UNSENT, Verb.BEGIN): Phase.WORKING,
     (Phase.UNSENT, Verb.DECIDE): Phase.DECIDED,
 }
-"""The phase after each step that is allowed."""
+"""The phase that each allowed step leads to."""
 
 
 class LocalTransactionState(Enum):
-    """The end of a local transaction; the values are those of an END on the wire."""
+    """How a local transaction ended; the values are those of an END on the wire."""
 
     COMMIT = int(SysFlag.COMMITTED)
     """It has committed; in RocketMQ ``COMMIT_MESSAGE``."""
@@ -121,7 +121,7 @@ OUTCOMES: Final[Mapping[tuple[LocalTransactionState, EndReply], tuple[Transactio
     (_ROLLBACK, EndReply.ROLLED_BACK): (_ROLLED_BACK, True),
     (_ROLLBACK, EndReply.REFUSED): (_ROLLED_BACK, False),
     (_ROLLBACK, EndReply.NONE): (_ROLLED_BACK, False),
-    # No reply to "unknown" tells this producer more.
+    # After "unknown", the broker's reply tells this producer nothing new.
     **dict.fromkeys(
         product([LocalTransactionState.UNKNOWN], EndReply), (TransactionState.UNKNOWN, False)
     ),
@@ -141,7 +141,7 @@ class HalfMessage(Message):
     """A stored message that no consumer sees yet, because its transaction is undecided."""
 
     id: str
-    """The transaction's id, ``xid``, which checks name too. Store it with the writes of the local
+    """The transaction's id, ``xid``, by which checks name it. Store it with the writes of the local
     transaction."""
     sent: SendResult
 
@@ -157,7 +157,7 @@ class HalfMessage(Message):
 
 def doubt_of(sent: SendResult) -> UsageError | None:
     """See :meth:`HalfMessage.doubt`."""
-    # As stock producers do: give up a message that exists only in the broker's memory.
+    # Like stock producers, give up a message that exists only in the broker's memory.
     if sent.status is SendStatus.OK:
         return None
     return UsageError(f"the half message is stored, but not safely: {sent.status.name}")
@@ -184,7 +184,7 @@ class TransactionOutcome:
         """The result of the function, if the transaction has committed.
 
         Raises:
-            RollBack: It is rolled back; this is the function's own, if it raised one.
+            RollBack: It is rolled back; if the function raised a ``RollBack``, it is that one.
             OutcomeUnknown: It may have committed; look up the result later by the ``xid``.
         """
         if self.state is TransactionState.COMMITTED:
@@ -199,7 +199,7 @@ class TransactionOutcome:
 
     @property
     def message_id(self) -> str:
-        """The id that finds the message once it is visible; the ``xid``."""
+        """The message's id once it is visible: the ``xid``."""
         return self.xid
 
     @property
@@ -207,7 +207,7 @@ class TransactionOutcome:
         """The broker's answer to the half message; its offset counts half messages.
 
         Raises:
-            UsageError: No half message was sent: it would have been made from a result.
+            UsageError: No half message was sent: the result would have made it.
         """
         if self.sent is None:
             raise UsageError(f"transaction {self.xid} was rolled back before it had a message")

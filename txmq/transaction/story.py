@@ -2,8 +2,8 @@
 
 They are the steps of the classic transfer between two banks: the producer manages the transaction,
 the broker coordinates it, and the local transaction belongs to the resource. ``DEBUG`` shows the
-lines; their records carry the transaction's ``xid`` and the number of the ``step`` for handlers of
-your own. Log lines and spans use the same words.
+lines; for your own handlers, their records carry the transaction's ``xid`` and the number of the
+``step``. Log lines and spans use the same words.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Stories:
         """Report the first step; watches follow the transaction from now until its end."""
         watches = self.look()
         if watches is not None and (found := watches.begin_transaction(topic, xid)):
-            self.end(xid)  # A message may be sent again under its id.
+            self.end(xid)  # A message may be sent again under the same id.
             if len(self._open) >= STORIES_MAX:
                 self.end(next(iter(self._open)))
             self._open[xid] = _Story(xid, found)
         self.tell(xid, Step.OPENED, group)
 
     def tell(self, xid: str, step: Step, detail: object = "") -> None:
-        """Report a step, which ends the step before. States appear by their names."""
+        """Report a step, which ends the previous one. States are shown by name."""
         story = self._open.get(xid)
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value
@@ -108,7 +108,7 @@ class Stories:
                 story.begin_step(number, word, line)
 
     def inside(self, xid: str) -> AbstractContextManager[None]:
-        """While inside, new spans and notes of this task or thread belong to the current step."""
+        """A context in which spans and notes of this task or thread belong to the current step."""
         story = self._open.get(xid)
         return _UNWATCHED if story is None else story.inside()
 
@@ -141,7 +141,7 @@ def note(xid: str, text: str, *details: object) -> None:
     """Report an event within a step; the text is formatted with the details, as for logging."""
     story = _CURRENT.get()
     if story is not None and story.xid != xid:
-        story = None  # A task that was started inside another transaction keeps its context.
+        story = None  # A task started inside another transaction keeps that one's context.
     if story is not None or log.isEnabledFor(logging.DEBUG):
         line = text % details
         log.debug("transaction %s: %s", xid, line, extra={"xid": xid})

@@ -49,12 +49,12 @@ log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 LAG_S: Final = 10.0
 """How often brokers are asked for the lag of groups."""
 LAG_AGAIN_S: Final = 1.0
-"""How soon they are asked again about a group without a known lag."""
+"""How soon they are asked again if the lag of a group is not known."""
 LAG_ANSWER_S: Final = 5.0
-"""How long one of these questions may take."""
+"""How long one of these queries may take."""
 
 ORPHAN_GRACE_S: Final = 5.0
-"""How much longer than its drain a process may live after its supervisor."""
+"""How long a process may outlive its supervisor, in addition to its time to drain."""
 
 IMPORT_NOTICE_S: Final = 10.0
 """How long an import may take before the log says so."""
@@ -78,7 +78,7 @@ class WorkerChild:
         """Import the application, then run the loop; returns the exit code.
 
         Raises:
-            ConnectionError: The supervisor is gone already.
+            ConnectionError: The supervisor is already gone.
         """
         start = link.read_start()
         plan = msgspec.json.decode(start.plan, type=WorkerPlan)
@@ -88,19 +88,21 @@ class WorkerChild:
         CURRENT.set(WorkerProcess(start.number, plan.drain_s, self._figures))
         sys.path.insert(0, plan.app_dir)
         try:
-            # Before the loop runs: modules may create tables, which takes a loop of their own.
+            # Import before the loop runs: modules may create tables, which needs its own loop.
             with import_notice(plan.targets):
                 import_modules(plan.targets)
         except ConfigError as error:
             link.send(FailedNotice("refused", str(error)))
             return CANNOT_START
         link.end_after_parent(plan.drain_s + ORPHAN_GRACE_S)
-        # Not closed: that would wait for threads, in which a handler may hang.
+        # The runner is not closed: that would wait for threads, and a handler may hang in one.
         runner = asyncio.Runner(loop_factory=fast_loop())
         return runner.run(self.run(link, start.number, plan))
 
     async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
-        """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
+        """Work until the supervisor or SIGTERM stops it, or the supervisor dies; returns the exit
+        code.
+        """
         async with link, AsyncExitStack() as stack:
             link.drain_at_sigterm()
             kind: FailureKind = "refused"
@@ -146,7 +148,7 @@ class WorkerChild:
     # Reports
 
     def report(self) -> bytes:
-        """The figures of now, as JSON."""
+        """The current figures, as JSON."""
         report = ProcessReport(
             self._figures.series,
             self._figures.schedules,
@@ -182,7 +184,7 @@ class WorkerChild:
     def _cut_off(self) -> list[str]:
         found: list[str] = []
         for consumer in {} if self._parts is None else self._parts.consumers:
-            with suppress(RuntimeError):  # Likewise.
+            with suppress(RuntimeError):  # As in _held.
                 if not consumer.client.session.pool.opened():
                     found.append(consumer.group)
         return found
@@ -226,7 +228,7 @@ def main() -> None:
     """Run one process; the last argument is the file descriptor of its supervisor."""
     child = WorkerChild()
     if isinstance(sys.stdout, TextIOWrapper):
-        # Whole lines, at once: all processes print to the same stream.
+        # Print whole lines immediately: all processes print to the same stream.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         code = child.main(ParentLink(int(sys.argv[-1]), child.report))
@@ -235,10 +237,10 @@ def main() -> None:
     except Exception:
         log.exception("this process ends because of an error")
         code = CRASHED
-    # Libraries send what they have kept, such as traces.
+    # Let libraries send what they have buffered, such as traces.
     atexit._run_exitfuncs()  # noqa: SLF001 - os._exit runs none
     sys.stdout.flush()
-    # A handler that hangs in a thread must not keep the process.
+    # A handler that hangs in a thread must not keep the process alive.
     os._exit(code)
 
 

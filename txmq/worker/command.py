@@ -39,7 +39,7 @@ REPORT_S: Final = 1.0
 lost."""
 
 NAMES_SHOWN: Final = 5
-"""Changed files that a line names."""
+"""The maximum number of changed files that a line names."""
 
 _CODES: Final = {
     SupervisorEnd.DRAINED: 0,
@@ -54,7 +54,7 @@ class WorkerCommand:
 
     Args:
         plan: What the processes need to know.
-        http: Where to serve the pages; ``None`` for none.
+        http: The host and port to serve the pages at; ``None`` for no pages.
         deaths_max: How often in a row a process may die; 0 for no limit.
         folders: Folders whose changes restart the processes; empty for none.
         ends_with_terminal: Whether SIGHUP means that the terminal was closed.
@@ -130,7 +130,7 @@ class WorkerCommand:
     def _command(self, number: int) -> ChildCommand:
         name = f"{number}/{self._plan.processes}"
         words = [sys.executable, "-m", "txmq.worker.child", *self._plan.targets, name]
-        # A file that is edited twice in a second would leave a cache of its first version.
+        # If a file is edited twice in a second, the bytecode cache may keep the first version.
         variables = {} if self._files is None else {"PYTHONDONTWRITEBYTECODE": "1"}
         return ChildCommand(words, msgspec.json.encode(self._plan), variables)
 
@@ -217,7 +217,7 @@ def _names_text(names: list[str]) -> str:
 
 
 def _print(text: str) -> None:
-    """Print a line now; a worker goes on if its output is closed."""
+    """Print a line now; a worker continues even if its output is closed."""
     with suppress(OSError):
         say_now(text)
 
@@ -234,7 +234,7 @@ class SourceFiles:
     """The Python files in some folders.
 
     Args:
-        folders: The folders; hidden ones inside them, virtual environments and caches are left out.
+        folders: The folders; hidden folders, virtual environments and caches in them are skipped.
 
     Raises:
         ConfigError: There are too many files.

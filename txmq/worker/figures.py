@@ -1,4 +1,4 @@
-"""What handlers of one process have done, and the report that carries it to the supervisor."""
+"""Counts the work of the handlers in one process, and reports it to the supervisor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HandlerSeries(msgspec.Struct):
     failed: int = 0
     """Messages whose handler raised, or whose body it could not read."""
     retried: int = 0
-    """Messages that come again."""
+    """Messages that will be delivered again."""
     dead: int = 0
     """Messages that became dead letters by their handler's verdict, or because of their body."""
     in_hand: int = 0
@@ -86,7 +86,7 @@ class ProcessReport(msgspec.Struct):
     lag: dict[str, int] = msgspec.field(default_factory=dict)
     """Stored messages that a group has not consumed; the first process asks a broker."""
     retries: dict[str, int] = msgspec.field(default_factory=dict)
-    """Messages of a group that wait for a retry, from the same answers."""
+    """Messages of a group that wait for a retry; brokers report them with the lag."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
     """Messages that a group has fetched and not consumed."""
     cut_off: list[str] = []
@@ -183,7 +183,7 @@ def _add(total: msgspec.Struct, more: msgspec.Struct) -> None:
 
 
 class WorkerFigures:
-    """The figures of all processes, also of those that have ended.
+    """The figures of all processes, including those that have ended.
 
     What a killed process did since its last report is lost.
     """
@@ -201,7 +201,7 @@ class WorkerFigures:
             self._past = add_reports([self._past, last])
 
     def total(self, reports: Iterable[bytes]) -> ProcessReport:
-        """The sum, with the reports of the processes that run."""
+        """The sum of the past figures and the reports of the running processes."""
         return add_reports([self._past, *map(read_report, reports)])
 
 

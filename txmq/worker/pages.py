@@ -19,7 +19,7 @@ from txmq.worker.figures import BUCKETS_S, ProcessReport, WorkerFigures, read_re
 __all__ = ["ROWS", "WorkerPages", "WorkerState", "exposition"]
 
 SILENT_S = 30.0
-"""A process without a report for this long has a blocked event loop."""
+"""A process that sends no report for this long has a blocked event loop."""
 
 _JSON_TYPE = "application/json; charset=utf-8"
 
@@ -29,8 +29,8 @@ class WorkerPages:
 
     Args:
         supervisor: Keeps the processes.
-        figures: What processes that have ended did.
-        targets: What they run.
+        figures: The figures of the processes that have ended.
+        targets: The targets that the processes run.
         clock: Gives the time.
     """
 
@@ -71,7 +71,7 @@ class WorkerPages:
         )
 
     def _fault(self, slot: ChildSlot, report: bytes | None) -> str:
-        """Why a process does no work; empty if it does."""
+        """Why a process does not work; empty if it does."""
         if slot.child is None or not slot.is_ready:
             return f"process {slot.number} is not ready"
         if self._clock.monotonic() - slot.child.reported_at > SILENT_S:
@@ -148,7 +148,7 @@ _OUTCOMES: Final = ("committed", "rolled_back", "unknown")
 
 
 class WorkerState(NamedTuple):
-    """What the supervisor counts."""
+    """The supervisor's counts."""
 
     processes: int
     ready: int
@@ -156,11 +156,11 @@ class WorkerState(NamedTuple):
 
 
 def exposition(total: ProcessReport, state: WorkerState) -> str:
-    """The text.
+    """The metrics in Prometheus' text format.
 
     Args:
-        total: The sum of the reports of all processes, also of those that have ended.
-        state: The processes of now.
+        total: The sum of the reports of all processes, including those that have ended.
+        state: The current processes.
     """
     return table_text(_PREFIX, ROWS, _samples(total, state))
 

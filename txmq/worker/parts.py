@@ -1,4 +1,4 @@
-"""The parts of an application: what a target names, what a worker opens, and how it closes it."""
+"""The parts of an application: finds those that targets name, opens and closes them in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ the process a second later."""
 
 
 class WorkerPart:
-    """An object of the asyncio API.
+    """An object of the asyncio API that a worker runs.
 
     Args:
         found: The object.
@@ -115,7 +115,7 @@ class WorkerPart:
 
 
 class BlockingPart(WorkerPart):
-    """An object of :mod:`txmq.blocking`: it is opened and closed in a thread."""
+    """An object of :mod:`txmq.blocking`, which is opened and closed in a thread."""
 
     def __init__(self, facade: OpenableFacade[Any], name: str) -> None:
         super().__init__(facade.real, name)
@@ -150,7 +150,7 @@ def part_of(found: object, name: str) -> WorkerPart | None:
 
 
 def relay_of(found: object) -> Relay | None:
-    """The object, if it is a relay; else ``None``."""
+    """The object if it is a relay, otherwise ``None``."""
     # An application with a relay has imported this module, which needs SQLAlchemy.
     module = sys.modules.get("txmq.outbox.relay")
     return found if module is not None and isinstance(found, module.Relay) else None
@@ -208,7 +208,7 @@ class OpenParts:
         """Open all parts; handlers start last.
 
         Raises:
-            TxmqError: A part cannot be opened. Those that were open are closed again.
+            TxmqError: A part cannot be opened; the parts opened so far are closed again.
         """
         try:
             for part in self.parts:
@@ -242,7 +242,7 @@ class OpenParts:
 
 
 def _in_order(parts: Iterable[WorkerPart]) -> list[WorkerPart]:
-    """All parts and the clients that they share: shared ones first, and handlers last."""
+    """All parts and the clients that they share: shared clients first, handlers last."""
     given = {id(part.object): part for part in parts}
     known = dict(given)
     waiting = list(given.values())
@@ -268,7 +268,7 @@ def _rank(found: Lifecycle, parts: Iterable[WorkerPart]) -> int:
 
 
 DEPTH_MAX: Final = 5
-"""Functions that return functions, and lists within lists."""
+"""The maximum depth of functions that return functions, and of lists within lists."""
 
 ACCEPTED: Final = (
     "a worker runs a Client, PushConsumer, ScheduledPull, TransactionManager, TransactionProducer "
@@ -293,7 +293,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
     Args:
         target: ``module:name``, or a module for all its parts.
         names: The name servers for functions with a parameter ``names``.
-        stack: Leaves the context managers that were entered.
+        stack: Exits the context managers that were entered.
 
     Raises:
         ConfigError: The target does not exist, fails while it is imported, or has no parts.
@@ -439,7 +439,7 @@ class _Search:
 
 
 def _parts_among(names: Mapping[str, object], owner: str) -> list[WorkerPart]:
-    """The parts among some values and in lists of values, without repetitions."""
+    """The parts among some values and in lists of values, without duplicates."""
     found: dict[int, WorkerPart] = {}
     for name, value in names.items():
         items: Iterable[object] = (value,)

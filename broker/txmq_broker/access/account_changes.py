@@ -30,7 +30,7 @@ class WaitingChange(NamedTuple):
 
 
 class AccountChanges:
-    """Makes changes one after another. With 5,000 accounts, one change takes some seconds.
+    """Makes changes one after another. With 5,000 accounts, one change takes a few seconds.
 
     Args:
         files: The files of accounts.
@@ -52,9 +52,9 @@ class AccountChanges:
         """Make a change in a thread; it is in force when the request is served again.
 
         Raises:
-            Postponed: The request is served again when the change was made.
+            Postponed: The request is served again once the change is made.
             ServiceUnavailable: Too many changes wait.
-            Exception: What the change raised.
+            Exception: The change raised it.
         """
         if request is self._served:
             if self._failure is not None:

@@ -31,7 +31,9 @@ __all__ = ["AccountsCopy", "AccountsSource"]
 log = logging.getLogger(__name__)
 
 _LOOKS: Final = 5
-"""Looks at changed files before they are restored; a leader ships its own change earlier."""
+"""How many checks in a row must find changed files before they are restored. If the leader made the
+change, it ships it earlier.
+"""
 
 
 class AccountsSource:
@@ -60,13 +62,13 @@ class AccountsSource:
         """Refuse a follower unless a signature or a certificate proves an administrator.
 
         Raises:
-            NoPermission: It is not; its address alone proves nothing.
+            NoPermission: The follower did not prove that; its address alone proves nothing.
             ServiceUnavailable: The accounts are about to be read again.
         """
         if self._files is None:
             return
         if self._files.are_changed:
-            # A follower on the same machine may have the same files, and must not undo a change.
+            # A follower on this machine may share the files, and must not undo a change in them.
             raise ServiceUnavailable("the accounts have just changed; follow once they are read")
         rules, fields = self._files.rules, request.field_map()
         account = rules.accounts.get(fields.get(ACCESS_KEY, ""))
@@ -79,7 +81,7 @@ class AccountsSource:
                 "a follower receives the accounts with their secrets, so it has to sign as an "
                 "administrator: set its TXMQ_ACCESS_KEY and TXMQ_SECRET_KEY"
             )
-        # A follower that fails asks every second.
+        # A follower that fails asks every second, so the audit records few of the repeats.
         if self._followers.note(f"{account.name} at {connection.host}") is not None:
             self._audit.note(connection, request)
 
@@ -89,7 +91,7 @@ class AccountsCopy:
 
     Args:
         acl: The file or directory of accounts; empty for a follower without accounts.
-        clock: For the names of copies.
+        clock: Gives the time for the names of replaced files that are kept.
     """
 
     def __init__(self, acl: str, clock: Clock) -> None:
@@ -99,17 +101,17 @@ class AccountsCopy:
         self._wanted: Mapping[str, str] = {}
         self._is_alone = False
         self._looks = 0
-        """How often in a row the files were found changed here."""
+        """The number of checks in a row that found the files changed."""
 
     async def take(self, texts: Mapping[str, str], before: str) -> str:
         """Put the leader's accounts in place of this follower's.
 
         Args:
             texts: The texts of the leader's files; empty if it has no accounts.
-            before: The digest of the accounts that were taken last; empty before the first.
+            before: The digest of the accounts that were taken last; empty if none were.
 
         Returns:
-            The digest of those that are in force here.
+            The digest of the accounts that are now in force here.
 
         Raises:
             ConfigError: The leader has accounts and this follower has none, its files cannot be
@@ -135,7 +137,7 @@ class AccountsCopy:
     async def restore(self) -> None:
         """Restore the leader's accounts if the files here stay changed for some time.
 
-        The leader may use the same files, and ship the change in a moment.
+        It waits because the leader may use the same files, and be about to ship the change.
 
         Raises:
             ConfigError: The files cannot be read or written.
@@ -185,11 +187,11 @@ def _present(path: Path) -> dict[str, str]:
 
 
 def _check(texts: Mapping[str, str], path: Path) -> None:
-    """Refuse accounts that cannot be those of this follower.
+    """Refuse accounts that this follower cannot use.
 
     Raises:
-        ConfigError: They are in a directory here and in one file there, or the other way round; or
-            a name or a text is invalid.
+        ConfigError: One side has its accounts in a directory and the other in a file, or a name or
+            a text is invalid.
     """
     if path.exists() and path.is_dir() != ("" not in texts):
         here, there = ("directory", "file") if path.is_dir() else ("file", "directory")

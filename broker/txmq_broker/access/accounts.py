@@ -21,7 +21,7 @@ __all__ = ["AccessRules", "Account", "AccountSettings", "AclFile", "Permission"]
 
 
 class Permission(IntFlag):
-    """What an account may do with a topic or a consumer group."""
+    """The permissions for a topic or a consumer group."""
 
     NONE = 0
     PUB = 1
@@ -43,7 +43,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=KEY_CHARS_MIN)]
 
 
 class AccountSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """An account as the file has it."""
+    """An account as written in the file."""
 
     access_key: _Text
     secret_key: _Text | None = None
@@ -80,7 +80,7 @@ class AclFile(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 
 class Account:
-    """An account. Without explicit permissions it has its defaults, which deny."""
+    """An account. Its defaults apply where it has no explicit permission; unless set, they deny."""
 
     __slots__ = ("_groups", "_of_group", "_of_topic", "_topics", "addresses", "is_admin", "key",
                  "name", "publishes", "settings", "tls_subject")  # fmt: skip
@@ -99,7 +99,7 @@ class Account:
         """The topics that it has been allowed to publish to: a cache."""
         self.is_admin = settings.admin
         self.addresses = AddressPattern.parse(settings.white_remote_address or "")
-        """Requests from here need no signature, only the name of the account."""
+        """Requests from these addresses need no signature, only the name of the account."""
         self._of_topic = _permission("defaultTopicPerm", settings.default_topic_perm or "DENY")
         self._of_group = _permission("defaultGroupPerm", settings.default_group_perm or "DENY")
         self._topics = dict(_pairs("topicPerms", settings.topic_perms))
@@ -109,7 +109,7 @@ class Account:
         return f"Account({self.name!r})"
 
     def described(self) -> dict[str, str | bool]:
-        """What it may do, for operators."""
+        """Its permissions, as operators see them."""
         return {
             "account": self.name,
             "admin": self.is_admin,
@@ -165,14 +165,14 @@ class AccessRules:
                 if not account.addresses.alternatives
             }
         )
-        """The accounts whose requests are judged without looking at their address."""
+        """The accounts whose requests can be checked without regard to their address."""
 
     @classmethod
     def of(cls, files: Mapping[str, AclFile]) -> Self:
         """The rules of one or several files, by name.
 
         Raises:
-            ConfigError: A value is invalid, or two accounts have one access key or subject.
+            ConfigError: A value is invalid, or two accounts share an access key or a subject.
         """
         accounts: dict[str, Account] = {}
         subjects: dict[str, str] = {}
@@ -194,7 +194,7 @@ class AccessRules:
 
     @property
     def trusted_texts(self) -> tuple[str, ...]:
-        """The addresses whose requests need no account, as the files have them."""
+        """The addresses whose requests need no account, as written in the files."""
         return tuple(pattern.text for pattern in self._trusted)
 
     def of_subject(self, subject: PeerSubject) -> Account | None:

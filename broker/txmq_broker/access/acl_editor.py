@@ -23,8 +23,8 @@ __all__ = ["AclEditor", "AclText"]
 class AclEditor:
     """Changes accounts in the files that hold them. New accounts go to the first file.
 
-    A change is in force once ``files`` were read again. Reading and changing many accounts takes
-    long, and a lock may keep a change waiting, so a server calls this in a thread.
+    A change is in force once ``files`` are read again. Reading and changing many accounts is slow,
+    and a change may wait for a lock, so a server calls this in a thread.
 
     All methods raise :class:`~txmq.errors.ConfigError` if the change is refused or cannot be
     written; then nothing was changed.
@@ -66,7 +66,7 @@ class AclEditor:
             path = _file_of(key, files)
             if path is not None:
                 self._store(files, path, texts[path].remove_account(key))
-            elif key not in self.files.rules.accounts:  # Else another broker has just removed it.
+            elif key not in self.files.rules.accounts:  # If known, another broker just removed it.
                 raise ConfigError(f"no account has the accessKey {key}")
 
     def put_addresses(self, addresses: list[str], file: str = "") -> None:
@@ -162,7 +162,7 @@ class AclText(NamedTuple):
         return cls(text, load(name, text) or {})
 
     def put_account(self, account: Mapping[str, Any]) -> AclText:
-        """The text with an account added, or changed if there is one with its ``accessKey``."""
+        """The text with an account added, or replaced if it has one with this ``accessKey``."""
         accounts = list(self.values.get(_ACCOUNTS) or ())
         at = _position(accounts, account["accessKey"])
         if at is None:
@@ -189,7 +189,7 @@ class AclText(NamedTuple):
         return self._changed(_replace_item(self.text, at, ""), _ACCOUNTS, accounts)
 
     def put_key(self, key: str, value: Any) -> AclText:
-        """The text with another value of a key of the whole file."""
+        """The text with a new value of a top-level key."""
         line = dump({key: value})
         is_there = key in self.values
         text = _replace_key(self.text, key, line) if is_there else _ended(self.text) + line
@@ -247,7 +247,7 @@ def _last_line(node: Any) -> int:
         return int(end.line - 1 if is_past else end.line)
     inner = node.value
     children = [part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,))]
-    # The end of a block is the beginning of what follows, behind its comments.
+    # PyYAML ends a block where the next node begins, so after any comments in between.
     return max(map(_last_line, children))
 
 

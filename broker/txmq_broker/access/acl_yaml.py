@@ -1,6 +1,6 @@
 """YAML for files of accounts.
 
-PyYAML uses libyaml if it was built with it, which reads 5,000 accounts in a fifth of the time.
+If PyYAML was built with libyaml, that is used: it reads 5,000 accounts in a fifth of the time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def load(name: str, text: str) -> Any:
     """The value of a text.
 
     Args:
-        name: The name that an error has for the text.
+        name: The name of the text in errors.
         text: The text.
 
     Raises:
-        ConfigError: It is not YAML. No part of the text is in the error, as it may be a secret.
+        ConfigError: It is not YAML. The error quotes no part of the text, which may be secret.
     """
     yaml = _yaml()
     try:
@@ -32,7 +32,7 @@ def load(name: str, text: str) -> Any:
             return yaml.load(text, _loader(yaml))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        # libyaml's mark for an end that comes too early is behind the last line.
+        # If the text ends too early, libyaml's mark is after the last line.
         lines = text.count("\n", 0, -1) + 1
         where = f"line {min(mark.line + 1, lines)}" if mark is not None else "some line"
         raise ConfigError(f"{name}: {where} is not YAML") from None
@@ -99,6 +99,6 @@ def _loader(yaml: Any) -> Any:
 
 
 def _yaml() -> Any:
-    with named_extra():  # A broker without accounts does without the package.
+    with named_extra():  # A broker without accounts does not need the package.
         import yaml
     return yaml

@@ -1,8 +1,8 @@
-"""The patterns of addresses that RocketMQ's white lists use. Pure.
+"""The address patterns of RocketMQ's white lists. Pure.
 
 ``*`` is every address; ``10.0.0.*`` and ``10.0.5-9.*`` are ranges; ``10.0.0.{1,7}`` and
-``10.0.0.1,10.0.0.7`` are lists. IPv6 addresses take the same forms. Networks such as ``10.0.0.0/8``
-are an addition of txmq.
+``10.0.0.1,10.0.0.7`` are lists. IPv6 addresses take the same forms. txmq adds networks such as
+``10.0.0.0/8``.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class AddressPattern(NamedTuple):
 
         Args:
             text: The pattern.
-            setting: The name that an error has for it.
+            setting: The name of the setting, for errors.
 
         Raises:
-            ConfigError: It is no pattern.
+            ConfigError: The text is not a pattern.
         """
         try:
             return cls._parse(text.strip())

@@ -79,11 +79,11 @@ AUDITED: Final = frozenset(
 
 FILE_BYTES_MAX: Final = 16 * 1024**2
 FILES_KEPT: Final = 16
-"""A file is full at this size; older files than these are deleted."""
+"""Only the newest files are kept; a new one begins when the last has ``FILE_BYTES_MAX``."""
 _TEXT_CHARS_MAX: Final = 2000
-"""The characters of a field or a body that an entry keeps."""
+"""The maximum number of characters of a field or a body in an entry."""
 _BODY_BYTES_READ: Final = 4 * (_TEXT_CHARS_MAX + 1)
-"""The bytes of a body that are decoded for them; a character has at most four."""
+"""The bytes of a body that are decoded to get these characters, which have up to four bytes."""
 _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
@@ -113,8 +113,8 @@ class AuditLog:
     """Appends to the newest file of the folder.
 
     Each file begins with its owner and number. Each line ends with a seal: the hash of the line and
-    of the previous seal. So a line that was changed, removed or taken from another broker is
-    noticed, unless all later seals were computed again.
+    of the previous seal. So a reader detects a line that was changed, removed or taken from another
+    broker, unless all later seals were recomputed too.
     """
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
@@ -135,7 +135,7 @@ class AuditLog:
         """
         self._owner = owner
         if names := audit_files(self._disk):
-            # Read now, or all clients would wait while the first entry reads it.
+            # Read now; otherwise all clients would wait while the first entry reads the file.
             newest = _AuditFile(self._disk, names[-1], owner)
             for warning in newest.warnings():
                 log.warning("%s", warning)
@@ -178,7 +178,7 @@ class AuditLog:
         refused: str = "",
         result: Mapping[str, str] = _NO_FIELDS,
     ) -> None:
-        """Append an entry. If the disk refuses, the request goes on, and the log says so."""
+        """Append an entry. If the disk refuses, log an error and let the request continue."""
         try:
             fields = request.field_map()
         except RemoteProtocolError as error:
@@ -240,7 +240,7 @@ class AuditLog:
             self._size, self._seal, self._is_torn = 0, b"", False
             self._append(msgspec.json.encode({"owner": self._owner, "number": self._number}))
         elif self._is_torn:
-            # The next line must not become the end of the torn one.
+            # End the torn line, so that the next entry does not continue it.
             self._file.write(self._size, b"\n")
             self._size += 1
             self._is_torn = False
@@ -249,7 +249,7 @@ class AuditLog:
 
 
 class _AuditFile:
-    """One file as it was read."""
+    """The contents of one file."""
 
     def __init__(self, disk: Disk, name: str, owner: str = "") -> None:
         self.path = f"{FOLDER}/{name}"
@@ -345,9 +345,9 @@ FOLDER: Final = "audit"
 
 PAGE_ENTRIES_MAX: Final = 500
 READ_BYTES: Final = 256 * 1024
-"""The bytes that are read at once."""
+"""The number of bytes that are read at once."""
 REQUEST_BYTES_MAX: Final = 512 * 1024
-"""The bytes that one request reads: some milliseconds. The answer says where to continue."""
+"""One request reads this many bytes, in a few milliseconds; the answer says where to continue."""
 
 _END: Final = 10**12 - 1
 """The end of a file, whatever its size."""

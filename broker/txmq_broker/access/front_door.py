@@ -1,4 +1,4 @@
-"""All that a server checks before it serves a request: accounts or protected mode, and TLS."""
+"""What a server checks before it serves a request: accounts or protected mode, and TLS."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = ["Authorizer", "FrontDoor", "ServerCertificates"]
 
 
 _NAME_CHARS_SHOWN: Final = 100
-"""The characters of a stranger's text that a refusal shows."""
+"""The maximum number of characters from an unknown client that a refusal quotes."""
 
 
 class RulesSource(Protocol):
-    """Has the current rules."""
+    """The source of the current rules."""
 
     @property
     def value(self) -> AccessRules:
@@ -53,7 +53,7 @@ class RulesSource(Protocol):
 
 
 class Authorizer:
-    """Compares each request with the current rules.
+    """Checks each request against the current rules.
 
     Args:
         source: Has the current rules, which may change while the server runs.
@@ -78,7 +78,7 @@ class Authorizer:
         self._topics = topics
 
     def check(self, connection: Connection, request: Command) -> None:
-        """Let a request pass.
+        """Check whether a request may be served.
 
         Raises:
             NoPermission: The sender is unknown, the signature is wrong, or a permission is missing.
@@ -114,7 +114,7 @@ class Authorizer:
             self._names[connection] = account.name
 
     def may_publish(self, connection: Connection, topic: str) -> bool:
-        """Whether the account of a connection's heartbeats may publish to a topic now."""
+        """Whether the account that sends a connection's heartbeats may publish to a topic now."""
         rules = self._source.value
         account = rules.accounts.get(self._names.get(connection, ""))
         if account is None:
@@ -167,7 +167,7 @@ def _may_publish(account: Account, topic: str) -> bool:
 
 
 class ServerCertificates(WatchedFiles[ssl.SSLContext]):
-    """The context for new connections.
+    """The TLS context for new connections.
 
     Raises:
         ConfigError: A file cannot be read or used, or others may read the key.
@@ -181,7 +181,7 @@ class ServerCertificates(WatchedFiles[ssl.SSLContext]):
             lambda: files, lambda: server_context(certificate, key, client_ca), "certificates"
         )
         self.port_tls = ServerTls(self, is_required=settings.mode == "enforcing")
-        """What a listener needs."""
+        """The TLS of a listener."""
 
     @classmethod
     def of(cls, settings: ServerTlsSettings) -> ServerCertificates | None:
@@ -195,7 +195,7 @@ class FrontDoor:
     Args:
         acl: The file or directory of accounts; empty for a server without accounts.
         security: Which peers are served without an account.
-        tls: How the ports speak TLS.
+        tls: The TLS settings of the ports.
         network: Knows which addresses are loopback.
         audit: Records refused requests of operators.
         may_lack_accounts: Whether the file of accounts may be missing at first. A follower
@@ -227,7 +227,7 @@ class FrontDoor:
             if self.accounts is None
             else None
         )
-        """Decides by addresses, if there are no accounts."""
+        """Decides by addresses; ``None`` with accounts."""
 
     def figures(self) -> dict[str, int]:
         """The number of requests refused since the start."""
@@ -235,16 +235,16 @@ class FrontDoor:
 
     @property
     def port_tls(self) -> ServerTls | None:
-        """How listeners speak TLS; ``None`` if they do not."""
+        """The TLS of the listeners; ``None`` without TLS."""
         return None if self._certificates is None else self._certificates.port_tls
 
     def access_at(self, host: str) -> str:
-        """Who may use a server that listens on this address, in words for an operator."""
+        """Describe to an operator who may use a server that listens on this address."""
         is_plain = self.port_tls is None and not self._network.is_loopback(host)
         return self._access + ("; other machines reach it without TLS" if is_plain else "")
 
     def authorizer(self, topics: MessageTopics = NO_MESSAGES) -> Authorizer | None:
-        """Decides by accounts, if there are any."""
+        """The authorizer, which decides by accounts; ``None`` without accounts."""
         if self.accounts is None:
             return None
         return Authorizer(

@@ -30,16 +30,16 @@ _ACCOUNTS: Final = "give the server accounts (--acl FILE)"
 
 
 def access_text(*, has_accounts: bool, trust: str) -> str:
-    """Who may use a server, in words for an operator."""
+    """Describe to an operator who may use a server."""
     if has_accounts:
         return "accounts"
     return f"no accounts: loopback, clients of {trust}" if trust else "no accounts: loopback alone"
 
 
 class Refusals:
-    """Logs refused requests and records those of operators; strangers can flood neither.
+    """Logs refused requests, and records those of operators; strangers cannot flood either record.
 
-    Of equal refusals the first, the tenth, the hundredth and so on are noted.
+    Of identical refusals, only the 1st, 10th, 100th and so on are noted.
 
     Args:
         audit: Records refused requests of operators.
@@ -62,8 +62,8 @@ class Refusals:
             connection: The connection of the request.
             request: The request.
             reason: Why it was refused.
-            kind: Refusals of one kind count as equal; by default those with one reason. It is
-                needed if the reason contains text that a stranger chooses.
+            kind: Refusals of one kind count as identical; by default, those with the same reason.
+                It must be given if the reason contains text that a stranger chose.
         """
         self.count += 1
         refusal = f"refused request {request.code} of {connection.host}: {reason}"
@@ -72,7 +72,7 @@ class Refusals:
             return
         log.warning("%s%s", refusal, times)
         if self._audit is not None and request.code in AUDITED:
-            # Each entry is synced and takes up room, so a stranger must not cause many.
+            # Each entry costs a sync and takes up room, so a stranger must not cause many.
             self._audit.note(connection, request, refused=f"{reason}{times}")
 
 
@@ -99,7 +99,7 @@ class Protection:
         self._refusals = refusals
 
     def announce(self, address: tuple[str, int]) -> None:
-        """Log a warning if other machines reach an address that this server listens on."""
+        """Log a warning if other machines can reach the address that this server listens on."""
         if not self._network.is_loopback(address[0]):
             who = access_text(has_accounts=False, trust=self._trust.text)
             log.warning("other machines may reach %s:%d; %s", *address, who)

@@ -31,7 +31,7 @@ EITHER: Final = PUB | SUB
 
 
 class Need(NamedTuple):
-    """A permission that a request needs: of a topic, of a group, or an administrator's."""
+    """A permission that a request needs: for a topic, for a group, or an administrator's."""
 
     kind: str
     """``topic``, ``group`` or ``admin``."""
@@ -90,9 +90,9 @@ def _admin(_request: Command, _topics: MessageTopics) -> Iterable[Need]:
 
 
 def _of_fields(*needs: Need) -> Requirement:
-    """Needs whose names are in fields of the header; a missing field needs nothing.
+    """Needs whose names are in fields of the header; a missing field adds no need.
 
-    Handlers refuse a request without a field that they require.
+    A handler itself refuses a request that lacks a required field.
     """
 
     def requirement(request: Command, _topics: MessageTopics) -> Iterable[Need]:
@@ -158,7 +158,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
     _CODE.SEND_BATCH_MESSAGE: _SEND_SHORT,
     _CODE.RECALL_MESSAGE: _SEND,
     _CODE.END_TRANSACTION: _end,
-    # A reply's topic is the cluster's; its request proves who may answer.
+    # Replies share the cluster's topic; the request itself proves who may answer.
     _CODE.SEND_REPLY_MESSAGE: _account,
     _CODE.SEND_REPLY_MESSAGE_V2: _account,
     # Consumers
@@ -274,7 +274,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
 CLIENT_REQUESTS: Final = frozenset(
     int(code) for code, requirement in REQUIREMENTS.items() if requirement is not _admin
 )
-"""What producers and consumers ask for; all other requests are for administrators."""
+"""The requests of producers and consumers; all others are for administrators."""
 
 REGISTRATIONS: Final = frozenset(
     (
@@ -284,4 +284,4 @@ REGISTRATIONS: Final = frozenset(
         _CODE.QUERY_DATA_VERSION,
     )
 )
-"""What brokers ask a name server for; stock brokers cannot sign it."""
+"""The requests of brokers to a name server; stock brokers cannot sign them."""

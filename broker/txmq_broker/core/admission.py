@@ -1,4 +1,4 @@
-"""What the broker refuses to protect itself: writes for a reason, and too much at once. Pure."""
+"""How the broker protects itself: reasons to refuse writes, and limits on their rate. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from txmq.errors import ServiceUnavailable
 __all__ = ["COPIES", "FULL", "Admission", "RateLimit"]
 
 COPIES: Final = "copies"
-"""The cause that too few copies are in sync."""
+"""The cause of refusals while too few copies are in sync."""
 FULL: Final = "disk"
-"""The cause that the disk is full beyond its mark."""
+"""The cause of refusals while the disk is fuller than the retention settings allow."""
 
 
 class Admission:
     """The current reasons to refuse all sends, or only half messages.
 
-    Decisions are accepted nevertheless, because they free room, unless too few copies are in sync:
-    a decision is as safe as its half message.
+    Decisions are accepted all the same, because they free room. They are refused only while too few
+    copies are in sync: a decision must be as safe as its half message.
 
     Attributes:
         reasons: Why sends are refused, by cause; empty if they are accepted.
         half_reasons: Why half messages are refused although other sends may be accepted, by cause.
-        halves_refused: The half messages that were refused for these since the start.
+        halves_refused: The number of half messages refused for these reasons since the start.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Admission:
         """Refuse a decision while too few copies are in sync.
 
         Raises:
-            ServiceUnavailable: They are too few; nothing was decided.
+            ServiceUnavailable: Too few copies are in sync; nothing was decided.
         """
         if (reason := self.reasons.get(COPIES)) is not None:
             raise ServiceUnavailable(reason)
@@ -44,15 +44,16 @@ class Admission:
         """Refuse a half message while there is a reason.
 
         Raises:
-            ServiceUnavailable: There is one; nothing was stored.
+            ServiceUnavailable: There is a reason; nothing was stored.
         """
         if reasons := self.half_reasons:
             self.halves_refused += 1
             raise ServiceUnavailable("; ".join(reasons.values()))
 
     def set_cause(self, cause: str, reason: str, *, halves_only: bool = False) -> bool:
-        """Refuse sends, or only half messages, until the cause is cleared; returns whether it is
-        new.
+        """Refuse sends, or only half messages, until the cause is cleared.
+
+        Returns whether the cause is new.
         """
         reasons = self.half_reasons if halves_only else self.reasons
         is_news = cause not in reasons
@@ -66,11 +67,11 @@ class Admission:
 
 
 class RateLimit:
-    """How often something may happen: a burst, then a steady rate.
+    """A token bucket: it allows a burst, then a steady rate.
 
     Args:
-        per_second: How fast it fills up.
-        together: The most it holds; it begins full.
+        per_second: The number of tokens added in a second.
+        together: The maximum number of tokens; the bucket begins full.
     """
 
     def __init__(self, per_second: float, together: int) -> None:
@@ -80,9 +81,9 @@ class RateLimit:
         self._at: float | None = None
 
     def take(self, count: int, now: float) -> bool:
-        """Take from the budget; returns false, and takes nothing, if it has too little.
+        """Take tokens; returns false, and takes none, if there are too few.
 
-        A full budget allows any count, and owes the rest to the future.
+        A full bucket allows any count and goes into debt for the rest.
         """
         if self._at is not None:
             filled = max(0.0, now - self._at) * self._per_second
@@ -94,5 +95,5 @@ class RateLimit:
         return True
 
     def wait_s(self) -> float:
-        """Seconds, from the last :meth:`take`, until it has room for one."""
+        """Seconds from the last :meth:`take` until there is one token."""
         return max(0.0, (1.0 - self._left) / self._per_second)

@@ -1,10 +1,10 @@
-"""The properties of an arriving message: read for all the broker needs, and rewritten for storage.
+"""Reads the properties of an arriving message once for all uses, and rewrites them for storage.
 
 They are read pair by pair, or by a pattern learned from an earlier message. Successive messages of
 a topic usually differ only in their unique key and their keys. A pattern holds the text around
-these two values, so a few comparisons read a message in half the time of the loop over all pairs. A
-matching text has the pairs of the learned one except for these two values, neither of which is
-empty. The loop looks only at the name and the value of each pair, so its result would be equal.
+these two values, so a few comparisons read a message in half the time of the loop over all pairs.
+The result is the same: a text that matches has the same pairs as the learned one except for these
+two values, which are not empty, and the loop looks only at the name and the value of each pair.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _GAP: Final = "\0"
 
 _TEXT_CHARS_MAX: Final = 512
 _PER_TOPIC_MAX: Final = 4
-"""They are tried in turn, and each failed match takes a little time."""
+"""Patterns are tried in turn, and each failed match takes a little time."""
 
 _PER_BROKER_MAX: Final = 4096
 _MISSES_APART: Final = 64
@@ -92,7 +92,7 @@ def read_pairs(
     kept: list[str] = []
     for pair in text.split("\x02"):
         name, _, value = pair.partition("\x01")
-        # The last pair of a name counts, and pairs without a value are ignored, as everywhere. They
+        # The last pair of a name counts, and empty pairs are ignored, as everywhere. Empty pairs
         # are not stored either: a filter took a second to skip thousands of them in one message.
         if not value:
             continue
@@ -118,10 +118,10 @@ def read_pairs(
 
 
 class PatternShelf:
-    """Bounds the patterns of all topics: the oldest make room for new ones.
+    """Limits the number of patterns of all topics: the oldest make room for new ones.
 
     Args:
-        patterns_max: The bound.
+        patterns_max: The limit.
     """
 
     def __init__(self, patterns_max: int = _PER_BROKER_MAX) -> None:
@@ -129,11 +129,11 @@ class PatternShelf:
         self._owners: deque[TopicPatterns] = deque()
 
     def new_topic(self) -> TopicPatterns:
-        """The patterns of a topic: none yet."""
+        """Create the empty set of patterns of a new topic."""
         return TopicPatterns(self)
 
     def note_learned(self, owner: TopicPatterns) -> None:
-        """Note a new pattern of a topic; the topic whose pattern is the oldest may lose it."""
+        """Note a new pattern of a topic; beyond the limit, the oldest pattern may be dropped."""
         self._owners.append(owner)
         if len(self._owners) > self._max:
             oldest = self._owners.popleft()
@@ -192,7 +192,7 @@ def _pattern_of(text: str, cluster: str) -> PropertyPattern | None:
 
 
 NO_PATTERNS: Final = TopicPatterns(PatternShelf(0))
-"""For texts that are read pair by pair; it never keeps one."""
+"""Keeps no patterns, so that texts are read pair by pair."""
 
 
 Arrival: TypeAlias = tuple[bytes, str, int, tuple[int, ...], Special]
@@ -202,7 +202,7 @@ properties.
 
 
 class HalfTerms(NamedTuple):
-    """What special properties say about a half message and about a delay."""
+    """What the special properties of a message say about a half message and a delay."""
 
     is_marked: bool = False
     """Whether they mark a half message; stock clients set the header as well."""
@@ -214,7 +214,7 @@ class HalfTerms(NamedTuple):
 
 
 NO_TERMS: Final = HalfTerms()
-"""Those of a message without special properties."""
+"""The terms of a message without special properties."""
 
 
 def terms_of(special: Special) -> HalfTerms:

@@ -1,9 +1,9 @@
-"""Batches: several messages in one body, which are stored whole or refused.
+"""Batches: several messages in one body, of which the broker stores all or none.
 
 The messages of a uniform batch differ only in their bodies, unique keys and keys, all of equal
 sizes. Most batches are uniform, because one producer sent their messages with the same options.
-They are staged in one step, in a third of the time, and what their messages share is examined once
-for many batches. Other batches are staged as a run of messages.
+A uniform batch is staged in one step, in a third of the time, and what its messages share is
+examined once for many batches. Other batches are staged as a run of messages.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _KEYS: Final = b"KEYS\x01"
 _PAIR_END: Final = b"\x02"
 _SHAPES_MAX: Final = 32
 _PACKERS_MAX: Final = 4
-"""The topics of one shape differ only if their seeds are equal by chance, and the heads by their
-addresses.
+"""A shape rarely needs more than one: several topics share a shape only if their seeds collide, and
+the sizes of heads differ only between IPv4 and IPv6 addresses.
 """
 _HASH_BYTES: Final = 4
 
@@ -60,16 +60,16 @@ class BatchShape(NamedTuple):
     unique_at: int
     """Which of these values is the unique key."""
     hash_places: list[slice]
-    """The places of each value's hashes among those of all messages."""
+    """For each value, the places of its hashes among all hashes."""
     seed_bits: int
-    """The bits by which the seed changes all hashes."""
+    """The bits that the seed flips in the hashes of all messages."""
     no_hashes: bytes
-    """As many zeros as all hashes have bytes."""
+    """Zeros in the size of all hashes."""
     packers: dict[tuple[bytes, int], EqualRecords]
-    """What packs such messages, by the topic's name and the size of a record's head."""
+    """Packers for such messages, by the topic's name and the size of a record's head."""
 
     def packer(self, name_field: bytes, head_size: int) -> EqualRecords:
-        """What packs the messages as records of a topic.
+        """The packer of such messages for one topic.
 
         Args:
             name_field: The topic's name, from :func:`~txmq.protocol.record.topic_field`.
@@ -98,9 +98,9 @@ class UniformBatch(NamedTuple):
 
     shape: BatchShape
     columns: list[tuple[bytes, ...]]
-    """All bodies, then the values that differ: for each property those of all messages."""
+    """All bodies; then, for each property that differs, its values in all messages."""
     key_hashes: array[int]
-    """The hashes of all messages, in the order of the messages."""
+    """The hashes of all keys, in the order of the messages."""
     unique: str
     """The first message's unique key."""
 
@@ -126,9 +126,9 @@ class BatchShapes:
         self._shapes: dict[tuple[int, bytes, str, int], BatchShape] = {}
 
     def read(self, data: bytes, shared: str, key_seed: int) -> UniformBatch | None:
-        """:func:`~txmq_broker.core.arrival.examine` for all messages of a batch at once.
+        """Do :func:`~txmq_broker.core.arrival.examine` for all messages of a batch at once.
 
-        ``None`` if the messages are not uniform, or if the batch is broken.
+        Returns ``None`` if the messages are not uniform, or if the batch is broken.
 
         Args:
             data: The batch.
@@ -201,7 +201,7 @@ def _read(shape: BatchShape, data: bytes) -> UniformBatch | None:
         return None
     values = columns[1:]
     varying = b"".join(chain.from_iterable(values))
-    # A space separates several keys. Only ASCII is UTF-8 wherever it is cut.
+    # A space separates several keys. Only ASCII text stays valid UTF-8 wherever it is cut.
     if not varying.isascii() or _PAIR_END in varying or b" " in varying:
         return None
     hashes = array("I", shape.no_hashes)
@@ -213,10 +213,10 @@ def _read(shape: BatchShape, data: bytes) -> UniformBatch | None:
 
 
 def _seed_bits(size: int, key_seed: int) -> bytes:
-    """The bits by which a seed changes the checksum of a text of this size.
+    """The bits that a seed flips in the checksum of a text of this size.
 
-    It changes those of all texts of one size by the same bits. It is cheaper to change all hashes
-    at once than to give the seed to each.
+    They are the same for all texts of one size. Flipping them in all hashes at once is cheaper than
+    hashing each text with the seed.
     """
     text = bytes(size)
     bits = crc32(text) ^ crc32(text, key_seed)
@@ -224,7 +224,7 @@ def _seed_bits(size: int, key_seed: int) -> bytes:
 
 
 def _places_in(text: bytes) -> list[_Value]:
-    """The unique key and the keys, in their order; none if one of them cannot be alone."""
+    """The unique key and the keys, in their order; none if a value is empty or not distinct."""
     found: list[_Value] = []
     for mark in (_UNIQUE, _KEYS):
         start = text.find(mark) + len(mark)
@@ -242,7 +242,7 @@ def _places_in(text: bytes) -> list[_Value]:
 
 
 def _fixed_in(stored: bytes, places: list[_Value]) -> list[bytes]:
-    """The stored properties without the values at these places of the sent ones."""
+    """The stored properties, cut where the sent properties have values at these places."""
     fixed: list[bytes] = []
     done = 0
     for mark, start, end in places:
@@ -253,7 +253,7 @@ def _fixed_in(stored: bytes, places: list[_Value]) -> list[bytes]:
 
 
 class StoredBatch(NamedTuple):
-    """Where a batch was staged."""
+    """The place where a batch was staged."""
 
     positions: bytes
     """The positions of all its messages, in eight bytes each."""

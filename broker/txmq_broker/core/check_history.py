@@ -1,7 +1,7 @@
 """The latest checks of transactions: which producer the broker asked, when, its answer, and which
 operator requested the check. Pure.
 
-The log keeps decisions but no checks, so this history begins anew with each start. It has a fixed
+The log keeps decisions but no checks, so this history is empty after a restart. It has a fixed
 size: a new transaction pushes out the one whose first check is the oldest.
 """
 
@@ -42,9 +42,9 @@ class RecheckNote(NamedTuple):
 
     at_ms: int
     operator: str
-    """The person, by the name in the request; empty if it has none."""
+    """The person that the request names; empty if it names none."""
     account: str
-    """The account that sent the request; empty without one."""
+    """The account that sent the request; empty without an account."""
     address: str
     reason: str
 
@@ -84,12 +84,12 @@ class CheckHistory:
 
 
 def _add(table: OrderedDict[int, tuple[N, ...]], key: int, note: N, kept: int) -> None:
-    """Add a note about a transaction; a new one pushes out the one that came first."""
+    """Add a note about a transaction; a new transaction pushes out the oldest one."""
     notes = table.get(key)
     if notes is not None:
         table[key] = (*notes[1 - kept :], note)
         return
     if len(table) >= CHECKED_TRANSACTIONS_KEPT:
-        # A plain dictionary would look for its first entry among all that were removed.
+        # A plain dictionary would scan the slots of all removed entries for its first entry.
         table.popitem(last=False)
     table[key] = (note,)

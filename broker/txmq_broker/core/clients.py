@@ -1,4 +1,4 @@
-"""The connected producers and consumers by group, and the names that they may have."""
+"""The connected producers and consumers by group, and the rules for their names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Clients(Generic[C]):
 
     Attributes:
         producer_groups: All producers by connection, by group.
-        members: The number of groups of all connections together.
+        members: The number of group memberships of all connections together.
         subscriptions: The number of subscriptions of all connected groups.
         refused: The number of heartbeats that exceeded a limit.
     """

@@ -1,4 +1,4 @@
-"""Select the messages for a pull: from an offset of a queue on, by filter, within limits."""
+"""Selects the messages for a pull: from an offset of a queue on, by filter, within limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOW: Final = 0xFFFFFFFF
 _OPERAND_CHARS: Final = 1_024
 """One operand costs as much time as a scan of this many characters."""
 _READ_TOGETHER: Final = 4
-"""Records within at most this many times their total size are read in one go."""
+"""Records are read in one go if they span no more than four times their total size."""
 
 
 class FetchOutcome(Enum):
@@ -53,11 +53,11 @@ class FetchOutcome(Enum):
     TOO_SMALL = "OFFSET_TOO_SMALL"
     EMPTY = "NO_MESSAGE_IN_QUEUE"
     DAMAGED = "MESSAGE_DAMAGED"
-    """RocketMQ has no such result: it gives out what it reads."""
+    """RocketMQ has no such result: it delivers whatever it reads."""
 
 
 _FOUND: Final = FetchOutcome.FOUND
-"""Every pull needs it, and an enum's member is slow to look up."""
+"""A name for the hot path, because looking up an enum member is slow."""
 
 
 class FetchResult(NamedTuple):
@@ -66,7 +66,7 @@ class FetchResult(NamedTuple):
     outcome: FetchOutcome
     next_offset: int
     records: list[bytes]
-    """Their bytes, one piece after the other; records that lie together may share a piece."""
+    """The bytes of the records in pieces; adjacent records may share a piece."""
     messages: int = 0
     """The number of records."""
     damage: CorruptRecord | None = None
@@ -191,7 +191,7 @@ def _sift(
     bytes_max: int,
     wanted: Condition,
 ) -> FetchResult:
-    """Collect by a condition; it needs every message read."""
+    """Collect by a condition, which means to read every message."""
     found: list[bytes] = []
     at, end = offset, offset + PULL_SCAN_MAX
     unread, work = FILTER_SCAN_BYTES_MAX, FILTER_WORK_MAX
@@ -277,9 +277,9 @@ def _is_tagged(data: bytes, wanted: TagFilter) -> bool:
 
 
 def _read_equal(store: MessageStore, entries: bytes, bytes_max: int) -> bytes | None:
-    """The records of these packed entries in one piece, if all have one size and lie together.
+    """The records of these packed entries in one piece, if they are adjacent and equal in size.
 
-    Only the first and the last entry are decoded before: the checksums prove the rest.
+    Only the first and the last entry are decoded; the checksums prove the rest.
     """
     count = len(entries) // ENTRY.size
     start, size = _PLACE.unpack_from(entries)
@@ -297,7 +297,7 @@ def _read_together(
 ) -> tuple[list[bytes], int, CorruptRecord | None]:
     """The records of these entries and their number, and the damage that ended the read.
 
-    Those of a batch are one piece, because they lie together.
+    The records of a batch come in one piece, because they are adjacent.
     """
     positions, sizes, _, checksums = columns
     start, total = positions[0], sum(sizes)
@@ -310,7 +310,7 @@ def _read_together(
 
 
 def _checksums_in(data: bytes, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The checksums of records of these sizes that follow each other."""
+    """The checksums of adjacent records with these sizes."""
     ends = accumulate(sizes, initial=0)
     return tuple([crc32(data[start:end]) for start, end in pairwise(ends)])
 
@@ -358,7 +358,7 @@ def _cut(
 
 
 def _bytes_at(store: MessageStore, position: int, size: int) -> bytes:
-    """Bytes of several records; none if the disk cannot read some of them."""
+    """The bytes of several records; empty if the disk cannot read some of them."""
     try:
         return store.read(position, size)
     except CorruptRecord:

@@ -28,7 +28,7 @@ class Locks:
     def __init__(self) -> None:
         self._locks: dict[str, dict[MessageQueue, LockHolder]] = {}
         self.count = 0
-        """The number of locks, with those that expired and were not removed yet."""
+        """The number of locks, including expired ones that were not removed yet."""
         self.refused = 0
         """The number of requests that would have exceeded the limit."""
 

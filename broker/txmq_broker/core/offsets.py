@@ -19,7 +19,8 @@ class Offsets:
     Args:
         end_of: Returns a queue's end, or ``None`` if it does not exist. It caps offsets, because an
             offset after the end would skip the next messages.
-        is_known: Returns whether a group exists. Groups that do not may commit too, but fewer.
+        is_known: Returns whether a group exists. Groups that do not exist may also commit, within a
+            lower limit.
 
     Attributes:
         count: The number of offsets.
@@ -38,7 +39,7 @@ class Offsets:
         self.count = self.unknown = self.refused = 0
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self._topics: dict[str, dict[str, None]] = {}
-        """The topics of each group, so that no request reads the pairs of all groups."""
+        """The topics of each group, so that no request has to scan the pairs of all groups."""
         self._groups: dict[str, dict[str, None]] = {}
         """The groups of each topic."""
         self._skipped: dict[tuple[str, str], dict[int, list[tuple[int, int]]]] = {}
@@ -66,7 +67,7 @@ class Offsets:
             self._skipped[group, topic] = dict(ranges)
 
     def adopt(self, saved: ConsumerOffsets) -> None:
-        """Replace all offsets by those of another copy of this broker."""
+        """Replace all offsets with those of another copy of this broker."""
         self._offsets, self._unknown = {}, {}
         self._topics, self._groups = {}, {}
         self._skipped = {}
@@ -86,7 +87,7 @@ class Offsets:
 
     def rows(self) -> Iterator[tuple[str, dict[int, int]]]:
         """The rows of the saved form; groups may commit or vanish during the iteration."""
-        # A list of the pairs alone takes a tenth of the time of one with their offsets.
+        # Listing only the pairs takes a tenth of the time of listing them with their offsets.
         for pair in list(self._offsets):
             if (queues := self._offsets.get(pair)) is not None:
                 group, topic = pair
@@ -106,7 +107,7 @@ class Offsets:
         return self._offsets.get((group, topic), {}).get(queue)
 
     def put(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Set a group's offset; a group may also go back on purpose.
+        """Set a group's offset, which may also be lower than before.
 
         Raises:
             ServiceUnavailable: The limit of offsets is reached, and the group has none in this
@@ -160,7 +161,7 @@ class Offsets:
     # Damaged messages
 
     def skip_damaged(self, group: str, topic: str, queue: int, first: int, last: int) -> None:
-        """Have a group skip the damaged messages in a range; it receives the whole ones.
+        """Let a group skip the damaged messages in a range; it still receives the intact ones.
 
         Raises:
             ServiceUnavailable: The limit of ranges is reached.
@@ -232,7 +233,7 @@ class Offsets:
                 del names[own]
         self.count -= count
         self.unsaved = True
-        # Some may be younger than the group.
+        # The group may have been created in between, so not all of these count as unknown.
         rest = self._unknown.pop(group, 0)
         self.unknown -= rest
         if rest > count:

@@ -56,8 +56,8 @@ class ConsumeProgress(Generic[C]):
     def topics_of(self, group: str, named: Sequence[str] = ()) -> list[Topic]:
         """The topics in which a group has offsets, or the existing ones of the named topics.
 
-        A group is also behind in its retry topic before it has an offset there. While the group is
-        connected, topics without a subscription are left out.
+        The group's retry topic is included once it has messages, even before the group has an
+        offset in it. While the group is connected, topics without a subscription are left out.
         """
         retry = self._topics.by_name.get(RETRY + group)
         own = self._offsets.topics_of(group)

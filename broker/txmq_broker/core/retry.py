@@ -1,4 +1,4 @@
-"""Retries and dead letters: a message that its consumers failed to handle comes again or is dead.
+"""Retries and dead letters: what happens to a message that its consumers failed to handle.
 
 The first retry waits for the third delay level, each further one for the next level, up to the
 last. After the group's maximum of retries the message becomes a dead letter: it goes to the group's
@@ -100,7 +100,8 @@ def judge_retry(attempts: int, maximum: int, level: int, words: str = "") -> Ret
     Args:
         attempts: The number of retries so far.
         maximum: The maximum number of retries.
-        level: The consumer's delay level; 0 leaves it to the broker, a negative level gives up.
+        level: The consumer's delay level; 0 leaves it to the broker, and with a negative level the
+            consumer gives the message up.
         words: The consumer's reason.
     """
     reason = "its consumer gave it up" if level < 0 else exhaustion_reason(attempts, maximum)
@@ -160,8 +161,8 @@ def _marks(topic: str, unique: str, verdict: RetryVerdict) -> dict[str, str]:
 
 
 def _with(text: str, more: dict[str, str]) -> str:
-    """Replace the properties of earlier retries by those new ones for which there is room."""
-    # Cut as text, not parsed and rendered: foreign properties may hold what render refuses.
+    """Replace the properties of earlier retries with the new ones, as long as there is room."""
+    # Edited as text, because other clients' properties may hold what render refuses.
     pairs = [
         pair
         for pair in text.split("\x02")

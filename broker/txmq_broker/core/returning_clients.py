@@ -1,14 +1,15 @@
-"""Whether the next sync waits for the clients that were just answered.
+"""Decides whether the next sync waits for the clients that were just answered.
 
-Blocking clients send their next message as soon as they have the answer to the last one. If the
-next sync starts at once, it has the messages of the clients that came during the last sync, and the
-others wait for two syncs. Two half groups then take turns for ever. A short wait joins them.
+A blocking client sends its next message as soon as the last one is acknowledged. If the next sync
+starts at once, it covers only the messages that arrived during the last sync, and the clients that
+were just answered wait for two syncs. Two half groups then take turns forever. A short wait before
+the sync joins them.
 
-A wait costs time if the clients are slow. So some syncs are made without waiting and some with it,
-and the better way is kept for a while. Other programs and the disk sometimes disturb a trial: an
-interval much longer than most counts less, and a trial that contradicts earlier ones changes
-nothing until another one confirms it. With only one client there is nothing to compare; the better
-way for several clients is kept until they return.
+The wait costs time if the clients are slow. So the flusher tries some syncs without the wait and
+some with it, and keeps the better mode for a while. Other programs and the disk sometimes disturb a
+trial: an interval much longer than most counts less, and a trial that contradicts earlier ones
+changes nothing until another one confirms it. With only one client there is nothing to compare; the
+mode that was better for several clients is kept until they return.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ __all__ = ["ReturningClients"]
 C = TypeVar("C")
 
 _PATIENCE: Final = 1.5
-"""The longest wait, in syncs. A client that misses the sync by a little waits for a whole one."""
+"""The longest wait, in durations of a sync. A client that just misses a sync waits for a whole one.
+"""
 _TURNS_MAX: Final = 64
-"""The longest wait in turns of the loop, in case the clock stands still."""
+"""The longest wait in turns of the event loop, in case the clock stands still."""
 _SHARE: Final = 8
 """Weight of the newest sync in the average: 1/8."""
 _SETTLING: Final = 16
-"""Syncs to ignore after a change of the way, while groups still join or part."""
+"""Syncs to ignore after a change of the mode, while groups of clients still join or split."""
 _COMPARED: Final = 64
-"""Syncs by which a way is judged."""
+"""Syncs over which a mode is measured."""
 _KEPT: Final = 1024
-"""Syncs for which the better way is kept after the first comparison."""
+"""Syncs for which the better mode is kept after the first comparison."""
 _KEPT_MAX: Final = 8192
-"""Longest time between comparisons; each one that agrees with the last doubles it."""
+"""Maximum number of syncs between comparisons; a comparison that confirms the last one doubles
+their number.
+"""
 _STALL: Final = 2.0
-"""A longer interval between two syncs, in medians, counts as one of this length."""
+"""An interval between two syncs counts as at most twice the median interval."""
 _ALONE: Final = 16
-"""After 16 syncs for at most one client, only one client is left."""
+"""After 16 syncs without a second client, only one client counts as left."""
 _GAIN: Final = 1.05
 """Waiting must answer 5% more requests to win."""
 
@@ -52,7 +56,7 @@ class ReturningClients(Generic[C]):
         self._turns = 0
         self._waits = False
         self._left = _SETTLING + _COMPARED
-        """The syncs until the way may change."""
+        """The number of syncs until the mode may change."""
         self._is_trial = True
         self._last = 0.0
         self._intervals: list[float] = []
@@ -64,7 +68,7 @@ class ReturningClients(Generic[C]):
         self._is_disputed = False
         """Whether the last comparison contradicted that result."""
         self._alone = 0
-        """The syncs for one client or none since the last one for several."""
+        """The number of syncs for one client or none since the last one for several."""
 
     @property
     def is_awaiting(self) -> bool:
@@ -110,7 +114,7 @@ class ReturningClients(Generic[C]):
             return not was_alone
         self._alone = 0
         if was_alone and self._is_trial:
-            # The time since then says nothing about either way.
+            # The time with one client says nothing about either mode.
             self._try(waits=False)
         return True
 
@@ -136,7 +140,7 @@ class ReturningClients(Generic[C]):
             self._keep_better(won=rate > _GAIN * self._plain_rate)
 
     def _keep_better(self, *, won: bool) -> None:
-        """Keep the better way. A comparison that contradicts those before it is repeated soon."""
+        """Keep the better mode. A comparison that contradicts earlier ones is repeated soon."""
         is_first = self._waiting_won is None
         if won == self._waiting_won:
             self._is_disputed = False

@@ -1,7 +1,7 @@
 """RocketMQ's names for a broker's settings: what each means here, or why it means nothing.
 
-All settings of its broker from 4.2 to 5.3 are here, so that a ``broker.conf`` in use starts this
-broker, or is refused with the line that would promise what does not exist.
+All broker settings of RocketMQ 4.2 to 5.3 are here. So this broker starts with a ``broker.conf``
+that is in use, or refuses it and names the line that asks for a feature that does not exist here.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def _hours_of_day(value: object) -> object:
 
 
 def percent(value: object) -> float:
-    """A part of 1, written as a whole number of percent.
+    """A fraction of 1, written as a whole number of percent.
 
     Raises:
-        ValueError: It is not one; the text says what would be accepted.
+        ValueError: It is not one; the text says what is accepted.
     """
     return _whole(value, "as a percentage", 1, 100) / 100
 
 
 def milliseconds(value: object) -> object:
-    """A duration whose plain numbers are whole milliseconds, 1 or more.
+    """A duration, written as a whole number of milliseconds, 1 or more.
 
     Raises:
-        ValueError: It is not one; the text says what would be accepted.
+        ValueError: It is not one; the text says what is accepted.
     """
     return f"{_whole(value, 'of milliseconds')}ms"
 
@@ -187,7 +187,7 @@ def _client_address(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[s
         return {}
     if address.is_loopback:
         return {"listen": _joined(str(address), port)}
-    # As RocketMQ does: clients come by this address, wherever it is translated to ours.
+    # As in RocketMQ: clients connect to this address, and something else may translate it to ours.
     every = "::" if address.version == 6 else "0.0.0.0"  # noqa: S104  # bindAddress can say less
     return {"listen": _joined(every, port), "advertise": _joined(str(address), port)}
 
@@ -350,7 +350,7 @@ _FIXED: Final[dict[str, ForeignName]] = {
 
 
 class _Group(NamedTuple):
-    """Names that have no meaning here for one reason."""
+    """Names without a meaning here, and the reason that they share."""
 
     why: str
     names: str
@@ -622,4 +622,4 @@ NAMES: Final[Mapping[str, ForeignName]] = {
     **_FIXED,
     **{name: Unused(why) for why, names in _UNUSED for name in names.split()},
 }
-"""Every name, those with a meaning first: where one builds on another, after that one."""
+"""Every name, those with a meaning first. A name that builds on another one comes after it."""

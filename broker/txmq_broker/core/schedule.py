@@ -33,8 +33,8 @@ from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_see
 __all__ = ["DueTime", "Schedule", "delayed_page"]
 
 _CLASSES_MS: Final = tuple(seconds * 1000 for seconds in (60, 600, 3600, 6 * 3600, 86_400))
-"""Messages with similar delays share a line of the wheel. So delivered and waiting messages are
-separate in a line, and a restart reads few delivered ones."""
+"""Messages with similar delays share a line of the wheel. So the delivered messages of a line
+mostly precede the waiting ones, and a restart reads few delivered ones."""
 
 _LONG_MAX: Final = 19
 """The digits of a Java long."""
@@ -44,7 +44,7 @@ class DueTime(NamedTuple):
     """The requested time of delivery."""
 
     level: int
-    """The delay level, or 0 for a time of its own."""
+    """The delay level, or 0 for an individual time."""
     due_ms: int
 
 
@@ -59,7 +59,7 @@ class Schedule:
         self._levels: tuple[int, ...] = ()
         self.adopt(settings)
         self.held_back = 0
-        """The number of messages that come late because the clock was set back."""
+        """The number of messages that are delivered late because the clock was set back."""
 
     def adopt(self, settings: DelaySettings) -> None:
         """Use other settings for new messages; waiting messages keep their times."""
@@ -126,9 +126,9 @@ class Schedule:
     def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
         """A line that has not yet delivered a message with a later due time.
 
-        A line is unsuitable only if the clock was set back. If all are, the message takes the due
-        time of the delivered message: it may come late, but never early, and never counts as
-        delivered.
+        A line is unsuitable only if the clock was set back. If all lines are, the message takes the
+        due time of a delivered message: it may come late, but never early, and its line does not
+        count it as delivered.
         """
         due_ms = due_time.due_ms
         wait_ms = due_ms - now_ms
@@ -177,7 +177,7 @@ class Schedule:
         return len(waited.body) + len(tail)
 
     def page(self, broker: str, wanted: ListDelayed) -> DelayedPage:
-        """The waiting messages that a request wants, in order of their times.
+        """The waiting messages that a request wants, in order of their due times.
 
         Raises:
             InvalidParameter: The place to begin at is invalid.
@@ -189,7 +189,8 @@ class Schedule:
     def find(self, topic: str, unique: str) -> list[Record]:
         """The waiting or delivered messages of a topic with an id.
 
-        A producer without an answer sends again, so there may be several, with different due times.
+        A producer that got no answer sends again, so there may be several, with different due
+        times.
 
         Raises:
             IllegalOperation: There is no such message, or there are too many to read.
@@ -230,7 +231,7 @@ class Schedule:
         """Stage the recall of those that still wait; returns false if they were recalled before.
 
         Raises:
-            IllegalOperation: One was delivered already; the others are recalled nevertheless.
+            IllegalOperation: One was already delivered; the others are recalled all the same.
         """
         has_left = is_news = False
         for record in found:

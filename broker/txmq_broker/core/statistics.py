@@ -49,7 +49,7 @@ class Sample(NamedTuple):
 
 
 class SampleHistory:
-    """Samples of a counter at a fixed interval, without those at which it had not changed."""
+    """Samples of a counter at a fixed interval; samples without a change are left out."""
 
     __slots__ = ("_gap", "_samples", "_still_at")
 
@@ -132,7 +132,7 @@ class Statistics:
         self.put_midnights = MidnightTotals()
         self.get_midnights = MidnightTotals()
         self.pull_times = durations()
-        """Pulls that found messages, by the time it took to read these."""
+        """Pulls that found messages, by the time to read them."""
 
     def meter(self, name: str, key: str) -> Meter:
         """A counter, created on first use."""
@@ -153,7 +153,7 @@ class Statistics:
         return self._meters.get(name, {})
 
     def count_puts(self, topics: Topics) -> None:
-        """Copy the counters that topics keep themselves to keep the path of a send short."""
+        """Copy the counters of topics, which keep their own so that the path of a send is short."""
         puts, size = topics.puts_forgotten, topics.bytes_forgotten
         for topic in topics:
             if topic.put_count:

@@ -61,7 +61,7 @@ _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
 _CHANGES_REMEMBERED: Final = 10_000
-"""Topics whose changes a connected follower receives without all the others."""
+"""Changed topics that are remembered; a follower that lacks older changes receives all topics."""
 
 
 def check_name(name: str) -> None:
@@ -130,14 +130,14 @@ class Topics:
         self.bytes_forgotten = 0
         self.version = DataVersion()
         self._configs: dict[str, TopicConfig] = {}
-        """The settings of all topics, so that a copy of all of them costs little."""
+        """The settings of all topics in one table, which is cheap to copy."""
         self._settled_version = self.version
         self._before: dict[str, TopicConfig | None] = {}
-        """What the topics were that changed since the last save; ``None`` for new ones."""
+        """The former settings of topics that changed since the last save; ``None`` for new ones."""
         self._changed_at: dict[str, int] = {}
-        """In which version each of the latest topics changed, the oldest first."""
+        """The version in which each of the last changed topics changed, the oldest first."""
         self._remembers_from = 0
-        """The version since which those are all."""
+        """The version since which all changes are remembered."""
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self.by_name.values())
@@ -202,7 +202,7 @@ class Topics:
         self.version = self._settled_version
 
     def adopt(self, saved: TopicConfigs) -> None:
-        """Replace all topics by those of another copy of this broker."""
+        """Replace all topics with those of another copy of this broker."""
         table, before = saved.topic_config_table, self.version
         self.version = saved.data_version
         if self.version != before and self.version.counter <= before.counter:
@@ -276,7 +276,7 @@ class Topics:
         self._configs.pop(name, None)
 
     def _changed(self, name: str, now_ms: int) -> None:
-        """Note that a topic changes; called before it does."""
+        """Note that a topic is about to change."""
         self.version = DataVersion(timestamp=now_ms, counter=self.version.counter + 1)
         self._before.setdefault(name, self._configs.get(name))
         self._remember(name)
@@ -304,7 +304,7 @@ class Topics:
         """The settings of a topic that the first send to it creates.
 
         Raises:
-            TopicNotFound: The template does not exist or does not allow it.
+            TopicNotFound: The template does not exist or does not allow new topics.
             InternalError: The name is illegal.
         """
         check_name(name)
@@ -388,14 +388,14 @@ def queue_counts(topics: TopicConfigs) -> dict[str, int]:
 
 
 _AT_ONCE: Final = 5_000
-"""Names looked at in one go: half a millisecond."""
+"""Names to check in one go, which takes half a millisecond."""
 
 
 class TopicCensus:
-    """The number of topics of applications, and the topics of dead letters.
+    """Counts the topics of applications, and lists the topics of dead letters.
 
     Args:
-        version: Returns a value that differs after topics have changed.
+        version: Returns a value that changes whenever topics change.
         names: Returns the names of all topics.
         own: Returns the topics that belong to brokers.
     """
@@ -411,7 +411,7 @@ class TopicCensus:
         self._own = own
         self._counted: object = None
         self.topics = 0
-        """The topics of applications."""
+        """The number of topics of applications."""
         self.dead: list[str] = []
         """The topics of dead letters."""
 

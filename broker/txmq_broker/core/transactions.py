@@ -98,7 +98,7 @@ _KINDS: Final = {
     int(SysFlag.COMMITTED): _COMMITTED,
     int(SysFlag.ROLLED_BACK): _ROLLED_BACK,
 }
-"""The kinds of decision by the numbers that stand for them in an END."""
+"""The kinds of decision by their numbers in an END."""
 
 _END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
 """The source of a decision, by whether the END answers a check."""
@@ -162,11 +162,11 @@ class Transactions:
     # Deciding
 
     def end(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
-        """Stage the decisions at the beginning of a sequence of ENDs.
+        """Stage the decisions of ENDs, from the first one on.
 
-        It stops at an END that does not name an open transaction by its id, its place and its
-        group, or that needs a copy of its message. Such an END needs :meth:`find` and
-        :meth:`decide`. An open transaction, parked or not, follows every END: STEPS refuses none.
+        It stops at an END that does not match an open transaction in id, place and group, or whose
+        message must be copied. That END needs :meth:`find` and :meth:`decide`. This method does not
+        look into STEPS, because an open transaction, parked or not, takes every END.
 
         Returns:
             How many ENDs it took.
@@ -204,7 +204,7 @@ class Transactions:
             NotFound: The half queue never had a message at this offset.
             IllegalOperation: The offset and the position belong to different messages.
             TransactionFailed: The half message was deleted long after its decision.
-            TransactionGroupWrong: It belongs to another producer group.
+            TransactionGroupWrong: The transaction belongs to another producer group.
         """
         offset, position = header.tran_state_table_offset, header.commit_log_offset
         key = transaction_key(header.msg_id or header.transaction_id or "")

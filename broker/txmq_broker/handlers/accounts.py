@@ -48,7 +48,7 @@ class AccountHandlers:
         self._changes = None if files is None else AccountChanges(files, parts.clock)
 
     def serve_again(self, handlers: Mapping[int, Handler]) -> None:
-        """Answer changes by these handlers, which wrap those of :meth:`table`."""
+        """Serve changes with these handlers, which wrap those of :meth:`table`."""
         if self._changes is not None:
             own = self.table()
             self._changes.dispatch.serve({code: handlers[code] for code in own})

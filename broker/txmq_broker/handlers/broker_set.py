@@ -1,4 +1,4 @@
-"""7708 of txmq: an operator hands over to another member, removes one, or lets one back."""
+"""7708 of txmq: an operator hands over to another member, removes one, or lets one back in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["BrokerSetHandlers"]
 
 
 class BrokerSetHandlers:
-    """Serves operators of a broker set, and hands over by itself from a leader that is unfit."""
+    """Serves operators of a broker set; a leader that is unfit hands over by itself."""
 
     def __init__(
         self, parts: Parts, leadership: HeldLeadership | None, copies: CopyHandlers
@@ -40,12 +40,12 @@ class BrokerSetHandlers:
             self._step_down = StepDown(leadership, parts.clock, copies.shipper.successors)
 
     def note_unfit(self, cause: str, reason: str) -> None:
-        """Note why this broker should not lead its set; without a reason, the cause is gone."""
+        """Note why this broker should not lead its set; an empty reason clears the cause."""
         if self._step_down is not None:
             self._step_down.note(cause, reason)
 
     async def stop(self) -> None:
-        """Stop what runs."""
+        """Stop the running changes."""
         await self._tasks.stop()
         if self._step_down is not None:
             await self._step_down.stop()

@@ -55,7 +55,7 @@ __all__ = ["ClientHandlers"]
 log = logging.getLogger(__name__)
 
 _NAME_CHARS: Final = 100
-"""The characters of a client's text that a log line shows."""
+"""How many characters of a client's text a log line shows."""
 
 
 class ClientHandlers:
@@ -71,7 +71,7 @@ class ClientHandlers:
         self._clock = parts.clock
         self._create_topics = parts.create_topics
         self._asked_for_queues: set[str] = set()
-        """The consumers that the log has named, because they wait for queues from the broker."""
+        """The consumers already logged for waiting until the broker assigns queues to them."""
         codes = RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT
         self._long = LongRequests(codes, self._serve_long, parts.clock)
 
@@ -128,7 +128,7 @@ class ClientHandlers:
         return answer(request)
 
     def _make_groups(self, names: list[str]) -> Iterator[None]:
-        """Create the new groups with their retry topics; a refused name creates none."""
+        """Create the new groups with their retry topics; if a name is refused, none is created."""
         for name in names:
             check_consumer_group(name)
         now_ms = self._clock.wall_ms()
@@ -149,7 +149,7 @@ class ClientHandlers:
     def leave(self, connection: Connection, request: Command) -> bytes:
         """35: a client leaves its groups."""
         if self._long.has_one_of(connection):
-            raise self._postponed(request)  # After the heartbeat that came before it.
+            raise self._postponed(request)  # An earlier heartbeat is served first.
         return self._leave(connection, request)
 
     def _leave(self, connection: Connection, request: Command) -> bytes:
@@ -198,7 +198,7 @@ class ClientHandlers:
         return answer(request)
 
     def refuse_assignment(self, connection: Connection, request: Command) -> bytes:
-        """400: answered with code 3, as by 4.9; the log names each client that asks, once.
+        """400: refuse with code 3, as RocketMQ 4.9 does; each client that asks is logged once.
 
         Raises:
             RequestNotSupported: Always.

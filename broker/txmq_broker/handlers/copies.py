@@ -1,4 +1,4 @@
-"""7705 to 7707 and 7710 of txmq: followers copy the log, and operators see how far they are."""
+"""7705 to 7707 and 7710 of txmq: followers copy the log, and operators see their progress."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CopyHandlers:
             self.shipper.watch()
 
     def figures(self) -> dict[str, int]:
-        """What the followers have, and whether this broker leads for certain."""
+        """The progress of the followers, and whether this broker certainly leads."""
         figures = {"epoch": self._parts.store.log.epoch, "is_leader": 1}
         if self._leadership is not None:
             figures["seconds_since_lease_renewal"] = int(self._leadership.seconds_since_renewal)
@@ -98,7 +98,7 @@ class CopyHandlers:
     def follow(self, connection: Connection, request: Command) -> bytes | None:
         """7705: spans of the log for a follower; the request stays open until there are some."""
         if not self._is_shipping:
-            # Without followers a turn costs nothing more.
+            # Shipping starts with the first follower; before, it would only cost time.
             self._ship()
         return self.shipper.follow(connection, request)
 
@@ -107,13 +107,13 @@ class CopyHandlers:
         self.shipper.note_copied(connection, request)
 
     def fetch(self, connection: Connection, request: Command) -> bytes:
-        """7710: whole spans in place of those that are damaged at a follower."""
+        """7710: intact spans to replace those that are damaged at a follower."""
         return self.shipper.fetch(connection, request)
 
     def confirmed(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers of a broker, those that change the copied tables with later answers.
+        """The handlers of a broker, in which changes of copied tables are answered later.
 
-        The answers wait until every follower in the set has the changed tables.
+        The answers wait until every follower in the in-sync set has the changed tables.
         """
         return {**table, **{code: self._after_copies(table[code]) for code in _CHANGES}}
 

@@ -1,5 +1,5 @@
-"""200, 201, 207, 225, 352, and 7724 of txmq: create, change, list and delete consumer groups; have
-one skip damaged messages.
+"""200, 201, 207, 225, 352, and 7724 of txmq: create, change, list and delete consumer groups, and
+let a group skip damaged messages.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class GroupHandlers(GroupReads):
         return answer(request)
 
     def delete(self, _: Connection, request: Command) -> bytes:
-        """207: delete a group, and its offsets if requested; harmless when repeated."""
+        """207: delete a group, and its offsets if requested; a repetition is not an error."""
         header = request.read(DeleteGroup)
         self._groups.remove(header.group_name, self._clock.wall_ms())
         self._statistics.forget_group(header.group_name)
@@ -105,9 +105,7 @@ class GroupHandlers(GroupReads):
         return answer(request)
 
     def skip_damaged(self, _: Connection, request: Command) -> bytes:
-        """7724: an operator has a group skip damaged messages, which the audit keeps with the
-        reason.
-        """
+        """7724: an operator lets a group skip damaged messages; the audit log keeps the reason."""
         header = request.read(SkipDamaged)
         name, first, last = header.consumer_group, header.offset, header.through
         if not header.operator.strip() or not header.reason.strip():

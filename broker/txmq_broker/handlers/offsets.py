@@ -85,7 +85,7 @@ class OffsetHandlers:
         return answer(request)
 
     def by_time(self, _: Connection, request: Command) -> bytes:
-        """29: the message stored at a time, as the boundary says."""
+        """29: the offset of the message stored at a time, by the given boundary."""
         header = request.read(OffsetByTime)
         queue = self._queue(header.topic, header.queue_id)
         found = offset_by_time(self._store, queue, header.timestamp, header.boundary_type)
@@ -142,9 +142,9 @@ def offset_by_time(
 ) -> int:
     """The offset of the message stored nearest to a time.
 
-    Without a boundary RocketMQ 4.9's rule applies: the nearer neighbour, the earlier of two equally
-    near ones, the last message for any later time. ``lower`` gives the first message at or after
-    the time, ``upper`` the last one at or before it.
+    Without a boundary RocketMQ 4.9's rule applies: the nearer neighbour, or the earlier one if both
+    are equally near; for any later time, the last message. ``lower`` gives the first message at or
+    after the time, ``upper`` the last one at or before it.
     """
     low, high = queue.min_offset, queue.max_offset
     end = high

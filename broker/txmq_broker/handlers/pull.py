@@ -155,12 +155,12 @@ class HeldPulls(Generic[P]):
 class ReplicaChoice:
     """Sends consumers that read old messages to a follower.
 
-    Old messages come from the disk. Read at the leader, they would take the disk and the memory
-    that its new messages need.
+    Old messages come from the disk. Reading them at the leader would take disk bandwidth and memory
+    from new messages.
 
     Args:
         store: The log.
-        far_behind: How many bytes behind the end of the log a consumer is far behind.
+        far_behind: The distance from the end of the log, in bytes, beyond which messages are old.
         reader: Returns the id of the follower to read from, or 0 without one.
     """
 
@@ -201,11 +201,11 @@ class PullHandlers:
         self._clock = parts.clock
         self.wait_max = parts.settings.pull_wait_max
         self.choice: ReplicaChoice | None = None
-        """Which replica consumers pull from next; without it, from the leader."""
+        """Chooses the replica that a consumer pulls from next; without it, consumers stay here."""
         self.is_copy = False
         """Whether the queues may end before the leader's."""
         self._ends: dict[tuple[str, int], int] = {}
-        """Where the queues of a copy ended when pulls were woken last."""
+        """Where the queues of a copy ended when pulls were last woken."""
         self._holds: HeldPulls[HeldPull] = HeldPulls()
         self._held_chars = self._not_held = 0
         self._woken: deque[HeldPull] = deque()
@@ -301,12 +301,13 @@ class PullHandlers:
         if found.damage is not None:
             return self._answer_damaged(pull, found.next_offset, found.damage)
         if self.is_copy and found.outcome is FetchOutcome.PAST_END:
-            # The consumer has read more at the leader than is copied. It keeps its offset.
+            # The consumer has read messages at the leader that are not copied yet. It keeps its
+            # offset.
             found = FetchResult(FetchOutcome.AT_END, pull.offset, [])
         if may_hold and not self._is_closing:
             waits = found.outcome in _WAITING and found.next_offset == pull.offset
             at_end = found.next_offset >= pull.queue.max_offset
-            # New messages that do not match let it wait for later ones.
+            # If the new messages do not match, the pull waits for later ones.
             waits |= is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end
             if waits and self._has_room(pull):
                 self._hold(pull._replace(offset=found.next_offset))
@@ -361,7 +362,7 @@ class PullHandlers:
 
     def _hold(self, pull: HeldPull) -> None:
         self._held_chars += pull.chars
-        # The answer needs only the numbers; the texts may be long, and so may the wait.
+        # The answer needs only the numbers. The texts may be long, and the wait too.
         pull.request.ext, pull.request.fields, pull.request.body = _NO_FIELDS, None, b""
         pull.header.subscription = None
         self._holds.hold(pull.queue.topic, pull.queue.number, pull, pull.deadline)
@@ -446,7 +447,7 @@ class PullHandlers:
     def release(self) -> None:
         """Answer all held pulls and hold no more, because the broker stops.
 
-        Some clients wait half a minute for the answer to a pull whose connection is lost.
+        Otherwise some clients would wait half a minute for an answer over the lost connection.
         """
         self._is_closing = True
         if self._timer is not None:

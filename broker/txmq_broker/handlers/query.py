@@ -41,7 +41,7 @@ class QueryHandlers:
     def by_key(self, _: Connection, request: Command) -> bytes:
         """12: a topic's messages with a key, newest first, stored within a time range.
 
-        A damaged message may carry the key or not. It is left out if others are found, and the
+        A damaged message may or may not have the key. It is left out if others are found, and the
         remark then names it.
         """
         header = request.read(MessageQuery)

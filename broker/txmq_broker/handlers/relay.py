@@ -61,7 +61,7 @@ STATUS_S: Final = 5.0
 
 _KNOWS_OFFSETS: Final = 28
 _KNOWS_CALLS: Final = 62
-"""The first client releases with 220 and 221, and with 307 and 309."""
+"""The first client versions that know 220 and 221, and 307 and 309."""
 
 _CPP: Final = "CPP"
 
@@ -150,7 +150,7 @@ class RelayHandlers:
         self._later(connection, request, _call(member, request, request.field_map()))
 
     def consume_directly(self, connection: Connection, request: Command) -> None:
-        """309: let one consumer handle one stored message now."""
+        """309: make one consumer handle one stored message now."""
         header = request.read(ConsumeDirectly)
         member = self._consumer(header)
         position = position_in(header.msg_id or "")
@@ -252,7 +252,7 @@ class RelayHandlers:
         self._reply(connection, request, request.read(SendMessage))
 
     def reply_v2(self, connection: Connection, request: Command) -> None:
-        """325: as 324, but the header has single letters as names."""
+        """325: like 324, but the header's names are single letters."""
         self._reply(connection, request, request.read(SendMessageV2))
 
     def _reply(self, connection: Connection, request: Command, header: SendMessage) -> None:
@@ -344,7 +344,7 @@ def _meant(topic: Topic, number: int | None) -> list[ConsumeQueue]:
 
 
 def _as_list(targets: dict[MessageQueue, int]) -> bytes:
-    """The form for clients whose JSON does not support objects as keys."""
+    """The offsets as a list, for clients whose JSON does not support objects as keys."""
     rows = [
         {
             "brokerName": queue.broker_name,

@@ -33,7 +33,7 @@ __all__ = ["ReturnHandlers"]
 log = logging.getLogger(__name__)
 
 _SAYS_MAXIMUM: Final = 121
-"""RocketMQ 3.4.9; older clients' maximum has no meaning."""
+"""RocketMQ 3.4.9, the first client version that sends a meaningful maximum."""
 
 _KEPT: Final = ~int(SysFlag.ROLLED_BACK | SysFlag.STORE_HOST_V6)
 _NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})

@@ -45,7 +45,7 @@ from txmq_broker.store.queue_store import NewRecord
 __all__ = ["SendHandlers"]
 
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-"""The flags of a message that its client decides."""
+"""The flags of a message that are up to its client."""
 _length: Final = Struct(">H").pack
 _NOT_JUDGED: Final[dict[str, str]] = {}
 
@@ -53,9 +53,9 @@ _NOT_JUDGED: Final[dict[str, str]] = {}
 class SendHandlers:
     """Stores what producers send, and lists and recalls delayed messages.
 
-    Requests that follow each other are a run, and a single request is a run of one. A run is
-    checked from its beginning to the first request that needs a step of its own; nothing changes
-    before all of these requests are checked. Then the store stages their records at once.
+    Consecutive requests form a run; a single request is a run of one. A run is checked from its
+    beginning up to the first request that needs a separate step, and nothing changes until these
+    requests are checked. Then the store stages their records at once.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -107,14 +107,14 @@ class SendHandlers:
     ) -> int:
         """310: store the messages at the beginning of a run, and answer once they are durable.
 
-        It stops at a request that is refused, needs a new topic, gives up a message for a consumer,
-        lets the broker choose the queue, is a batch, is delayed, or repeats a half message. It also
-        stops at a half message whose properties lack the mark or the group.
+        It stops at a request that is refused, needs a new topic, goes to a retry topic, lets the
+        broker choose the queue, is a batch, is delayed, or repeats a half message. It also stops at
+        a half message whose properties lack the mark or the group.
 
         Args:
             connection: Their connection.
             requests: The requests, with their headers decoded.
-            cleared: The topic of a single request that has passed :meth:`_send_alone`, which
+            cleared: The topic of a single request that has passed :meth:`_send_alone`, which has
                 checked the topic, the delay, and whether the half message is a repetition.
 
         Returns:
@@ -249,7 +249,7 @@ class SendHandlers:
         body_max = self._body_max
         if not 0 < len(body) <= body_max:
             raise MessageIllegal(f"a body has from 1 to {body_max} bytes, not {len(body)}")
-        # What all records of this request share.
+        # The postmark of all records of this request.
         postmark = (
             header.sys_flag & _CLIENTS_BITS | host_bits(connection.born_host, self._store_host),
             header.born_timestamp, connection.born_host, now_ms, self._store_host,
@@ -308,7 +308,7 @@ class SendHandlers:
 
         Raises:
             MessageIllegal: It cannot be a half message, or its id belongs to another message.
-            NoPermission: Its topic takes none.
+            NoPermission: Its topic takes no half messages.
             ServiceUnavailable: Half messages are refused now.
             BrokerBusy: The limit of open transactions is reached.
         """
@@ -331,7 +331,7 @@ class SendHandlers:
         return known
 
     def _room_for_halves(self) -> int:
-        """The number of half messages that may come now."""
+        """The number of half messages that are accepted now."""
         if self._admission.half_reasons:
             return 0
         halves = self._halves
@@ -380,7 +380,7 @@ class SendHandlers:
         requested = header.max_reconsume_times
         maximum = group.retry_max_times if requested is None or requested < 0 else requested
         reason = exhaustion_reason(attempts, maximum)
-        # Stock consumers give up this way if a return fails, or when orderly.
+        # Stock consumers give up this way if a return fails, or if they consume in order.
         gives_up = reason and not header.batch
         # The topic first: a request that has to wait for it must not be changed yet.
         if gives_up:
@@ -388,8 +388,8 @@ class SendHandlers:
         else:
             topic = known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
         if attempts:
-            # A client that failed to return a message sends it with all its old properties; it is
-            # not a half message any more.
+            # A client that failed to return a message sends it with all its old properties, but it
+            # is no longer a half message.
             header.sys_flag &= ~TYPE_BITS
             header.properties = properties.without(header.properties or "", properties.TRANSACTION)
         if gives_up:
@@ -415,12 +415,12 @@ class SendHandlers:
     # Delayed messages
 
     def list_waiting(self, _: Connection, request: Command) -> bytes:
-        """7721: messages that wait for their time, in order of their times, a page at a time."""
+        """7721: the waiting delayed messages by due time, a page at a time."""
         page = self._schedule.page(self._broker, request.read(ListDelayed))
         return answer(request, body=page.write())
 
     def recall_by_hand(self, connection: Connection, request: Command) -> None:
-        """7722: an operator recalls a delayed message, which the audit keeps with the reason."""
+        """7722: an operator recalls a delayed message; the audit log keeps the reason."""
         header = request.read(RecallDelayed)
         if not header.operator.strip() or not header.reason.strip():
             raise InvalidParameter("operator and reason must not be empty")

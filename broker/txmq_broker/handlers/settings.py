@@ -1,4 +1,4 @@
-"""25, 26, and 7723 of txmq: the settings under RocketMQ's names; few can change at once."""
+"""25, 26, and 7723 of txmq: the settings under RocketMQ's names; some can change at runtime."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _HOUR_S: Final = 3600
 
 NAME_CHARS_SHOWN: Final = 100
-"""The characters of an unknown name that a refusal shows."""
+"""How many characters of an unknown name a refusal shows."""
 
 
 def _alias(name: str) -> Alias:
@@ -98,7 +98,7 @@ class SettingHandlers:
         return answer(request, 0, BrokerConfigAnswer(version), body=body)
 
     def show_sources(self, _: Connection, request: Command) -> bytes:
-        """7723: the settings of 26 with their defaults, and where their values come from."""
+        """7723: the settings that 26 shows, with their defaults and the sources of their values."""
         values, started = self._all(), self._all(self._started_with)
         defaults = self._all(BrokerSettings())
         entries: list[SettingEntry] = []
@@ -121,7 +121,7 @@ class SettingHandlers:
         return answer(request, body=SettingsView(entries).write())
 
     def change(self, connection: Connection, request: Command) -> bytes:
-        """25: change settings: all of them, or none after an error."""
+        """25: change settings; if one is refused, none is changed."""
         known = {name: _text(value) for name, value in self._all().items()}
         wanted = {
             name: text.strip()

@@ -48,7 +48,7 @@ _UNMEASURED: Final = dict.fromkeys(
     "0",
 )
 """Figures that do not exist here or are not measured. The answer includes them, because monitoring
-tools require all of them and otherwise show nothing of the broker."""
+tools show nothing of a broker that lacks one of them."""
 
 
 class StatisticsReads:
@@ -177,7 +177,7 @@ class StatisticsReads:
         found = self._statistics.find(name, key)
         if found is None:
             raise InternalError(f"The stats <{name}> <{header.stats_key}> not exist")
-        # For a size the mean is also shown, in bytes a message.
+        # For sizes the answer also has the mean, in bytes per message.
         counted = (
             self._statistics.find(name.removesuffix("SIZE") + "NUMS", key)
             if name.endswith("_SIZE")
@@ -194,7 +194,7 @@ class StatisticsReads:
 
 
 class StatisticsHandlers(StatisticsReads):
-    """Also serves what only a leader knows, and cleans up."""
+    """Also serves the figures that only a leader has, and cleans up."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -232,7 +232,7 @@ class StatisticsHandlers(StatisticsReads):
         return answer(request)
 
     def clean_topics(self, _: Connection, request: Command) -> bytes:
-        """316: delete what late commits leave of deleted topics: offsets and counters."""
+        """316: delete the offsets and counters that late commits left for deleted topics."""
         for topic in self._offsets.topics():
             if self._topics.by_name.get(topic) is None:
                 self._offsets.forget_topic(topic)

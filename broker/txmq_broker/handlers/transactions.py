@@ -64,9 +64,9 @@ _CHECK, _PRODUCER, _OPERATOR = (
 _UNKNOWN: Final = 0
 _LISTED_MAX: Final = 500
 _ACCOUNT_CHARS_MAX: Final = 128
-"""The characters of an account that the history of checks keeps."""
+"""How many characters of an account the history of checks keeps."""
 _RECHECKED_MAX: Final = 2_000
-"""Transactions that one request checks again: other requests wait for it."""
+"""Transactions that one request may check again, because other requests wait for it."""
 
 
 _STATES: Final = {
@@ -105,10 +105,10 @@ class TransactionHandlers:
     # Producers
 
     def end_run(self, connection: Connection, requests: list[Command]) -> int:
-        """37: decide the open transactions that the ENDs at the beginning of a run name.
+        """37: decide the open transactions of the ENDs at the beginning of a run.
 
         Returns:
-            How many these are; the next one needs :meth:`end`.
+            How many ENDs it took; the next one needs :meth:`end`.
         """
         if self._admission.reasons:
             return 0
@@ -117,7 +117,7 @@ class TransactionHandlers:
             now_ms = self._flusher.decision_ms()
             ends = [
                 request.ext if isinstance(request.ext, EndTransaction)
-                # Not decoded as a run's 37s are.
+                # Unlike the 37s of a run, it is not decoded yet.
                 else request.read(EndTransaction)
                 for request in requests
             ]  # fmt: skip
@@ -179,7 +179,7 @@ class TransactionHandlers:
     # Operators
 
     def resume_check(self, connection: Connection, request: Command) -> bytes:
-        """323: check a transaction again, parked or not; RocketMQ's command for it."""
+        """323: check a transaction again, parked or not; RocketMQ's request for it."""
         name = request.read(ResumeCheck).msg_id or ""
         self._recheck(self._named(name).key, self._recheck_note(connection, request))
         return answer(request)
@@ -195,7 +195,7 @@ class TransactionHandlers:
         """7709: check many transactions again: all, those of a group, or those in a state."""
         header = request.read(RecheckTransactions)
         note = self._recheck_note(connection, request, header.operator, header.reason)
-        # One more than a page: it says where the next page begins.
+        # One more than a page, because it shows where the next page begins.
         page = self._page(header, _RECHECKED_MAX + 1)
         rest = page[_RECHECKED_MAX:]
         for key, _ in page[:_RECHECKED_MAX]:
@@ -221,7 +221,7 @@ class TransactionHandlers:
         return RecheckNote(now_ms, operator, account, connection.address, reason)
 
     def decide(self, connection: Connection, request: Command) -> bytes | None:
-        """7703: an operator's decision; its operator and reason are kept in the log."""
+        """7703: an operator's decision; the log keeps the operator and the reason."""
         header = request.read(DecideTransaction)
         event = _BY_HAND.get(header.decision)
         if event is None:
@@ -270,7 +270,7 @@ class TransactionHandlers:
             raise InvalidParameter("state must be prepared, parked or empty")
         matching = self._matching(header)
         if header.state == "parked":
-            # They are in order of parking; pages go by offset, so they must be sorted.
+            # They are in order of parking, but pages are in order of offsets.
             return nsmallest(count, matching, key=lambda item: item[1].offset)
         return list(islice(matching, count))
 
@@ -295,7 +295,7 @@ class TransactionHandlers:
                 yield key, half
 
     def _described(self, key: int, half: Half) -> TransactionEntry:
-        # A damaged half message is listed with the known fields, and hides no other.
+        # A damaged half message is listed with the known fields, and does not hide the others.
         record = None
         with suppress(CorruptRecord):
             record = self._transactions.halves.record_of(half)
@@ -393,7 +393,7 @@ class TransactionHandlers:
     def _named(self, name: str) -> TransactionStatus:
         """The open transaction with this id, or whose half message has this offset id.
 
-        It is open until its decision is durable: before, a power cut may take the decision back.
+        It is open until its decision is durable, because a power cut may undo the decision.
         """
         transactions = self._transactions
         found = transactions.find_by_key(transaction_key(name))
@@ -411,7 +411,7 @@ class TransactionHandlers:
         sent = self._transactions.halves.sent_at(position)
         if sent is not None:
             return self._transactions.find_by_key(transaction_key(sent.unique))
-        # It may be damaged; its transaction is open nevertheless.
+        # It may be damaged; its transaction is still open.
         key = self._pending.key_at(position)
         return None if key is None else self._transactions.find_by_key(key)
 
@@ -419,7 +419,7 @@ class TransactionHandlers:
         """The transaction with this id, or whose half or visible message has this offset id.
 
         Raises:
-            NotFound: The broker knows none.
+            NotFound: The broker does not know it.
         """
         halves = self._transactions.halves
         key = transaction_key(name)

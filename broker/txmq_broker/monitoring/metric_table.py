@@ -18,10 +18,10 @@ class Origin(StrEnum):
 
     ALL = "all"
     LEADER = ""
-    """A broker that takes sends, also one without a set; rows have it unless they say otherwise."""
+    """A broker that takes sends, in a set or on its own; the default of a row."""
     FOLLOWER = "follower"
     BOTH = "both"
-    """A leader, and a follower, which may serve reads."""
+    """A leader or a follower; followers may serve reads."""
     SUPERVISOR = "supervisor"
     """The supervisor of several brokers on one machine."""
 

@@ -82,7 +82,7 @@ class MonitoringPages:
         if self._building is None:
             self._building = asyncio.create_task(self._build(), name="metrics")
             self._building.add_done_callback(self._built)
-        # Shielded: a reader that leaves must not cancel the page of the others.
+        # Shielded: a client that disconnects must not cancel the page of the others.
         return HttpPage(await asyncio.shield(self._building), content_type=METRICS_TYPE)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class MonitoringPages:
         except Exception:
             if broker is None or (self._process.broker is broker and broker.parts.is_open()):
                 raise
-            # The broker closed its files during the reading; this time they are left out.
+            # The broker closed its files in the meantime; the second reading leaves them out.
             points = await self._points(pause)
         texts = []
         for name, row in METRICS.items():

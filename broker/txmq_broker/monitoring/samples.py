@@ -1,6 +1,6 @@
 """Reads the samples of all metrics from the parts of a broker or a follower.
 
-Only the durations are measured for metrics alone. The broker keeps all other figures for its own
+Only the durations are measured just for metrics. The broker keeps all other figures for its own
 use, and a scrape reads them.
 """
 
@@ -50,10 +50,10 @@ LIMITS: Final[Mapping[str, int]] = {
     "unfinished_bytes": limits.UNFINISHED_BYTES_MAX,
     "unread_bytes": limits.OWED_BYTES_MAX,
 }
-"""The limits by the figure that they bound; two more are settings."""
+"""The limits, by the figure that they bound; two more limits are settings."""
 
 _BETWEEN_PAUSES: Final = 512
-"""Topics between two places to pause: some tenths of a millisecond."""
+"""The number of topics between two possible pauses; they take less than a millisecond."""
 
 _DELIVERED: Final = {
     "messages_delivered_total": "BROKER_GET_NUMS",
@@ -84,7 +84,7 @@ class ProcessSamples:
         self._settings = settings
         self._process = process
         self._oldest = -1, 0
-        """The position of the oldest half message that waits, and the time when it was stored."""
+        """The position of the oldest open half message that is not parked, and its store time."""
         self._unread: dict[tuple[str, int, int], int] = {}
         """When the first unread messages of groups were stored, so that each is read only once."""
 
@@ -183,7 +183,7 @@ def _stored_ms(broker: Broker, queue: ConsumeQueue, offset: int) -> int | None:
 
 def _messages(broker: Broker) -> Iterator[Sample | None]:
     topics = broker.topics
-    # Read together, so that a topic that is deleted during the pauses counts exactly once.
+    # Read together, so that a topic deleted during the pauses counts exactly once.
     puts, size, known = topics.puts_forgotten, topics.bytes_forgotten, list(topics)
     named: list[Topic] = []
     dead: list[Topic] = []

@@ -30,7 +30,7 @@ async def monitored(settings: BrokerSettings, process: MonitoredProcess) -> Asyn
         yield
         return
     with named_extra():
-        # Here, because its import takes a quarter of the time in which a broker starts.
+        # Imported here, because it takes a quarter of the time in which a broker starts.
         from txmq_broker.monitoring.pages import MonitoringPages
     made = MonitoringPages(settings, process)
     async with serve_pages(made.pages(), settings.http_listen):

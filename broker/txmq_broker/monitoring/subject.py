@@ -17,7 +17,7 @@ class MonitoredProcess(Protocol):
     Attributes:
         broker: The broker while it leads, or belongs to no set.
         follower: The follower while it copies another log.
-        leaderships: How often the process began to lead a set.
+        leaderships: The number of times that the process began to lead a set.
     """
 
     broker: Broker | None

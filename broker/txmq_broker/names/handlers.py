@@ -152,7 +152,7 @@ class NameHandlers:
         order = self._values.get(ORDER_TOPICS, topic)
         if order is not None and self._options.current.order_message_enable:
             found = msgspec.structs.replace(found, order_topic_conf=order)
-        # Always quoted keys and no blanks: the Go client splits this text at commas.
+        # With quoted keys and no blanks, because the Go client splits this text at commas.
         return answer(request, body=found.write())
 
     def _clusters(self, _: Connection, request: Command) -> bytes:
@@ -424,7 +424,7 @@ def _read(wanted: Mapping[str, str]) -> dict[str, bool]:
     values: dict[str, bool] = {}
     for name, value in wanted.items():
         if name not in _NAMES:
-            # RocketMQ ignores it; then the client would believe in a change.
+            # RocketMQ ignores an unknown option, and the client believes that it was changed.
             raise InternalError(f"this name server has no option {name}")
         truth = _TRUTHS.get(value.strip().lower())
         if truth is None:

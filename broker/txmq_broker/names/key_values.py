@@ -27,7 +27,7 @@ class _Written(msgspec.Struct):
 
 
 class KeyValueTable(NamedTuple):
-    """All texts at one time; a change makes another table."""
+    """All texts at one time; each change makes a new table."""
 
     spaces: dict[str, dict[str, str]]
     entries: int
@@ -140,7 +140,7 @@ _Save: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class KeyValueWriter:
-    """Writes the whole table for each change; changes during a write share the next one.
+    """Writes the whole table for each change; changes during a write share the next write.
 
     Args:
         values: The table.
@@ -152,7 +152,7 @@ class KeyValueWriter:
         self._values = values
         self._save = save
         self._waiting: list[tuple[Connection, Command, int]] = []
-        """Connections, requests, and how many bytes each of these takes."""
+        """The connections and requests, with the size of each request in bytes."""
         self._unserved = 0
         """The number of requests that wait, including those of the running write."""
         self._bytes = 0

@@ -35,7 +35,7 @@ from txmq.protocol.topics import topics_of_brokers
 __all__ = ["LIFETIME_S", "MASTER", "Replica", "RouteRegistry"]
 
 LIFETIME_S: Final = 120.0
-"""The time after which a silent broker counts as dead, unless its registration names another."""
+"""How long a broker may be silent before it counts as dead; a registration may override this."""
 
 MASTER: Final = 0
 """The id of the replica that takes writes."""
@@ -43,7 +43,7 @@ MASTER: Final = 0
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
 _CHANGED_AT_ONCE: Final = 1_000
-"""Topics whose permissions change in one go: some tenths of a millisecond."""
+"""The number of topics whose permissions change in one go, within a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +89,7 @@ class RouteRegistry:
         self._topics: dict[str, dict[str, QueueRoute]] = {}
         self._refused = 0
         self.changes = 0
-        """How often a topic or a broker was added or removed."""
+        """The number of times that a topic or a broker was added or removed."""
 
     def figures(self) -> dict[str, int]:
         """The registered brokers and topics, and the number of refused registrations."""
@@ -165,10 +165,10 @@ class RouteRegistry:
         return found.version if found is not None else None
 
     def unregister(self, broker_name: str, address: str, proof: str | None = None) -> list[Replica]:
-        """Remove a broker by address; another replica may have its id by now.
+        """Remove the broker at an address; another replica may already have its id.
 
         Raises:
-            NoPermission: The broker proved its registration, and this is another proof.
+            NoPermission: The broker registered with a proof, and this one differs.
         """
         known = self._replica(broker_name, address)
         if known is not None and known.proof not in (None, proof):
@@ -184,7 +184,7 @@ class RouteRegistry:
         return self._remove(lambda replica: replica.holder is holder)
 
     def expire(self, now: float) -> list[Replica]:
-        """Remove the brokers that have been silent too long."""
+        """Remove the brokers that have been silent for longer than their lifetime."""
         return self._remove(lambda replica: now - replica.seen_at > replica.lifetime_s)
 
     def add_topic(self, topic: str, queues: Iterable[QueueRoute]) -> None:
@@ -251,7 +251,7 @@ class RouteRegistry:
         return TopicNames(topic_list=found)
 
     def system_topics(self) -> TopicNames:
-        """The topics named after clusters and brokers, and a master to ask for further ones."""
+        """The topics named after clusters and brokers, and a master to ask for the others."""
         view = self.clusters()
         names = [
             name for cluster, own in view.cluster_addr_table.items() for name in (cluster, *own)
@@ -279,7 +279,7 @@ class RouteRegistry:
         return self._topics
 
     def topics_of_brokers(self) -> set[str]:
-        """The topics that the brokers have for themselves."""
+        """The topics for the brokers' own use."""
         return topics_of_brokers((broker.name, broker.cluster) for broker in self._brokers.values())
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
@@ -300,7 +300,7 @@ class RouteRegistry:
             return
         first = broker.replicas.get(who.broker_id)
         if first is None:
-            # A new replica of the set; only one that proves nothing can follow one that does not.
+            # A new replica needs the proof of the others; if they have none, the same cluster.
             others = [other for other in broker.replicas.values() if other.holder is not holder]
             first = next((other for other in others if other.proof is not None), None)
             if first is None and broker.cluster != who.cluster_name:

@@ -168,7 +168,7 @@ class NameServer:
         return self._listener is not None and not self._is_closing
 
     def figures(self) -> dict[str, int]:
-        """What it keeps for its peers, and what it has refused since the start."""
+        """The entries kept for its peers, and the number of refusals since the start."""
         assert self._listener is not None, "not started"
         assert self._values is not None, "not started"
         return self.routes.figures() | self._values.figures() | self._listener.figures()
@@ -248,7 +248,7 @@ def _log_removal(replica: Replica, reason: str) -> None:
 
 
 class OwnRegistration(NearRegistration):
-    """Keeps the broker registered; the counterpart of ``Registrar`` for its own name server."""
+    """Keeps a broker registered with its own name server; ``Registrar`` does so with others."""
 
     def __init__(
         self, identity: Identity, topics: Topics, routes: RouteRegistry, clock: Clock

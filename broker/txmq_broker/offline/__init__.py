@@ -1,1 +1,1 @@
-"""Readers of a directory while its broker is stopped: inspection, repair and backups."""
+"""Inspects, repairs and backs up a broker's directory from outside the broker."""

@@ -1,4 +1,4 @@
-"""The one reader of a broker's directory, for its inspection, its repair and its backup."""
+"""Reads a broker's directory, for inspections, repairs and backups."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class BrokerDirectory:
 
     Args:
         disk: The directory.
-        log_id: The log that its files belong to; by default the one that they name.
+        log_id: The log that its files belong to; by default the log that they name.
 
     Attributes:
         log_id: The log; 0 if no file names one.
         keeper: Reads and writes the small tables.
         tables: The small tables that every broker has: topics, groups, offsets and floors.
-        optional_tables: Changes of topics, the state of a copy, and those of a name server.
+        optional_tables: The topic changes, the state of a copy, and the tables of a name server.
     """
 
     def __init__(self, disk: Disk, log_id: int | None = None) -> None:
@@ -45,7 +45,7 @@ class BrokerDirectory:
 
     @contextmanager
     def log(self) -> Iterator[LogReader]:
-        """The log, to be read span by span and past damage.
+        """The log, opened to be read span by span, past any damage.
 
         Raises:
             OSError: A file cannot be opened.
@@ -86,7 +86,7 @@ class BrokerDirectory:
         """The index of the log file that begins at a position; call ``load`` to read it.
 
         Raises:
-            OSError: It cannot be opened.
+            OSError: The index cannot be opened.
         """
         index = IndexFile(self.disk, segment, self.log_id)
         try:

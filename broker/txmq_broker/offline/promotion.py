@@ -32,18 +32,18 @@ class Promotion(NamedTuple):
 def promote(
     data: Path, reason: str, *, operator: str, host: str, allow_data_loss: bool = False
 ) -> Promotion:
-    """Promote a directory; its broker is stopped.
+    """Promote a directory whose broker is stopped.
 
     Args:
         data: The directory.
         reason: Why; recorded in the directory and in the audit.
         operator: Who does it.
         host: The machine.
-        allow_data_loss: True to let a copy lead that never had everything.
+        allow_data_loss: True to promote even a copy that never had its leader's whole log.
 
     Raises:
-        UsageError: The directory is not a copy, or the copy never had everything.
-        StoreError: A broker has it open, or it is damaged.
+        UsageError: The directory is not a copy, may have lost something, or is incomplete.
+        StoreError: A broker has the directory open, or it is damaged.
         OSError: The disk failed.
     """
     return asyncio.run(_promote(data, reason, operator, host, allow_data_loss))

@@ -1,4 +1,4 @@
-"""The process of one broker under a supervisor, and its registration over the line to it."""
+"""The process of one broker under a supervisor, and its registration with the supervisor."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = ["CANNOT_START", "CRASHED", "BrokerChild", "ParentRegistration", "regi
 log = logging.getLogger(__name__)
 
 LOCK_WAIT_S: Final = 10.0
-"""Extra time to wait for a directory, after the brokers of a dead supervisor have ended."""
+"""Extra time to wait for a directory after a dead supervisor's broker should have ended."""
 LOCK_PAUSE_S: Final = 0.1
 
 DRAINED: Final = 0
@@ -63,28 +63,28 @@ CANNOT_START: Final = 2
 
 
 class BrokerChild:
-    """One broker, from its start to its end.
+    """One broker, from start to end.
 
     Args:
-        descriptor: The file descriptor of the line to its supervisor.
+        descriptor: The file descriptor of the socket to its supervisor.
 
     Raises:
-        ConnectionError: The supervisor is gone already.
+        ConnectionError: The supervisor is already gone.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._link = ParentLink(descriptor, self.report)
         self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
-        """The settings of its broker, and what the supervisor wants from it."""
+        """The settings of the broker, and what the supervisor expects of it."""
         self._orphan_s = self.plan.drain_s + KILL_GRACE_S
-        """The limit for its end without a supervisor, even if its event loop is blocked."""
+        """How long it may run on after its supervisor died, even if its event loop is blocked."""
         self._link.send(LoadedNotice(self.plan.settings.name))
         self._process = LoneProcess()
         self._pages: MonitoringPages | None = None
         self._tasks = Tasks()
 
     async def run(self) -> int:
-        """Serve until the supervisor, its death, SIGTERM or a failure ends it.
+        """Serve until the supervisor stops this process or dies, SIGTERM arrives, or it fails.
 
         Returns:
             The exit code of the process.
@@ -114,9 +114,9 @@ class BrokerChild:
             return CANNOT_START
 
     async def _open(self, stack: AsyncExitStack) -> Broker | None:
-        """The broker, once its directory is free; ``None`` if the supervisor stops it before."""
+        """The broker, once its directory is free; ``None`` if the process is stopped first."""
         time = asyncio.get_running_loop().time
-        # After a supervisor was killed, its brokers are still ending.
+        # The broker of a killed supervisor may still be ending.
         until = time() + self._orphan_s + LOCK_WAIT_S
         register = self._register if self.plan.has_names else None
         while not self._link.stopped.is_set():
@@ -170,7 +170,7 @@ class BrokerChild:
         if self._process.broker is None or not self.plan.has_pages:
             return b"null"
         if self._pages is None:
-            # Here, because its import takes a quarter of the time in which a broker starts.
+            # Imported here, because it takes a quarter of the time in which a broker starts.
             from txmq_broker.monitoring.pages import MonitoringPages
 
             self._pages = MonitoringPages(self.plan.settings, self._process)
@@ -186,7 +186,7 @@ def _reason_of(error: OSError, listen: str) -> str:
 
 
 TOPICS_AT_ONCE: Final = 10_000
-"""Topics in one line to the supervisor; they have up to 4 MB."""
+"""The maximum number of topics in one line to the supervisor; such a line takes up to 4 MB."""
 
 
 class ParentRegistration(NearRegistration):
@@ -228,7 +228,7 @@ class ParentRegistration(NearRegistration):
                     await self._changed.wait()
             self._changed.clear()
             self._register()
-            # A flood of new topics must not have both ends encode all of them for each one.
+            # Many new topics at once must not cause one registration of all topics for each.
             await asyncio.sleep(len(self._topics) * PAUSE_PER_TOPIC_S)
 
     def _register(self) -> None:
@@ -237,7 +237,7 @@ class ParentRegistration(NearRegistration):
 
 
 def registration_notices(identity: Identity, topics: Topics) -> Iterator[RegistrationNotice]:
-    """The registration of a broker, in parts that fit a line each."""
+    """The registration of a broker, in parts that each fit into a line."""
     saved, who = topics.saved(), registration_of(identity)
     table = list(saved.topic_config_table.items())
     for start in range(0, max(len(table), 1), TOPICS_AT_ONCE):

@@ -13,8 +13,8 @@ __all__ = ["allow_files"]
 log = logging.getLogger(__name__)
 
 FILES_OF_OUR_OWN: Final = 1024 + HTTP_WAITING_MAX
-"""Files open besides connections: two for each segment of the log, half-sent requests for
-monitoring pages, and a few others."""
+"""Open files that are not client connections: two for each segment of the log, half-sent requests
+for monitoring pages, and a few others."""
 
 
 def allow_files(connections: int, servers: int = 1) -> None:

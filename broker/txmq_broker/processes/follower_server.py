@@ -1,4 +1,4 @@
-"""Serves a follower's copy: reads of its acknowledged part, and no writes.
+"""Serves reads from a follower's copy, up to the acknowledged position; refuses all writes.
 
 The follower registers with name servers as a replica of its broker, so that consumers find it. It
 answers as a RocketMQ slave does: it sends a consumer that is not far behind back to the leader, it
@@ -64,8 +64,8 @@ __all__ = ["FollowerServer"]
 log = logging.getLogger(__name__)
 
 _SEND_BACK_S: Final = 1.0
-"""The delay before a pull that cannot be served is sent to the leader. If the leader is gone, the
-consumer comes back here, and must not do so in a tight loop.
+"""The delay before a consumer whose pull cannot be served is sent to the leader. If the leader is
+gone, the consumer comes back here, and must not do so in a tight loop.
 """
 
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
@@ -75,17 +75,17 @@ _STORED: Final = frozenset((
     RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION, RequestCode.RECALL_MESSAGE,
     RequestCode.UPDATE_CONSUMER_OFFSET,
 ))  # fmt: skip
-"""Refused as unavailable, so that clients try again elsewhere.
+"""Refused as unavailable, so that clients retry elsewhere.
 
-RocketMQ answers an END with 11, which our producers would read as a stored decision. It also
-accepts offsets, and overwrites them with its next copy of the master's: a client with an old route
-would believe that they are committed.
+A RocketMQ slave answers an END with 11, which our producers would read as a stored decision. It
+also accepts offsets, and later overwrites them with the master's: a client with an old route would
+believe that they are committed.
 """
 
 _WRITES: Final = frozenset((
     RequestCode.CLONE_GROUP_OFFSET, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ,
 ))  # fmt: skip
-"""Writes among the requests of otherwise reading handlers."""
+"""Writes in the tables of handlers that otherwise only read."""
 
 _RETRY_AT_LEADER: Final = 20
 
@@ -114,14 +114,14 @@ class ReadService:
         self.clients = ClientHandlers(parts)
         self.of_settings = self.clients.table() | TopicReads(parts).table()
         self.of_settings |= GroupReads(parts).table() | StatisticsReads(parts).table()
-        """The handlers that need no message."""
+        """The handlers that read neither the log nor the offsets."""
         found = self.pulls.table() | QueryHandlers(parts).table()
         found |= OffsetHandlers(parts).table() | ProgressHandlers(parts).table()
         self.of_log = {code: handler for code, handler in found.items() if code not in _WRITES}
         """The handlers that read the log or the offsets."""
 
     def adopt(self) -> None:
-        """Adopt the leader's tables that the copy has reached."""
+        """Adopt the leader's tables that the copy has saved."""
         tables, adopted = self._follower.copy.tables, self._adopted
         if tables is adopted:
             return
@@ -150,8 +150,7 @@ class FollowerServer:
         covered: See :class:`Follower`.
 
     Raises:
-        ConfigError: A file of accounts or certificates is invalid, or a variable of the
-            environment.
+        ConfigError: A file of accounts or certificates, or an environment variable, is invalid.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class FollowerServer:
         )
         authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
         self._dispatch = Dispatcher({}, authorizer.check if authorizer else None, self._note_error)
-        # Every request that a leader serves, so that each refusal has a reason.
+        # Handle every request that a leader serves, so that each refusal gives a reason.
         self._dispatch.serve(dict.fromkeys(REQUIREMENTS, self._serve))
         protection = self._door.protection
         self._listener = Listener(
@@ -301,7 +300,7 @@ class FollowerServer:
         return self._identity
 
     def _note_repair(self, part: DamagedPart, leader: str, kept: str) -> None:
-        """Leave an entry in the audit of this directory."""
+        """Record a repair in the audit of this directory."""
         audit = AuditLog(self._disk, self._clock)
         fields = {"start": str(part.start), "end": str(part.end), "kept": kept}
         try:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 BROKERS_MAX: Final = len(ascii_lowercase)
-"""The brokers are named by letters."""
+"""The names of the brokers end in one letter each."""
 
 PORT_STEP: Final = 10
 """The distance between the ports of two brokers. RocketMQ's clients also use the port two below a
@@ -41,7 +41,8 @@ def settings_of_brokers(settings: BrokerSettings, count: int) -> list[BrokerSett
     """The settings of each broker.
 
     Args:
-        settings: The settings that they share; the name, addresses and directory are the first's.
+        settings: The shared settings. The name and the addresses are the first broker's; the
+            directory holds one directory for each broker.
         count: The number of brokers.
 
     Raises:
@@ -81,7 +82,7 @@ def _settings_of(settings: BrokerSettings, stem: str, place: int) -> BrokerSetti
 
 
 def _shifted(setting: str, address: str, place: int) -> str:
-    """The address of the broker at a place; port 0 stays, so that the system chooses each port."""
+    """The address of the broker at a place. Port 0 stays, so the system chooses each port."""
     port = split_address(address)[1]
     if place == 0 or port == 0:
         return address
@@ -98,7 +99,7 @@ def check_directory(data: Path, brokers: list[BrokerSettings]) -> None:
     """Refuse a directory with messages that these brokers would not serve.
 
     Raises:
-        ConfigError: It is the directory of a single broker, or holds further brokers.
+        ConfigError: It is the directory of a single broker, or holds other brokers.
     """
     first = brokers[0].name
     if is_broker_directory(data):
@@ -125,7 +126,7 @@ def check_lone_directory(data: Path) -> None:
     """Refuse to start a single broker in the directory of several.
 
     Raises:
-        ConfigError: It holds the directories of brokers.
+        ConfigError: It holds the directories of several brokers.
     """
     found = brokers_below(data)
     # Only a supervisor puts a lock next to the directories of its brokers.

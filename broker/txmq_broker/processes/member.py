@@ -61,12 +61,12 @@ of this one.
 _ASK_S: Final = 2.0
 """How long a newly started member waits for the other in-sync members to report their logs."""
 _STAND_S: Final = 6
-"""How long the others see that a member stands for election. It is longer than any of them waits:
-the candidate with the longest log must still be visible when one with a shorter log decides.
+"""How long the other members see a candidate. It is longer than any of them waits, because the
+candidate with the longest log must still be visible when one with a shorter log decides.
 """
 _POLL_S: Final = 0.2
 _MINOR: Final = {"", NO_MARK}
-"""Doubts that any other replaces: a lost mark alone shows no loss."""
+"""Doubts that any other doubt replaces: a lost mark alone is no sign of a loss."""
 _UNFIT_S: Final = 1.0
 _UNFIT_LEADS_S: Final = 10.0
 """How long a member with a full disk or a damaged log lets the others lead first. Then it leads
@@ -78,7 +78,7 @@ _TOKEN_BYTES: Final = 4
 _PROBE: Final = "probe"
 _PROBE_BYTES: Final = 64 * 1024
 _DISK_ERRORS: Final = NO_ROOM | {errno.EIO, errno.EROFS}
-"""Disk errors after which a member tries again: the disk may recover or get room."""
+"""Disk errors after which a member tries again: the disk may recover, or space may be freed."""
 
 
 class SetMember:
@@ -90,11 +90,11 @@ class SetMember:
         on_leading: Called when this member serves as the leader.
 
     Attributes:
-        name: The name in the in-sync set. It includes a token of the directory: a member that lost
-            its directory counts as a new one, which has no acknowledged message.
+        name: The name in the in-sync set. It includes a token of the directory, so a member that
+            lost its directory counts as a new one without any acknowledged message.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
-        leaderships: How often this member began to lead.
+        leaderships: The number of times that this member began to lead.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SetMember:
         self._is_new = True
         """True until it has led or followed since its start."""
         self._has_just_led = False
-        """Whether the last leadership was its own. The cause of its end may persist."""
+        """Whether it led last. The reason why it stopped leading may persist."""
         self._unfitness = ""
         self._leaderless_since = 0.0
         self.name = ""
@@ -134,7 +134,7 @@ class SetMember:
         self.leaderships = 0
 
     def stop(self) -> None:
-        """Stop following, or hand over and stop leading; :meth:`run` returns."""
+        """Make :meth:`run` stop following or leading, and return."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -159,15 +159,15 @@ class SetMember:
                 await self._stand(view)
             elif view.leader is None or view.leader.member == self.name:
                 self._report_removal(view)
-                # A lease from before this member's restart has to end first.
+                # A lease from before this member's restart must end first.
                 await self._ask(self._coordinator.changed(view))
             else:
                 await self._follow(view, view.leader)
 
     def _is_forgotten(self, view: View) -> bool:
-        """True if the store has lost its data, and no operator has decided how to continue.
+        """True if the store has lost its data, and no operator has chosen this member to lead.
 
-        Otherwise any member could lead, in an epoch that was used before.
+        After such a loss, any member could lead, in an epoch that was used before.
         """
         is_chosen = view.loss is not None and view.loss.member == self.name
         if view.epoch >= self._epoch or is_chosen:
@@ -193,7 +193,7 @@ class SetMember:
         return f"{self._settings.replication.member}.{token}"
 
     async def _ask(self, question: Coroutine[Any, Any, View]) -> View | None:
-        """The answer of the store; ``None`` if it cannot be reached, or this member should stop."""
+        """The store's answer; ``None`` if it cannot be reached, or this member should stop."""
         found: View | None = None
 
         async def ask() -> None:
@@ -272,7 +272,7 @@ class SetMember:
         return doubt
 
     def _write_problem(self, view: View) -> str:
-        """Why this member could not store what clients send; empty if it can.
+        """Why this member could not store messages; empty if it can.
 
         If no other member leads, a full disk is accepted: a leader that refuses sends is better
         than no leader.
@@ -330,7 +330,7 @@ class SetMember:
             log.critical("this member does not lead: %s", reason)
 
     async def _another_leads(self, view: View, within_s: float) -> bool:
-        """Wait for a change of the set; false if none comes."""
+        """Wait for a change of the set; return false if none comes in time."""
         try:
             async with asyncio.timeout(within_s):
                 await self._ask(self._coordinator.changed(view))
@@ -339,10 +339,10 @@ class SetMember:
         return True
 
     async def _has_most(self, view: View, own: Standing) -> bool:
-        """Compare logs with the other in-sync members; true if this member may lead.
+        """Compare logs with the other in-sync members; return true if this member may lead.
 
-        A member that followed until now has everything. The directory of a newly started one may
-        have been put back to an earlier state, which only the others can tell.
+        A member that followed until now has everything. But the directory of a newly started member
+        may have been restored to an earlier state, which only the others can reveal.
         """
         deadline = self._clock.monotonic() + _ASK_S
         try:
@@ -498,8 +498,8 @@ def _may_lead(own: Standing, others: list[Standing], *, are_all: bool) -> bool:
     """Whether a member may lead, given the other in-sync members that stand for election.
 
     A longer log contains every shorter one. So a member that only lost its mark may lead in place
-    of one without doubt that has a shorter log: that directory was put back to an earlier state. If
-    all members are in doubt, all must be present, and none may have had more than this one has.
+    of a member with a shorter log and no doubt, whose directory was restored to an earlier state.
+    If all members are in doubt, all must be present, and none may have had more than this one has.
     """
     if own.doubt not in _MINOR:
         return False
@@ -507,7 +507,7 @@ def _may_lead(own: Standing, others: list[Standing], *, are_all: bool) -> bool:
         return False
     if not own.doubt or any(not other.doubt for other in others):
         return True
-    # A mark does not know its epoch, which may be newer than that of the log before it.
+    # A mark does not record its epoch, which may be newer than the epoch where the log ends now.
     return are_all and all(
         other.end <= own.end and max(other.had, other.end.position) <= own.end.position
         for other in others

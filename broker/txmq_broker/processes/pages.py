@@ -20,7 +20,7 @@ from txmq_broker.processes.service import BrokersService, BrokerState
 __all__ = ["BrokerPages", "BrokerProcessState", "metrics_of_brokers"]
 
 REPORT_S: Final = 5.0
-"""How long to wait for a broker's part of a page; after that its last one is shown."""
+"""How long to wait for a broker's part of a page; after that, its previous part is shown."""
 
 SILENT_S: Final = 30.0
 """A broker that sends no heartbeat for this long counts as blocked."""
@@ -49,7 +49,7 @@ class BrokerPages:
         }
 
     async def _reports(self) -> dict[str, BrokerReport]:
-        """The reports of the brokers by name; concurrent requests share one reading."""
+        """The reports of the brokers by name; concurrent requests share them."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read(), name="reports of brokers")
         return await asyncio.shield(self._reading)
@@ -71,7 +71,7 @@ class BrokerPages:
             for state in self._service.brokers
         ]
         own = metrics_text(self._own.collect())
-        # In a thread: the texts of large brokers have megabytes, and clients ask for routes here.
+        # In a thread: the texts of large brokers take megabytes, and this loop also serves routes.
         page = await asyncio.to_thread(metrics_of_brokers, texts, states, own)
         return HttpPage(page, content_type=METRICS_TYPE)
 
@@ -120,7 +120,7 @@ class BrokerPages:
 
 
 class BrokerProcessState(NamedTuple):
-    """What the supervisor knows about one broker."""
+    """The state of one broker's process."""
 
     name: str
     is_ready: bool
@@ -130,12 +130,12 @@ class BrokerProcessState(NamedTuple):
 def metrics_of_brokers(
     texts: Mapping[str, str], states: Sequence[BrokerProcessState], own: str = ""
 ) -> str:
-    """The union of the texts of brokers; each sample has the label ``broker``.
+    """Merge the metrics of several brokers; each sample gets the label ``broker``.
 
     Args:
         texts: The metrics of each broker, by its name.
-        states: What the supervisor knows about all brokers.
-        own: The metrics of the supervisor's process, which stay without the label.
+        states: The states of all brokers' processes.
+        own: The metrics of the supervisor's process, which get no such label.
     """
     families: dict[str, list[str]] = {}
     for broker, text in {"": own, **texts}.items():
@@ -155,7 +155,7 @@ def metrics_of_brokers(
 
 
 def _labelled(sample: str, broker: str) -> str:
-    """A line of a sample with one more label. Names of metrics have neither braces nor blanks."""
+    """The line of a sample with the label added. Metric names have neither braces nor blanks."""
     blank, brace = sample.find(" "), sample.find("{")
     if 0 <= brace < blank:
         comma = "" if sample[brace + 1] == "}" else ","

@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 BEAT_S: Final = 1.0
-"""How often the process of a broker sends a sign of life."""
+"""The interval of the heartbeats that the process of a broker sends."""
 
 
 class BrokerProcessPlan(msgspec.Struct, frozen=True):
-    """What the process of a broker needs to know."""
+    """The plan that a supervisor sends to the process of a broker."""
 
     settings: BrokerSettings
     accept_loss: str | None
@@ -61,14 +61,14 @@ class UnregistrationNotice(msgspec.Struct, tag="unregistration", frozen=True):
 
 
 class HeartbeatNotice(msgspec.Struct, tag="heartbeat", frozen=True):
-    """A sign of life."""
+    """A heartbeat of the broker's process."""
 
     objection: str
     """Why a send would not be acknowledged now; empty if it would."""
 
 
 BrokerNotice: TypeAlias = OpenedNotice | RegistrationNotice | UnregistrationNotice | HeartbeatNotice
-"""What the process of a broker sends."""
+"""What the process of a broker sends to its supervisor."""
 
 DECODE_NOTICE: Final[msgspec.json.Decoder[BrokerNotice]] = msgspec.json.Decoder(BrokerNotice)
 

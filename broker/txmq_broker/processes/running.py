@@ -93,14 +93,14 @@ async def _run_broker(
 
 
 def run_follower(settings: BrokerSettings, *, ready: Callable[[], None]) -> int:
-    """Run the follower of a leader that name servers know; returns the exit code of the process.
+    """Run a follower that finds its leader at name servers; returns the exit code of the process.
 
     Args:
-        settings: The settings; the environment has the account and TLS.
+        settings: The settings; the account and TLS come from the environment.
         ready: Called when the follower listens and looks for its leader.
 
     Raises:
-        StoreError: The data directory is in use, damaged, or of another log.
+        StoreError: The data directory is in use, is damaged, or has another log.
         OSError: The disk failed, or the address to listen on cannot be opened.
         ConfigError: A setting of the environment is invalid.
     """
@@ -166,7 +166,7 @@ def run_member(
     """Run a member of a broker set; returns the exit code of the process.
 
     Args:
-        settings: The settings; the environment has the account and TLS.
+        settings: The settings; the account and TLS come from the environment.
         ready: Called when the store of the set was reached for the first time.
         leading: Called whenever this member begins to serve as the leader.
 

@@ -1,4 +1,4 @@
-"""Several brokers of one machine: their processes, their name server and their pages."""
+"""Several brokers on one machine: their processes, their name server and their pages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokersOptions:
-    """What the command line adds to the settings."""
+    """The options of the command line that are not settings."""
 
     count: int
     words: tuple[str, ...]
@@ -58,7 +58,7 @@ class BrokersOptions:
 
 @dataclass(slots=True)
 class BrokerState:
-    """What the supervisor knows about one broker."""
+    """The state of one broker, as its supervisor knows it."""
 
     settings: BrokerSettings
     slot: ChildSlot
@@ -66,7 +66,7 @@ class BrokerState:
     """Where it listens; empty before its first start."""
     objection: str = ""
     beat_at: float = 0.0
-    """When its last sign of life came, by the monotonic clock."""
+    """When its last heartbeat arrived, by the monotonic clock."""
     failure: str = ""
     """Why it could not start; empty once it has."""
 
@@ -80,7 +80,7 @@ class BrokersService:
     """Runs several brokers until it is stopped.
 
     Args:
-        settings: The settings that they share.
+        settings: The settings that the brokers share.
         options: The options of the command line.
         on_ready: Called when all brokers are ready for the first time.
 
@@ -174,7 +174,7 @@ class BrokersService:
         options, state = self._options, self.brokers[number - 1]
         plan = BrokerProcessPlan(
             replace(state.settings, names=self.names_text, http_listen=""),
-            # The operator accepted the loss that this start reported, and no later one.
+            # Only until the broker has opened: the operator has not accepted later losses.
             options.accept_loss if number not in self._opened else None,
             has_names=self.names is not None,
             has_pages=bool(self.settings.http_listen),
@@ -202,10 +202,10 @@ class BrokersService:
     # Called by the supervisor
 
     def loaded(self, description: str) -> None:
-        """A first process runs."""
+        """Do nothing; the first process has started."""
 
     def all_ready(self) -> None:
-        """All brokers accept requests."""
+        """Call ``on_ready`` the first time that all brokers accept requests."""
         if not self.was_ready:
             self.was_ready = True
             self._on_ready()
@@ -237,7 +237,7 @@ class BrokersService:
             )
 
     def ended(self, end: ChildEnd) -> None:
-        """A process has ended; :meth:`died` handles it."""
+        """Do nothing; :meth:`died` handles the end of a process."""
 
 
 def _restart_text(pause_s: float | None) -> str:
@@ -293,7 +293,7 @@ class OwnNames:
     async def close(self) -> None:
         """Close all connections; harmless when repeated.
 
-        It closes before the brokers drain: it would answer that no topic exists.
+        It closes before the brokers drain; otherwise it would answer that no topic exists.
         """
         for watch in self._watches:
             watch.cancel()

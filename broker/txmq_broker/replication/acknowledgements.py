@@ -46,7 +46,7 @@ _SENDS: Final = frozenset((
 
 
 class HeldSpan(NamedTuple):
-    """A span that is durable here and not yet at every in-sync follower."""
+    """A span that is durable here but not yet on every in-sync follower."""
 
     span: Span
     tickets: Tickets
@@ -54,11 +54,11 @@ class HeldSpan(NamedTuple):
 
 
 class CopyLag(NamedTuple):
-    """How long ago the log ended where a copy ends."""
+    """A copy's lag: the time since the leader's log ended where the copy ends now."""
 
     seconds: float
     is_longer: bool
-    """True if it was longer ago; earlier moments are not remembered."""
+    """True if the lag is longer than this; earlier ends of the log are forgotten."""
 
 
 class Acknowledgements:
@@ -66,11 +66,11 @@ class Acknowledgements:
 
     Args:
         store: The log.
-        clock: For the lag of followers.
+        clock: Measures the lag of followers.
         settings: How long a follower may lag, and how many copies a send needs.
         admission: Refuses sends while too few copies are in sync.
         release: Makes a span visible and sends its answers.
-        leadership: The leadership under a coordinator, if there is one.
+        leadership: The leadership, if a coordinator decides who leads.
     """
 
     def __init__(
@@ -103,18 +103,20 @@ class Acknowledgements:
             leadership.acknowledged = self.acknowledged_end
         self._held: deque[HeldSpan] = deque()
         self._answered = store.log.end
-        """The end of what was answered. All that a new leader begins with may have been."""
+        """The end of the answered spans. A new leader begins at the end of its log, because the
+        previous leader may have answered all of it.
+        """
         self._acknowledged = -1
         self._began_at = clock.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
-        """Where the log ended at each of the last moments."""
+        """The times of the recent ticks, and where the log ended then."""
         self._recording: asyncio.Task[None] | None = None
         self._changed: asyncio.Future[None] | None = None
-        """Resolved when a follower has more, or the set has changed."""
+        """Resolved when a follower has copied more, or the set has changed."""
         self._adjust()
 
     def figures(self) -> dict[str, int]:
-        """The in-sync set, and what waits for it."""
+        """The number of followers in sync, and of held answers."""
         return {
             "followers_in_sync": len(self._set.confirmed),
             "answers_waiting_for_followers": len(self._held),
@@ -131,7 +133,7 @@ class Acknowledgements:
         return self._leadership is not None
 
     def is_certain(self) -> bool:
-        """True unless another member may lead at this moment."""
+        """True unless another member may lead now."""
         return self._leadership is None or self._leadership.is_certain()
 
     def copied_to(self, member: str) -> int:
@@ -140,11 +142,11 @@ class Acknowledgements:
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The followers in the set that counts."""
+        """The followers in the confirmed in-sync set."""
         return self._set.confirmed
 
     def lag_of(self, position: int) -> CopyLag:
-        """The age of a copy that ends at a position; it is exact to a tick."""
+        """The lag of a copy that ends at a position, accurate to one tick."""
         if position >= self._store.log.end:
             return CopyLag(0.0, is_longer=False)
         now = self._clock.monotonic()
@@ -166,10 +168,10 @@ class Acknowledgements:
         return self._acknowledged
 
     def acknowledged_end(self) -> LogEnd | None:
-        """The end of the part that every in-sync member has.
+        """The end of the log that every in-sync member has.
 
-        ``None`` until they have everything that this leader began with: before that, the epoch of
-        the end is unknown.
+        ``None`` until they have the whole log that this leader began with: before that, the epoch
+        of the end is unknown.
         """
         position = self.acknowledged
         if position <= self._began.position:
@@ -178,20 +180,20 @@ class Acknowledgements:
 
     @property
     def is_full(self) -> bool:
-        """True if too much waits for the followers."""
+        """True if too many bytes of the log wait for the followers."""
         held = self._held
         return bool(held) and held[-1].span.end - held[0].span.end > UNSYNCED_BYTES_MAX
 
     async def opened(self) -> None:
-        """Return when every follower in the set has the log that this leader began with.
+        """Wait until every follower in the set has the log that this leader began with.
 
-        Until then readers see nothing: messages that only one copy has may still be lost.
+        Until then readers see nothing, because messages that only one copy has may still be lost.
         """
         if self._awaits:
             await self._until_copied(self._answered)
 
     async def settled(self) -> None:
-        """Return when every follower in the set has the whole log, or after a few seconds."""
+        """Wait up to two seconds until every follower in the set has the whole log."""
         if self.holds_answers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
@@ -222,14 +224,14 @@ class Acknowledgements:
 
     @property
     def watches(self) -> bool:
-        """Whether :meth:`tick` has to be called."""
+        """Whether :meth:`tick` must be called."""
         return bool(self._held) or self._leadership is not None
 
     def tick(self, connected: Iterable[str]) -> None:
-        """Drop followers that are late or did not come back.
+        """Drop followers that lag too far or have not reconnected.
 
         Args:
-            connected: The followers that are connected.
+            connected: The connected followers.
         """
         now = self._clock.monotonic()
         if now - self._began_at >= _CONNECT_S:
@@ -294,7 +296,7 @@ class Acknowledgements:
 
     @property
     def held(self) -> Tickets | None:
-        """The answers of the newest span that is held, or ``None`` if none is."""
+        """The answers of the newest held span, or ``None`` without one."""
         return self._held[-1].tickets if self._held else None
 
     def hold(self, span: Span, tickets: Tickets) -> None:
@@ -331,7 +333,7 @@ class Acknowledgements:
 
 
 def _change_codes(tickets: Tickets, code: int) -> None:
-    """Change the answers to sends: only the leader has the message."""
+    """Put a code into the answers to sends, because only the leader has the messages."""
     for requests, answers in tickets.values():
         for number, request in enumerate(requests):
             if request.code in _SENDS:
@@ -348,14 +350,14 @@ def _with_code(answer: bytes, code: int, kind: int) -> bytes:
 
 
 NEAR_BYTES: Final = 1024 * 1024
-"""Answers wait for a joining follower that lacks no more than this."""
+"""Once a joining follower lacks no more bytes than this, answers wait for it."""
 
 
 class InSyncSet:
     """The followers of one leader.
 
     Args:
-        confirmed: The followers in the set as the store has it.
+        confirmed: The followers in the set that the store has recorded.
         former: The previous leader. It is gone, so it leaves the set.
     """
 
@@ -366,7 +368,9 @@ class InSyncSet:
         """The set that the store was asked to record; it may have done so already."""
         self._present = set(self.confirmed) - {former}
         self._joining: set[str] = set()
-        """The followers that answers wait for until they have everything that was answered."""
+        """Followers about to join: answers already wait for them, but they still lack spans that
+        were answered before.
+        """
         self._copied: dict[str, int] = {}
 
     @property
@@ -389,7 +393,7 @@ class InSyncSet:
 
         Args:
             end: The position.
-            least: How many followers must have it, even if answers wait for fewer.
+            least: The minimum number of followers that must have it.
         """
         copied, awaited = self._copied, self.awaited
         return len(awaited) >= least and all(copied.get(one, -1) >= end for one in awaited)
@@ -399,12 +403,12 @@ class InSyncSet:
     def note_copied(self, member: str, position: int, answered: int) -> None:
         """Note that a follower has the log durably up to a position.
 
-        Answers wait for a follower that is near: under load it would never catch up otherwise.
+        Once a follower is close, answers wait for it; under load it would otherwise never catch up.
 
         Args:
             member: The follower.
             position: The end of its durable copy.
-            answered: The end of what was answered; a follower with less does not join yet.
+            answered: The end of the answered spans; a follower joins once it has all of them.
         """
         self._copied[member] = position
         if position >= answered:
@@ -458,7 +462,7 @@ class HeldChanges:
     """The answers to changes of tables, held until every follower in the set has the changes.
 
     Args:
-        answers: Knows which followers count, and whether this member leads.
+        answers: Knows which followers to wait for, and whether this member leads.
         taken_by: Returns the versions that a follower has saved; ``None`` before the first.
     """
 
@@ -471,7 +475,7 @@ class HeldChanges:
 
     @property
     def are_held(self) -> bool:
-        """Whether an answer waits."""
+        """Whether any answer is held."""
         return bool(self._held)
 
     def hold(self, versions: TableVersions, connection: Connection, answer: bytes) -> None:

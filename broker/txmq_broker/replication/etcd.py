@@ -6,11 +6,11 @@ transaction that compares the revision of ``state`` with the one that the member
 that an operator accepted is also kept below ``losses``, and each other act of an operator below
 ``acts``.
 
-The end of what the set has acknowledged is kept in another folder, so that its changes wake no
-watcher. The same folder has a key with a lease for each member that stands for election.
+The end of the acknowledged log is kept in another folder, so that updates of it wake no watcher.
+The same folder has a key with a lease for each member that stands for election.
 
-Each request opens a connection and uses HTTP/1.0: the answer ends with the connection, so there is
-no framing to parse. Members send a request every second or two.
+Each request opens a connection and uses HTTP/1.0: the answer ends when etcd closes the connection,
+so there is no framing to parse. A member sends a request only every second or two.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HINTS: Final = {
     "etcdserver: permission denied": "the user needs readwrite permission for the prefix /txmq/",
     "CommonName of client": "an etcd with users takes only client certificates without one",
 }
-"""What to do about a refusal, by its beginning."""
+"""What to do about a refusal, by the beginning of its text."""
 
 
 class EtcdUser(NamedTuple):
@@ -78,7 +78,7 @@ class EtcdUser(NamedTuple):
 
 
 class NotAuthenticated(ConnectionLost):
-    """etcd has not carried out a request, because it has no valid token."""
+    """etcd rejected a request without a valid token; nothing was changed."""
 
 
 class SetState(msgspec.Struct, frozen=True):
@@ -113,9 +113,9 @@ class EtcdCoordinator:
             fails; then the next request starts with another one.
         name: The name of the set.
         clock: For leases.
-        timeout: The seconds that a request may take at one endpoint.
-        tls: How connections are encrypted; they are not if left out.
-        user: The user of etcd; without one, requests have no token.
+        timeout: The timeout of a request to one endpoint, in seconds.
+        tls: The TLS files; without them, connections are not encrypted.
+        user: The user of etcd; without one, requests carry no token.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class EtcdCoordinator:
         self._tls = tls
         self._user = user
         self._token: str | None = None if user is not None else ""
-        """Sent with each request; ``None`` if etcd has to be asked for one."""
+        """Sent with each request; ``None`` if a new one must be requested first."""
         self._folder = f"{_PREFIX}/{name}/"
         self._state_key = _text(f"{self._folder}state")
         self._leader_key = _text(f"{self._folder}leader")
@@ -168,7 +168,7 @@ class EtcdCoordinator:
     async def renew(self, leadership: Leadership) -> Leadership | None:
         """See :meth:`SetCoordinator.renew`."""
         asked = self._clock.monotonic()
-        # If an endpoint hangs, there is time to ask the next one before the lease ends.
+        # If one endpoint hangs, this leaves time to ask the next one before the lease ends.
         within_s = min(self._timeout, leadership.lease_s / _TRIES_PER_LEASE)
         body = {"ID": leadership.lease}
         answer = await self._call("/v3/lease/keepalive", body, within_s=within_s)
@@ -249,7 +249,7 @@ class EtcdCoordinator:
             return found
         wanted = _all_below(self._folder) | {"start_revision": revision + 1}
         while found == seen:
-            # The read before has renewed the token.
+            # The preceding read has renewed the token.
             watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
             async with watch as (reader, _):
                 # A connection may break silently, so the state is read again after a few seconds.
@@ -263,7 +263,7 @@ class EtcdCoordinator:
     # Keys
 
     async def _read(self) -> tuple[View, int]:
-        """The state and the revision of etcd. A read may be repeated, so each endpoint is asked."""
+        """The state, and etcd's revision. Reads are safe to repeat, so each endpoint is tried."""
         for _ in self._endpoints[1:]:
             with suppress(ConnectionLost, RequestTimeout):
                 return await self._read_once()
@@ -298,7 +298,7 @@ class EtcdCoordinator:
         return _put(self._state_key, msgspec.json.encode(state))
 
     def _put_for_good(self, folder: str, seen: View, decision: SetAct | AllowedLoss) -> Any:
-        # As an object with names, for people who read it in etcd.
+        # An object with field names, because people read it in etcd.
         value = msgspec.json.encode(decision._asdict())
         return _put(_text(f"{self._folder}{folder}/{seen.version}"), value)
 
@@ -330,7 +330,7 @@ class EtcdCoordinator:
         except NotAuthenticated:
             if self._user is None:
                 raise
-        # The token has expired, or etcd has users only now.
+        # The token has expired, or authentication was enabled in etcd just now.
         await self._authenticate(within_s)
         return await self._call_once(path, body, within_s, refused=refused)
 
@@ -378,7 +378,7 @@ class EtcdCoordinator:
     async def _answering(
         self, path: str, body: dict[str, Any], within_s: float, *, refused: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, str]]:
-        """The body of an answer; with ``refused``, also that of a refusal."""
+        """Send a request, and yield its answer's body; with ``refused``, also a refusal's body."""
         reader, writer, address = await self._open(within_s)
         try:
             async with asyncio.timeout(within_s):
@@ -437,12 +437,13 @@ class EtcdCoordinator:
             return ""
         if isinstance(error, ssl.SSLError):
             return self._tls.reason_of(error)
-        # An etcd without TLS answers the first bytes of TLS, resets the connection, or is silent.
+        # An etcd without TLS answers the handshake in plain text, resets the connection, or is
+        # silent.
         is_cut = isinstance(error, ConnectionResetError) or not str(error)
         return "no answer with TLS" if is_cut else ""
 
     def _leave(self, address: str) -> None:
-        """Begin the next request with another endpoint."""
+        """Start the next request at another endpoint."""
         host, port = self._endpoints[0]
         if address == f"{host}:{port}":
             self._endpoints.append(self._endpoints.pop(0))
@@ -524,7 +525,7 @@ def _message_of(answer: dict[str, Any]) -> str:
 
 
 def _reason(body: bytes) -> str:
-    """The message of etcd, or the first words of any other body."""
+    """The message in an answer of etcd, or the first words of any other body."""
     try:
         return str(msgspec.json.decode(body, type=dict[str, Any])["message"])
     except (msgspec.DecodeError, KeyError):
@@ -607,7 +608,7 @@ def etcd_coordinator(
         address: The address of etcd.
         cluster: The cluster of the set.
         name: The name of the set.
-        environ: The variables with the files for TLS, and the user.
+        environ: The environment variables, which name the TLS files and the user.
 
     Raises:
         ConfigError: The address or a variable is invalid, or a file cannot be used.

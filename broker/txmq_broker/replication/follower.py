@@ -1,9 +1,9 @@
 """A follower: it copies the log of its leader, byte for byte, into its own directory.
 
-The follower first compares the two logs and cuts what the leader does not have. Then it keeps
-asking for the log from its own end on, and syncs while the next answer is on its way.
+The follower first compares the two logs and cuts the part that the leader lacks. Then it keeps
+requesting the log from its own end, and syncs each answer while the next one is on its way.
 
-It refuses answers and spans of an older epoch than the newest that it knows.
+It refuses answers and spans from an epoch older than the newest one that it knows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NEAR_BYTES: Final = 4 * 1024 * 1024
 _ID_DIGITS: Final = 9
 _INDEXED_AT_ONCE: Final = 64 * 1024
 _ACCOUNTS_S: Final = 1.0
-"""The interval at which changes of accounts in this directory are noticed."""
+"""How often the follower's account files are checked for changes."""
 _TABLES_BYTES_MAX: Final = 128 * 1024 * 1024
 """The maximum size of a leader's tables: twice that of 150,000 topics with the longest names."""
 
@@ -60,18 +60,18 @@ _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull,
 
 
 class OwnAccounts(Protocol):
-    """The accounts of a follower, which are those of its leader."""
+    """The accounts of a follower, copied from its leader."""
 
     async def take(self, texts: Mapping[str, str], before: str, /) -> str:
         """Put the leader's accounts in place, and return their digest.
 
         Raises:
-            ConfigError: They cannot be those of this follower.
+            ConfigError: This follower cannot use them.
         """
         ...
 
     async def restore(self) -> None:
-        """Undo changes that were made here.
+        """Undo local changes.
 
         Raises:
             ConfigError: The files cannot be read or written.
@@ -87,7 +87,7 @@ class FollowerStatus(NamedTuple):
     durable: int
     """The position before which its log is durable."""
     unindexed: int
-    """The bytes at its end that are not indexed yet; a start on it indexes them first."""
+    """The bytes at its end that are not indexed yet; a broker that starts here indexes them."""
     leaders_end: int
     """The end of the leader's log in its last answer; 0 before the first."""
     leader: str
@@ -99,7 +99,7 @@ class FollowerStatus(NamedTuple):
 
 
 class FollowerReads(NamedTuple):
-    """What a follower serves to readers."""
+    """The figures of a follower that serves consumers."""
 
     statistics: Statistics
     started_ms: int
@@ -107,7 +107,7 @@ class FollowerReads(NamedTuple):
     is_serving: bool
     """Whether consumers may read from it now."""
     sent_to_leader: int
-    """The pulls that it sent to its leader."""
+    """The number of pulls that it sent to its leader."""
 
 
 class Follower:
@@ -120,10 +120,10 @@ class Follower:
         has_caught_up: Whether the copy has everything that the leader had when the follower found
             it.
         verifier: Looks for damage in the copy.
-        repair: Repairs what was found.
+        repair: Repairs the damage.
         on_following: Called when a leader is found and the id is known.
         on_indexed: Called when readers may see more.
-        reads: Returns what it does for readers; nothing serves them if left out.
+        reads: Returns the figures about reads; ``None`` if nothing serves consumers.
 
     Args:
         settings: The settings of the broker.
@@ -131,10 +131,10 @@ class Follower:
         disk: The directory.
         clock: The clocks.
         entropy: For names that must be unique.
-        find_leader: Returns the address and the epoch of the present leader. It waits for one, or
+        find_leader: Returns the address and the epoch of the current leader. It waits for one, or
             raises :class:`TransportError` or :class:`BrokerRefused`.
-        accounts: Receives the leader's accounts; nothing does if left out.
-        covered: Returns what the set has acknowledged, as far as its store knows. It raises
+        accounts: Receives the leader's accounts; without it, they are ignored.
+        covered: Returns the end of what the set has acknowledged, according to its store. It raises
             :class:`TransportError` if the store does not answer.
     """
 
@@ -178,9 +178,9 @@ class Follower:
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
         self._is_near = asyncio.Event()
-        """Set when there is time to index what was copied."""
+        """Set when the copy is close enough to the leader's end to spend time on indexing."""
         self._has_tables = asyncio.Event()
-        """Set when tables were taken whose changes may have become many."""
+        """Set when tables arrived: the file of all topics may be due for a rewrite."""
         self._leader = ""
         self._leaders_end = 0
         self._first_end = 0
@@ -226,7 +226,7 @@ class Follower:
             self.broker_id = int(self._member[:_ID_DIGITS])
 
     async def run(self) -> None:
-        """Follow the leader until cancelled. Afterwards a broker may be started on the directory.
+        """Follow the leader until cancelled. Afterwards a broker may start on the directory.
 
         Raises:
             StoreError: The directory is in use, damaged, or belongs to another log; or a sync
@@ -297,7 +297,7 @@ class Follower:
             self.on_following()
 
     def _note_following(self) -> None:
-        """Note, once for each leader, that its log is being copied."""
+        """Note and report, once for each leader, that its log is being copied."""
         if not self._is_following:
             self._is_following = True
             self._failure = ""
@@ -307,7 +307,7 @@ class Follower:
     async def _ask(
         self, connection: Connection, last: SpanHead | None, *, waits: bool = False
     ) -> tuple[FollowAnswer, CopiedTables | None, bytes]:
-        """Ask for what follows a span; returns the answer, and its tables and spans."""
+        """Request the log after a span; return the answer, its tables and its spans."""
         position = self._copy.end if last is None else last.position + last.size
         header = FollowLog(
             member=self._member,
@@ -371,7 +371,7 @@ class Follower:
                 if tables.accounts is not None and self._accounts is not None:
                     digest = await self._accounts.take(tables.accounts, copy.state.accounts)
                     copy.note(accounts=digest)
-                # Before the records that need them.
+                # The tables come first, because the records need them.
                 copy.take_tables(tables, answer.end)
                 self._has_tables.set()
             if spans:
@@ -394,7 +394,7 @@ class Follower:
             connection.oneway(RequestCode.NOTE_COPIED, copied)
 
     def _note_acknowledged(self, position: int) -> None:
-        # A new leader may know less than the one before.
+        # A new leader may know less than the previous one.
         self._copy.acknowledged = max(self._copy.acknowledged, position)
 
     def _look_near(self) -> None:
@@ -417,7 +417,7 @@ class Follower:
                 await asyncio.sleep(0)
 
     async def _merge_topics(self) -> None:
-        # In its own task, because the leader's clients wait for the notes about copied spans.
+        # In a task apart from the syncs: the leader's clients wait for NOTE_COPIED.
         while True:
             await self._has_tables.wait()
             self._has_tables.clear()
@@ -429,7 +429,7 @@ class Follower:
     async def _cut_back(
         self, connection: Connection, leaders_start: int, tables: CopiedTables
     ) -> None:
-        """Cut what the leader does not have.
+        """Cut the part of the log that the leader lacks.
 
         Raises:
             BrokerRefused: The leader lacks a part that the set has acknowledged.

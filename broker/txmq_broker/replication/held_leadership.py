@@ -1,7 +1,7 @@
-"""A leadership that this process holds: its lease is renewed until it ends.
+"""A leadership that this process holds, and the renewal of its lease.
 
-Only the monotonic clock of this machine tells how long the lease is certain. A process that was
-suspended notices at its next request that its lease is over.
+Only the monotonic clock of this machine decides how long the lease is certain. So a process that
+was suspended notices at its next request that its lease is over.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _RENEWALS_PER_LEASE: Final = 5
 _RETRY_S: Final = 0.2
 _FIRST_ACKNOWLEDGED_S: Final = 0.05
 _ACKNOWLEDGED_S: Final = 1.0
-"""How often the store is sent the end of what the set has acknowledged. A member that lost only
-later messages is found by comparison with the others.
+"""How often the end of what the set has acknowledged is sent to the store. A member that lost only
+later messages is detected by comparing it with the others.
 """
 
 CLOCK_ERROR: Final = 0.02
@@ -43,27 +43,27 @@ CLOCK_ERROR: Final = 0.02
 
 
 class HeldLeadership:
-    """One leadership, from its beginning to its end.
+    """One leadership, from start to end.
 
     Args:
         coordinator: The access to the store of the set.
         leadership: The proof that this member leads.
-        before: The state in which it began to lead.
-        former: The previous leader, if it left without resigning.
-        clock: For the lease.
+        before: The state of the set when it began to lead.
+        former: The previous leader; empty if it is unknown or was this member.
+        clock: Measures the lease.
 
     Attributes:
         epoch: The epoch of this leadership.
         member: This member.
         before: As given.
-        in_sync: The other members of the in-sync set, as the store had it last.
-        members: All members of the set, as the store had them last.
+        in_sync: The other members of the in-sync set, as last seen in the store.
+        members: All members of the set, as last seen in the store.
         removed: The members that an operator removed, by their short names.
         former: As given.
         ended: Set when this member no longer leads.
-        is_handing_over: Set when another member was chosen as the leader.
-        acknowledged: Returns how far every member in sync has the log; ``None`` while that is
-            unknown.
+        is_handing_over: Set when another member was chosen as the next leader.
+        acknowledged: Returns the end of the log that every in-sync member has; ``None`` while that
+            is unknown.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class HeldLeadership:
 
     @property
     def seconds_since_renewal(self) -> float:
-        """The seconds since the request that the store answered with the current lease."""
+        """The seconds since this member requested its current lease."""
         held = self._leadership
         return self._clock.monotonic() - (held.certain_until - held.lease_s)
 
     def is_certain(self) -> bool:
-        """True if no other member can lead at this moment."""
+        """True if no other member can lead now."""
         held = self._leadership
         end = held.certain_until - held.lease_s * CLOCK_ERROR
         if self._clock.monotonic() < end and not self.ended.is_set():
@@ -113,7 +113,7 @@ class HeldLeadership:
             self.ended.set()
 
     def hand_over(self, act: SetAct) -> None:
-        """Stop leading once everything accepted is answered, so that another member can lead."""
+        """Stop leading once every accepted request is answered, so that another member can lead."""
         log.warning("handing over to %s, as %s asks: %s", act.member, act.operator, act.reason)
         self.is_handing_over.set()
 
@@ -136,10 +136,10 @@ class HeldLeadership:
                 self._leadership = renewed
 
     async def keep_acknowledged(self) -> None:
-        """Keep what the set has acknowledged in the store, until cancelled."""
+        """Keep recording in the store what the set has acknowledged, until cancelled."""
         noted: LogEnd | None = None
         while True:
-            # Noted soon: a log that lost its first messages looks like one that never had any.
+            # Soon at first: a log that lost its first messages looks like one that never had any.
             is_first = noted is None or noted.position == 0
             await asyncio.sleep(_FIRST_ACKNOWLEDGED_S if is_first else _ACKNOWLEDGED_S)
             end = self.acknowledged()
@@ -149,13 +149,13 @@ class HeldLeadership:
                     noted = end
 
     async def record(self, members: frozenset[str]) -> frozenset[str] | None:
-        """Replace the in-sync set in the store, however long that takes.
+        """Replace the in-sync set in the store, and retry until that succeeds.
 
         Args:
             members: The other members of the set.
 
         Returns:
-            The set that the store has; ``None`` if this member no longer leads.
+            The recorded set; ``None`` if this member no longer leads.
         """
         in_sync = tuple(sorted({*members, self.member}))
         while not self.ended.is_set():
@@ -168,11 +168,11 @@ class HeldLeadership:
         return None
 
     async def carry_out(self, act: SetAct, change: Callable[[View], View]) -> None:
-        """Record an operator's act in the store, with what it changes.
+        """Record an operator's act in the store, together with the change that it makes.
 
         Args:
             act: The act.
-            change: Returns the wanted state for the present one, or raises.
+            change: Returns the new state for the current one, or raises.
 
         Raises:
             IllegalOperation: This member no longer leads.
@@ -184,7 +184,7 @@ class HeldLeadership:
         raise IllegalOperation(f"{self.member} no longer leads")
 
     async def _change(self, change: Callable[[View], View], act: SetAct | None = None) -> bool:
-        # The answer to an earlier change may have been lost, so the state is read again after it.
+        # Forget the state first: if the answer gets lost, the next attempt must read it again.
         seen, self._view = self._view, None
         seen = seen or await self._coordinator.view()
         if seen.epoch != self.epoch or seen.leader != self._leadership.leader:
@@ -219,13 +219,13 @@ _OF_FOLLOWERS: Final = frozenset(
 
 
 class LeaderGate:
-    """The gate before a leader's requests.
+    """The gate in front of a leader's handlers.
 
-    A request that comes too early or too late is not answered: its connection breaks, and the
+    It does not answer a request that comes too early or too late: it aborts the connection, and the
     client looks for the leader again.
 
     Attributes:
-        is_open: Whether clients are let in; followers always are.
+        is_open: Whether clients may pass; followers may pass even before.
     """
 
     def __init__(self, leadership: HeldLeadership) -> None:
@@ -237,12 +237,12 @@ class LeaderGate:
         return self._is_certain() and (self.is_open or code in _OF_FOLLOWERS)
 
     def before(self, service: Service) -> Service:
-        """The service behind this gate."""
+        """Put a service behind this gate."""
         return GatedService(self, service)
 
 
 class GatedService:
-    """A service behind a gate; it takes the same runs."""
+    """A service behind a gate; it serves runs if the service does."""
 
     def __init__(self, gate: LeaderGate, service: Service) -> None:
         self._gate = gate
@@ -250,7 +250,7 @@ class GatedService:
         self.run_codes: Collection[int] = getattr(service, "run_codes", ())
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
-        """The service's answer; none while the gate is closed."""
+        """Return the service's answer; abort the connection while the gate is closed."""
         if self._gate.lets_in(request.code):
             return self._service(connection, request)
         connection.abort()
@@ -259,7 +259,7 @@ class GatedService:
     def serve_run(
         self, connection: Connection, requests: list[Command], answers: list[bytes], /
     ) -> None:
-        """Serve a run of requests; none is answered while the gate is closed."""
+        """Serve a run of requests; abort the connection while the gate is closed."""
         if self._gate.lets_in(requests[0].code):
             cast("RunService", self._service).serve_run(connection, requests, answers)
         else:

@@ -1,4 +1,4 @@
-"""The tables beside a leader's log, as followers copy them."""
+"""The tables of a leader, which followers copy along with its log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ShippedAccounts(Protocol):
 
     @property
     def version(self) -> DataVersion:
-        """Grows with every change."""
+        """Increases with every change."""
         ...
 
     def texts(self) -> Mapping[str, str]:
@@ -31,10 +31,10 @@ class ShippedAccounts(Protocol):
         ...
 
     def check(self, connection: Connection, request: Command, /) -> None:
-        """Refuse a follower that may not have them.
+        """Refuse a follower that may not receive the accounts.
 
         Raises:
-            NoPermission: It may not.
+            NoPermission: It may not receive them.
         """
         ...
 
@@ -60,20 +60,20 @@ class LeaderTables:
         self._floors = floors
         self.accounts = accounts
         self.topic_changes = topics.changes_since
-        """Returns the changes of topics after a version; ``None`` if they are unknown."""
+        """Returns the topic changes after a version; ``None`` if they are unknown."""
 
     def versions(self) -> TableVersions:
         """The versions of the topics, the groups and the accounts."""
         return self._topics.version, self._groups.version, self.accounts.version
 
     def saved(self) -> CopiedTables:
-        """All tables but the accounts."""
+        """All tables except the accounts."""
         return CopiedTables(
             self._topics.saved(), self._groups.saved(), self._offsets.saved(), self._floors()
         )
 
     def saved_parts(self) -> Iterator[bytes]:
-        """The bytes of :meth:`saved` in parts, as they are when the first part is taken."""
+        """The bytes of :meth:`saved`, in parts; groups may commit offsets between two parts."""
         topics, groups = self._topics.saved(), self._groups.saved()
         group_rows = list(groups.subscription_group_table.items())
         yield b'{"topics":'

@@ -5,10 +5,10 @@ than copying; the next start indexes the rest. Topics and groups are saved as th
 offsets and floors must never be ahead of the log, so they are saved once the copy has durably
 reached the position where the leader's log ended when they were sent.
 
-Readers see what is indexed. So if consumers may read from the copy, it indexes only what no
-fail-over can cut.
+Readers see everything that is indexed. So a copy that consumers may read indexes only the part that
+no fail-over can cut.
 
-The directory is a broker's: a leader that starts on it continues where the copy ends.
+The directory has a broker's format: a leader that starts on it continues where the copy ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["LogCopy"]
 log = logging.getLogger(__name__)
 
 _INDEXED_AT_ONCE: Final = 64 * 1024
-"""A few milliseconds."""
+"""Indexing this many bytes takes a few milliseconds."""
 
 _INDEXED_AT_THE_END: Final = 4 * 1024 * 1024
 
@@ -65,14 +65,14 @@ class LogCopy:
         serves_reads: Whether consumers may read from it.
 
     Attributes:
-        is_open: Whether the log can be read and grow.
-        tables: The tables that the copy has reached.
-        acknowledged: The position before which no fail-over cuts the log; -1 before that is known.
-        before_closing: Called before the log is closed or opened anew.
-        epoch: The newest epoch that is known.
-        last: The head of its last span; ``None`` before there is one.
-        state: What the directory says about the copy.
-        damaged: The parts that are known to be damaged.
+        is_open: Whether the log can be read and appended to.
+        tables: The leader's tables that are saved here.
+        acknowledged: The position before which no fail-over cuts the log; -1 until that is known.
+        before_closing: Called before the log is closed or reopened.
+        epoch: The newest known epoch.
+        last: The head of its last span; ``None`` if there is none.
+        state: The saved state of the copy.
+        damaged: The known damaged parts.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class LogCopy:
         self._floors: dict[str, dict[int, int]] = {}
         self.state = CopyState()
         self._chunk: Checkpoint | None = None
-        """A chunk of an index that is written and not confirmed yet."""
+        """A chunk of an index that is written but not confirmed yet."""
         self._syncing = asyncio.Lock()
         self._indexing = asyncio.Lock()
         self._has_offsets = False
-        """Whether the leader's offsets were taken since the log was opened."""
+        """Whether the leader's offsets were saved since the log was opened."""
         self._is_broken = False
         """True after a failed sync or a broken record: the files can no longer be trusted."""
         self._is_closed = False
@@ -119,15 +119,15 @@ class LogCopy:
 
     @property
     def store(self) -> MessageStore:
-        """The log and its indexes; another object after each opening."""
+        """The log and its indexes; a new object each time the directory is read again."""
         return self._store
 
     @property
     def is_readable(self) -> bool:
         """Whether consumers may read everything that is indexed.
 
-        A start indexes the whole log, so consumers wait until all of it is acknowledged. Without
-        the leader's offsets, groups would begin anew.
+        A restart indexes the whole log, so consumers wait until all of it is acknowledged. They
+        also wait for the leader's offsets, without which groups would start over.
         """
         is_shown = self.acknowledged >= self._store.checkpoints.published
         is_whole = self.is_open and self._has_offsets and not self.is_out
@@ -135,7 +135,7 @@ class LogCopy:
 
     @property
     def doubt(self) -> str:
-        """Why the copy may lack something that it had; empty if there is no sign of that."""
+        """Why the copy may have lost something; empty if there is no sign of a loss."""
         return self.state.doubt
 
     @property
@@ -174,7 +174,7 @@ class LogCopy:
         if known_log(self._disk)[0] is not None:
             self._begin_again(None)
             if not self._must_begin and not self.doubt:
-                # Before the log is opened: that writes a new high-water mark.
+                # Looked at first, because opening the log writes a new high-water mark.
                 if doubt := proof_of(self._disk).doubt:
                     self.note_doubt(doubt)
                 try:
@@ -183,11 +183,11 @@ class LogCopy:
                     self.note_doubt(str(error))
 
     def open_as(self, log_id: int, start: int, tables: CopiedTables) -> None:
-        """Make the directory a copy of a log; an empty one begins where that log begins.
+        """Make the directory a copy of a log; an empty copy begins where that log begins.
 
         Raises:
             ForeignFile: The directory has another log.
-            StoreError: It is damaged.
+            StoreError: The directory is damaged.
             OSError: The disk failed.
         """
         if not self.is_open:
@@ -205,7 +205,7 @@ class LogCopy:
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
         elif self.doubt and self.start > start:
-            # The log is copied in order, so a missing beginning means that all is copied again.
+            # The log is copied in order, so if its beginning is missing, all is copied again.
             self.start_over(start, tables)
         self.note(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
 
@@ -226,19 +226,19 @@ class LogCopy:
 
     @property
     def _must_begin(self) -> bool:
-        """Whether nothing was copied yet."""
+        """Whether nothing has been copied yet."""
         is_complete = self.state.is_complete
         return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
 
     def _adopt_all(self, tables: CopiedTables) -> None:
-        """Save all tables of the leader but its offsets, which are ahead of an empty log."""
+        """Save the leader's tables except its offsets, which would be ahead of an empty log."""
         self.note(is_copy=True, is_complete=False)
         self._keeper.adopt(
             CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
         )
 
     def note(self, **changes: object) -> None:
-        """Keep changed fields of :attr:`state`, durably.
+        """Change fields of :attr:`state`, durably.
 
         Raises:
             OSError: The disk refuses.
@@ -277,7 +277,7 @@ class LogCopy:
         self.epoch = max(self.epoch, self.state.epoch, newest)
 
     def note_epoch(self, epoch: int) -> None:
-        """Keep a newer epoch durably: even after a restart, an older leader must not be followed.
+        """Record a newer epoch durably: an older leader must not be followed, even after a restart.
 
         Raises:
             OSError: The disk refuses.
@@ -287,7 +287,7 @@ class LogCopy:
             self.note(epoch=self.epoch)
 
     def note_doubt(self, reason: str) -> None:
-        """Note that the copy may lack something that it had.
+        """Record that the copy may have lost something.
 
         Raises:
             OSError: The disk refuses.
@@ -296,7 +296,7 @@ class LogCopy:
         self.note(doubt=reason)
 
     def end_doubt(self) -> None:
-        """Note that the copy has everything that its leader had.
+        """Record that the copy has caught up with its leader.
 
         Raises:
             OSError: The disk refuses.
@@ -316,7 +316,7 @@ class LogCopy:
             if was_open and not self._is_broken:
                 await self.sync()
                 if self.unindexed <= _INDEXED_AT_THE_END:
-                    # The next start reads the rest; a fail-over may be waiting for this close.
+                    # Otherwise the next start does this: a fail-over may wait for the close.
                     await self.index()
                 async with self._indexing:
                     await self._save_indexes()
@@ -367,11 +367,11 @@ class LogCopy:
         if tables.offsets is not None:
             late = CopiedTables(offsets=tables.offsets, floors=tables.floors)
             self._late.append((leaders_end, late))
-            # The oldest tables are reached first, and the newest matter most.
+            # The oldest tables can be saved first, and the newest matter most; drop the others.
             del self._late[1:-1]
 
     def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
-        """Append spans at the end of the log; :meth:`index` makes their records known.
+        """Append spans to the log; :meth:`index` later indexes their records.
 
         Args:
             spans: Whole spans of one file.
@@ -379,7 +379,7 @@ class LogCopy:
             epoch: The epoch of the leader that sent them.
 
         Raises:
-            RemoteProtocolError: They do not follow the log.
+            RemoteProtocolError: They do not continue the log.
             StoreError: The disk refused.
         """
         self.last = self._store.copy(spans, file_start, self.last, epoch)
@@ -391,7 +391,7 @@ class LogCopy:
 
     @property
     def indexable(self) -> int:
-        """The number of those bytes that may be indexed now."""
+        """The number of unindexed bytes that may be indexed now."""
         end = min(self.durable, self.acknowledged) if self._serves_reads else self.end
         return max(0, self._whole_until(end) - self._store.checkpoints.published)
 
@@ -401,13 +401,13 @@ class LogCopy:
         return end if damage is None else min(end, damage)
 
     async def index(self, most: int | None = None) -> None:
-        """Index records that were copied, up to the first damaged part.
+        """Index copied records, up to the first damaged part.
 
         Args:
             most: The approximate number of bytes to index; all by default.
 
         Raises:
-            StoreError: A record was stored broken, or a sync failed.
+            StoreError: A record is broken in a span with a correct checksum, or a sync failed.
             OSError: An index cannot be saved.
         """
         store, checkpoints = self._store, self._store.checkpoints
@@ -462,7 +462,7 @@ class LogCopy:
         """Make the log durable, and save the offsets and floors that it has reached.
 
         Raises:
-            SyncFailed: The disk refused, so what it holds is unknown.
+            SyncFailed: The disk refused, so its contents are unknown.
             OSError: The tables cannot be saved.
         """
         async with self._syncing:
@@ -484,7 +484,7 @@ class LogCopy:
             self.note(is_complete=True)
 
     async def merge_topics(self) -> None:
-        """Write the file of all topics anew if many have changed.
+        """Rewrite the file of all topics if many have changed.
 
         Raises:
             OSError: The disk refuses.
@@ -509,12 +509,12 @@ class LogCopy:
 
     async def _make_durable(self, files: Sequence[File]) -> None:
         if self._is_broken:
-            # A file reports a failed sync once, so the success of the next one means nothing.
+            # A file reports a failed sync only once, so a later success means nothing.
             raise SyncFailed("the disk could not make the copy durable before")
         syncing = asyncio.ensure_future(self._disk.sync_soon(files))
         syncing.add_done_callback(self._synced)
         try:
-            # A caller that is cancelled does not stop the disk, and its failure must be known.
+            # Cancelling the caller does not stop the disk, whose failure must still be noticed.
             await asyncio.shield(syncing)
         except OSError as error:
             raise SyncFailed(f"the disk could not make the copy durable: {error}") from error
@@ -529,7 +529,7 @@ class LogCopy:
 
         Raises:
             OSError: The disk refuses to write them.
-            SyncFailed: The disk refused to keep them.
+            SyncFailed: The disk could not make them durable.
         """
         async with self._syncing:
             segments = self._store.log.segments
@@ -539,10 +539,10 @@ class LogCopy:
     # Cutting back
 
     def span_starts(self) -> Iterator[Sequence[int]]:
-        """Where the spans with intact heads begin, for each file, newest file first."""
+        """The start of each span with an intact head, file by file, newest file first."""
         segments = self._store.log.segments
         for extent in reversed(segments.extents()):
-            # A file may hold a million spans.
+            # An array, because a file may hold a million spans.
             starts, at = array("q"), extent.start
             while at < extent.end:
                 try:
@@ -559,7 +559,7 @@ class LogCopy:
         return head
 
     def cut_back(self, last: SpanHead | None, leaders_start: int, tables: CopiedTables) -> None:
-        """End the log behind a span, and log where the rest is kept.
+        """Cut the log after a span, and report where the rest is kept.
 
         Args:
             last: The last span that stays; without one, the whole log is cut.
@@ -591,13 +591,13 @@ class LogCopy:
         try:
             self._open()
         except (CorruptRecord, LogTooShort) as error:
-            # It was opened with an index that reached further, and the cut has removed that.
+            # The log could be opened only with an index that the cut has removed.
             self._begin_again(None)
             self.note_doubt(str(error))
             self._open()
 
     def start_over(self, start: int, tables: CopiedTables) -> None:
-        """Begin again with an empty log where the leader's begins; the old one is kept aside.
+        """Start again with an empty log where the leader's begins; keep the old log aside.
 
         Raises:
             StoreError: The directory is damaged.
@@ -606,7 +606,7 @@ class LogCopy:
         size, end = self.end - self.start, self.end
         self._begin_again(None)
         self.note(is_copy=True, is_complete=False)
-        # The tables must not be ahead of what is left of the log.
+        # The tables must not be ahead of the rest of the log.
         floors = self._keeper.floors().floors
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())

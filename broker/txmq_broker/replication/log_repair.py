@@ -1,4 +1,4 @@
-"""Repairs the damaged parts of a follower's log with spans of its leader's.
+"""Repairs the damaged parts of a follower's log with spans from its leader.
 
 Both logs have the same bytes at the same positions, so intact spans replace damaged ones. An
 interrupted repair leaves a smaller damaged part, which is found again.
@@ -45,10 +45,10 @@ class LogRepair:
         verifier: Checks whether a part is intact.
         member: The name of this follower.
         disk: The directory.
-        clock: For the names of side folders.
+        clock: Gives the time for the names of side folders.
 
     Attributes:
-        look_again: Call it when the damaged parts have changed.
+        look_again: To be called when the damaged parts have changed.
         on_repaired: Called with the part, the leader's address, and the folder with the damaged
             bytes.
     """
@@ -69,7 +69,7 @@ class LogRepair:
         self.on_repaired: Callable[[DamagedPart, str, str], None] = lambda *_: None
 
     async def run(self, connection: Connection) -> None:
-        """Repair what is found, until cancelled or the connection is lost.
+        """Repair damaged parts until cancelled or the connection is lost.
 
         Raises:
             TransportError: The leader does not answer.
@@ -121,11 +121,11 @@ class LogRepair:
         self.on_repaired(part, connection.address, kept)
 
     async def _fetch(self, position: int, end: int, connection: Connection) -> bytes:
-        """Whole spans from a position on.
+        """Fetch whole spans from a position on.
 
         Raises:
             BrokerRefused: The leader has none there.
-            RemoteProtocolError: It sent something else.
+            RemoteProtocolError: The leader sent something else.
         """
         copy = self._copy
         wanted = FetchSpans(self._member, copy.epoch, position, end)
@@ -144,7 +144,7 @@ class LogRepair:
         return found.body
 
     async def _keep_aside(self, part: DamagedPart) -> str:
-        """Copy the damaged bytes into a side folder; returns the folder."""
+        """Copy the damaged bytes into a side folder; return the folder."""
         segments = self._copy.store.log.segments
         extent, log_id = segments.extent_at(part.start), segments.log_id
         folder = cut_folder(part.start, self._clock.wall_ms())

@@ -47,17 +47,17 @@ __all__ = ["LogShipper", "ReplicaIds"]
 
 _TICK_S: Final = 0.25
 _HOLD_S: Final = 0.5
-"""How long a follower's request stays open before it is answered with the committed offsets. So the
-offsets of a new leader are at most a second old.
+"""How long a follower's request stays open before the answer sends the committed offsets. So a new
+leader's offsets are never more than a second old.
 """
 
 _SHOW_S: Final = 0.01
-"""How often a follower that serves reads is sent the acknowledged position."""
+"""How often the acknowledged position is sent to a follower that serves reads."""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
 _DEFLATED_FROM: Final = 4 * 1024 * 1024
-"""Bytes of tables from which they are compressed: some 25,000 topics."""
+"""Tables larger than this are compressed: those of about 25,000 topics."""
 _LEVEL: Final = 1
 
 
@@ -80,7 +80,7 @@ class FollowerLink:
     acknowledged: int = -1
     """The acknowledged position that it received last: readers there see the log up to it."""
     is_shared: bool = False
-    """Whether its log is the beginning of ours."""
+    """Whether its log is a prefix of this leader's log."""
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
     first: TableVersions | None = None
@@ -98,11 +98,11 @@ class LogShipper:
 
     Args:
         store: The log.
-        clock: For how long requests stay open.
-        tables: The tables beside the log.
-        answers: What waits for the followers.
+        clock: Measures how long requests stay open.
+        tables: The leader's tables.
+        answers: The in-sync set, and the answers that wait for it.
         refusal: Returns why a member may not follow; empty if it may.
-        verifier: Checks where damage is suspected.
+        verifier: Checks positions where damage is suspected.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LogShipper:
         self._ids = ReplicaIds()
 
     def figures(self) -> dict[str, int]:
-        """The connected followers, and how far behind the slowest one is."""
+        """The number of connected followers, and how many bytes the slowest one lacks."""
         end = self._store.log.end
         copied = [max(self._copied_to(member), 0) for member in self._links]
         return {
@@ -141,7 +141,7 @@ class LogShipper:
         }
 
     def followers(self, known: Iterable[str]) -> list[FollowerEntry]:
-        """The connected followers, and others that are known to belong to the set."""
+        """The connected followers, and the other known members of the set."""
         members = self._links.keys() | self._answers.in_sync | set(known)
         return [self._entry(member) for member in sorted(members)]
 
@@ -192,7 +192,7 @@ class LogShipper:
 
         Raises:
             NoPermission: The follower was removed from the set, has seen a newer epoch, or may not
-                have the accounts.
+                receive the accounts.
         """
         wanted = request.read(FollowLog)
         if not wanted.waits:
@@ -239,10 +239,10 @@ class LogShipper:
         return link
 
     def _join(self, connection: Connection, request: Command) -> Steps:
-        """Compare the histories, and send all tables: in parts, as they may be large."""
+        """Compare the histories, and send all tables, in parts because they may be large."""
         wanted = request.read(FollowLog)
         link = self._link_of(connection, request, wanted)
-        # Its copy may end before these offsets; the first answer at the log's end repeats them.
+        # The copy may be behind these offsets, so the first answer at the log's end repeats them.
         link.first = self._tables.versions() if wanted.takes_changes else None
         parts = []
         for part in self._tables.saved_parts():
@@ -277,7 +277,7 @@ class LogShipper:
                 self._answers.leave(other)
 
     def leave_removed(self) -> None:
-        """Stop shipping to members that may no longer follow."""
+        """Stop shipping to members that must no longer follow."""
         for member in sorted(self._links.keys() | self._answers.in_sync):
             if not (refusal := self._refusal(member)):
                 continue
@@ -305,7 +305,7 @@ class LogShipper:
         link.copied = copied.position
         if link.is_out:
             return
-        # A follower joins only with the tables that every member of the set has.
+        # A follower joins only once it has the tables that every member of the set has.
         if copied.member in self._answers.awaited or link.taken == self._tables.versions():
             self._answers.note_copied(copied.member, copied.position)
 
@@ -314,7 +314,7 @@ class LogShipper:
 
         Raises:
             InvalidParameter: The sender does not follow, or this log does not have that part.
-            CorruptRecord: It is damaged here, too.
+            CorruptRecord: That part is damaged here, too.
         """
         wanted = request.read(FetchSpans)
         link, segments = self._links.get(wanted.member), self._store.log.segments
@@ -348,9 +348,9 @@ class LogShipper:
         return (head.position + head.size, head.epoch, head.checksum) == known
 
     def _refuse_doubt(self, wanted: FollowLog) -> None:
-        """Refuse to answer that a span is not in this log if its head may be damaged here.
+        """Refuse to compare a span whose head may be damaged in this log.
 
-        The follower would cut its intact copy.
+        If this leader denied having the span, the follower would cut its intact copy.
         """
         segments, position = self._store.log.segments, wanted.position
         is_behind = position == segments.end
@@ -364,7 +364,7 @@ class LogShipper:
     # Answers to followers
 
     def written(self) -> None:
-        """Ship what was written to the followers that wait for it."""
+        """Ship newly written spans to the followers that wait for them."""
         for link in self._links.values():
             self._answer_open(link)
 
@@ -438,10 +438,10 @@ class LogShipper:
         return data[:whole]
 
     def _whole_spans(self, position: int) -> bytes:
-        """Spans whose checksums are right.
+        """Spans with correct checksums, from a position on.
 
         Raises:
-            CorruptRecord: The one at this position is damaged.
+            CorruptRecord: The span at the position is damaged.
         """
         segments = self._store.log.segments
         extent = segments.extent_at(position)
@@ -457,7 +457,7 @@ class LogShipper:
         raise CorruptRecord(position, reason)
 
     def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
-        """The tables that the follower needs before the spans of the same answer, as JSON."""
+        """The tables that the follower needs before the spans in this answer, as JSON."""
         now = self._clock.monotonic()
         versions = self._tables.versions()
         is_changed = versions != link.versions
@@ -486,7 +486,7 @@ class LogShipper:
     # Changes of the tables
 
     def hold_change(self, connection: Connection, answer: bytes) -> None:
-        """Send an answer once every follower in the set has the tables as they are now."""
+        """Send an answer once every follower in the set has the current tables."""
         self._changes.hold(self._tables.versions(), connection, answer)
         self.written()
         self._changes.release()
@@ -514,10 +514,10 @@ class LogShipper:
                 elif acknowledged < self._store.log.end:
                     self._watch_acknowledged()
 
-    # Time
+    # Timers
 
     def watch(self) -> None:
-        """Look at the time from now on."""
+        """Start the timer, unless it already runs."""
         if self._timer is None:
             self._older = self._newer = self._store.log.end
             self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
@@ -539,7 +539,7 @@ class LogShipper:
         self._older, self._newer = older, newer
 
     def close(self) -> None:
-        """Stop looking at the time."""
+        """Stop the timers, and drop all held answers."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -553,8 +553,8 @@ class LogShipper:
 class ReplicaIds:
     """The ids of a leader's followers, from 1 on; 0 is the leader's own.
 
-    A member keeps its id while this leader leads. Under a new leader it keeps the id as well,
-    because the follower names the one that it had.
+    A member keeps its id while this leader leads. A new leader usually assigns the same id, because
+    the follower asks for it.
     """
 
     def __init__(self) -> None:
@@ -565,7 +565,7 @@ class ReplicaIds:
 
         Args:
             member: Its name.
-            wanted: The id that it had before, or 0. It gets another one if that is taken.
+            wanted: The id that it had before, or 0. If it is taken, the member gets another one.
         """
         found = self._ids.get(member)
         if found is not None:

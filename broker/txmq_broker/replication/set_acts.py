@@ -46,7 +46,7 @@ class KnownSet:
     in_sync: frozenset[str]
     """The connected followers that are in sync."""
     removed: dict[str, SetAct]
-    """By the name in the settings."""
+    """The removals, by the name that a member has in its settings."""
     min_in_sync: int
 
     def member_for(self, act: str, name: str, *, allow_refused_sends: bool) -> str:
@@ -54,11 +54,11 @@ class KnownSet:
 
         Args:
             act: The act.
-            name: The whole name of a member, or the one in its settings.
+            name: The whole name of a member, or the name in its settings.
             allow_refused_sends: Whether a removal may leave too few copies in sync for sends.
 
         Returns:
-            The whole name for a hand-over, and else the one in the settings.
+            The whole name for a hand-over, and otherwise the name in the settings.
 
         Raises:
             InvalidParameter: The act or the member is unknown, or the name is ambiguous.
@@ -106,7 +106,7 @@ def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> st
     """The whole name of a member.
 
     Args:
-        name: Its whole name, or the one in its settings.
+        name: Its whole name, or the name in its settings.
         members: The members of the set.
         in_sync: The members that are in sync.
 
@@ -115,7 +115,7 @@ def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> st
     """
     known = {*members, *in_sync}
     found = [member for member in known if name in (member, short_name(member))]
-    # Two members with one name in their settings: one of them has lost its directory.
+    # If two members have one name in their settings, one of them has lost its directory.
     found = [member for member in found if member in in_sync] or found
     if not found:
         near = get_close_matches(name, {*known, *map(short_name, known)}, 1)
@@ -135,7 +135,7 @@ def removal_text(member: str, removal: SetAct) -> str:
 
 
 def promotion_command(member: str, broker: str, coordinator: str) -> str:
-    """The command that lets a member lead with the log that it has."""
+    """The command that lets a member lead with its log, even if messages are lost."""
     return (
         f"txmq cluster promote {member} --broker {broker} --coordinator {coordinator} "
         "--allow-data-loss --reason TEXT"
@@ -171,11 +171,11 @@ def _list(names: Iterable[str]) -> str:
 
 
 class StepDown:
-    """Hands over while there is a reason not to lead.
+    """Tries to hand over the leadership while there is a reason not to lead.
 
     Args:
         leadership: The leadership to hand over.
-        clock: For the time in the record of the act.
+        clock: Gives the time for the record of the act.
         successors: Returns the followers that could lead now, the best one first.
     """
 

@@ -1,12 +1,12 @@
-"""Cuts from a follower's log what its leader does not have, and keeps it in a side folder.
+"""Cuts the part of a follower's log that its leader lacks, and keeps it in a side folder.
 
-The decision comes first: :func:`last_shared` finds where the two logs part, and
-:func:`refuse_to_lose` keeps what the set has acknowledged. So only bytes are cut that were never
-acknowledged, or that an operator gave up.
+The decision comes first: :func:`last_shared` finds where the two logs diverge, and
+:func:`refuse_to_lose` protects the part that the set has acknowledged. So a cut removes only bytes
+that were never acknowledged, or that an operator gave up.
 
-The rest of this module carries a cut out, on a store that is taken and not open yet. Each step is
-durable before the next one: the tables lose what refers to the tail, the tail is copied aside, the
-cut is noted, and the log is cut. After a crash in between it is cut again.
+The rest of this module carries out a cut, on a store that is locked but not open yet. Each step is
+durable before the next one: lower the tables so that they refer to nothing in the tail, copy the
+tail to a side folder, record the cut, cut the log. After a crash, a recorded cut is repeated.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class ComparedLog(Protocol):
 
     @property
     def doubt(self) -> str:
-        """Why it may lack something that it had; empty if there is no sign of that."""
+        """Why it may have lost something; empty if there is no sign of a loss."""
         ...
 
     def span_starts(self) -> Iterator[Sequence[int]]:
-        """Where the spans of each file begin, newest file first."""
+        """The start of each span, file by file, newest file first."""
         ...
 
     def head_at(self, start: int) -> SpanHead:
@@ -73,7 +73,7 @@ async def last_shared(
 
     Args:
         log: The follower's log.
-        is_shared: Asks the leader whether it has a span, and so everything before it.
+        is_shared: Asks the leader whether it has a span, and therefore everything before it.
     """
 
     async def shared_at(start: int) -> SpanHead | None:
@@ -98,13 +98,13 @@ async def last_shared(
 def refuse_to_lose(
     log: ComparedLog, position: int, acknowledged: LogEnd | None, leader: str, way_out: str
 ) -> None:
-    """Keep what the set has acknowledged, even if the leader lacks it.
+    """Refuse a cut that would lose what the set has acknowledged.
 
     Args:
         log: The follower's log.
         position: Where it would be cut.
-        acknowledged: The end of what the set has acknowledged, as far as its store knows.
-        leader: The leader.
+        acknowledged: The end of what the set has acknowledged, according to its store.
+        leader: The address of the leader.
         way_out: The command that lets this follower lead.
 
     Raises:
@@ -121,21 +121,21 @@ def refuse_to_lose(
         )
 
 
-# The tables beside the log
+# The tables
 
 
 def lower_tables(
     keeper: Keeper, disk: Disk, log_id: int, position: int, leaders: CopiedTables
 ) -> None:
-    """Save tables that refer to nothing behind a position of the log.
+    """Save tables that refer to nothing after a position of the log.
 
-    Topics and groups become the leader's. Committed offsets and floors stay, or come back to the
-    first message behind the position.
+    The leader's topics and groups replace those here. Committed offsets and floors that point past
+    the first message after the position are lowered to it.
 
     Args:
         keeper: The tables of the directory.
         disk: The directory.
-        log_id: Its log.
+        log_id: The identity of its log.
         position: The position.
         leaders: The tables of the leader.
 
@@ -155,7 +155,7 @@ def lower_tables(
 
 
 def _lowest(offsets: QueueOffsets, behind: QueueOffsets) -> dict[str, dict[int, int]]:
-    """The lower offset of each queue that has one in the first mapping."""
+    """For each queue in the first mapping, the lower of its offsets in both."""
     return {
         topic: {
             number: min(offset, behind.get(topic, {}).get(number, offset))
@@ -166,7 +166,7 @@ def _lowest(offsets: QueueOffsets, behind: QueueOffsets) -> dict[str, dict[int, 
 
 
 def _offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[int, int]]:
-    """The first offset of each queue that has messages at or behind a position of the log."""
+    """The first offset of each queue that has messages at or after a position of the log."""
     first: dict[str, dict[int, int]] = {}
     reader = LogReader(disk, log_id)
     reader.open()
@@ -179,7 +179,7 @@ def _offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[in
                     continue
                 for found, place, data in piece.found():
                     if isinstance(found, AcceptedLoss):
-                        # The queues jumped there; where they were before, it does not say.
+                        # The queues jumped to these offsets; the record does not say from where.
                         for topic, numbers in found.offsets.items():
                             first.setdefault(topic, {}).update(dict.fromkeys(numbers, 0))
                     for entry in indexed(reader.record_at, found, place, data):
@@ -194,7 +194,7 @@ def _offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[in
 
 
 def keep_tail(disk: Disk, log: CommitLog, position: int, now_ms: int) -> str:
-    """Copy the log behind a position to a side folder; returns the folder.
+    """Copy the log after a position to a side folder; return the folder.
 
     Raises:
         OSError: The disk refused.
@@ -208,15 +208,15 @@ def keep_tail(disk: Disk, log: CommitLog, position: int, now_ms: int) -> str:
 
 
 def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
-    """Carry out a cut that was noted, if there is one; returns what is known about the copy.
+    """Carry out the recorded cut, if there is one; return the state of the copy.
 
     Args:
         keeper: The tables of the directory.
         disk: The directory.
-        log: Its log, which is taken and not open yet.
+        log: Its log, which is locked but not open yet.
 
     Raises:
-        DamagedFile: The file about the copy is damaged.
+        DamagedFile: The file with the state of the copy is damaged.
         OSError: The disk refused.
     """
     state = keeper.copy_state()
@@ -228,10 +228,10 @@ def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
 
 
 def _cut_tail(disk: Disk, log: CommitLog, last: int, position: int) -> None:
-    """End the log behind the span that begins at ``last``; harmless when repeated.
+    """Cut the log after the span that begins at ``last``; harmless when repeated.
 
     If no span stays, ``last`` equals the position. The indexes of the cut files are removed,
-    because they describe what is cut.
+    because they describe the cut part.
     """
     segments = _opened(disk, log)
     try:
@@ -243,7 +243,7 @@ def _cut_tail(disk: Disk, log: CommitLog, last: int, position: int) -> None:
         checksum = 0 if head is None else head.checksum
         mark = log.high_water.mark
         accepted = 0 if mark is None else mark.accepted
-        # Before the cut: the mark never claims more than there is.
+        # Before the cut, so that the mark never claims more than the log has.
         log.high_water.settle(Mark(segments.start, last, position, checksum, accepted))
         segments.cut(position, is_last=True)
     finally:
@@ -261,7 +261,7 @@ def set_aside(disk: Disk, log: CommitLog, now_ms: int) -> str:
     segments.close()
     folder = cut_folder(extents[0].start, now_ms)
     log.high_water.forget()
-    # The newest file is first: a beginning of a log is a log.
+    # Newest file first: if this is interrupted, the remaining files are still a valid log.
     for extent in reversed(extents):
         _keep(disk, log_id, [extent], extent.start, folder)
         for path in (path_of(extent.start), log_path_of(extent.start)):
@@ -282,7 +282,7 @@ def _keep(disk: Disk, log_id: int, extents: list[Extent], position: int, folder:
         for extent in extents:
             keep_aside(disk, extent, max(position, extent.start), folder)
     except OSError:
-        # Nothing was cut yet; on a full disk the copies would only take room.
+        # These bytes are still in the log; on a full disk their copies would only take up room.
         with suppress(OSError):
             for extent in extents:
                 disk.remove(f"{folder}/{log_path_of(max(position, extent.start))}")

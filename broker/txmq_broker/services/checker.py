@@ -1,8 +1,8 @@
 """Check-back: asks producers for the state of their open transactions, and counts the checks.
 
-A check counts towards ``check_max`` once it has reached a producer: when the producer answers
-"unknown", or when its connection is alive and it has not answered by the next check. An error with
-one transaction is logged, and the round continues.
+A check counts towards ``check_max`` if it has reached a producer: when the producer answers
+"unknown", or when it has not answered by the next check although its connection is alive. An error
+with one transaction is logged, and the round continues.
 
 The schedule of the checks is in monotonic time, for any number of transactions. Transactions that
 come due together share a bucket, so a round costs only what is due. A decided transaction stays in
@@ -45,22 +45,22 @@ _WIDTH_S: Final = 0.05
 """The resolution of due times."""
 
 _AT_ONCE: Final = 4096
-"""Keys that one call takes from the buckets; bounds the time after a restart with a million."""
+"""Keys that one call takes from the buckets. This limits its time if a million are due."""
 
 _CELLS: Final = 1 << 14
 """Cells of the hash table of waiting keys; a look-up reads one cell."""
 
 _TIDIED: Final = 4
-"""Keys of the queue that each removal tidies."""
+"""Keys of the queue that each removal checks, to drop the removed ones."""
 
 _KEY_BYTES: Final = array("q").itemsize
 
 _SEARCHED_MAX: Final = 500_000
-"""Scheduled keys that a search for one of them passes: some milliseconds."""
+"""Scheduled keys that a search for one of them may pass, which takes some milliseconds."""
 
 
 class OpenCheck(NamedTuple, Generic[C]):
-    """A check that was sent and is not answered."""
+    """A check that was sent and is not answered yet."""
 
     connection: C
     at: float
@@ -79,7 +79,7 @@ class _KeyQueue:
     """A first-in-first-out queue of keys, eight bytes each.
 
     Attributes:
-        keys: The keys, the first of which may already be taken; empty once all are taken.
+        keys: The keys; the first ones may already be taken. Empty once all are taken.
     """
 
     def __init__(self) -> None:
@@ -107,15 +107,15 @@ class _KeyQueue:
 class _KeySet:
     """A first-in-first-out queue of distinct keys with removal; some twenty bytes each.
 
-    Finding a key in the queue would cost its length. A removed key stays in the queue and is
-    skipped; each removal also tidies a few keys of the queue.
+    To find a key in the queue, one would have to scan it. So a removed key stays in the queue and
+    is skipped later; each removal also moves a few keys to a queue without removed keys.
     """
 
     def __init__(self) -> None:
         self._cells: dict[int, array[int]] = {}
         self._count = 0
         self._tidy = _KeyQueue()
-        """The tidied front of the queue."""
+        """The front of the queue, without removed keys."""
         self._queue = _KeyQueue()
 
     def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Checks(Generic[C]):
         self._order: list[int] = []
         self.current: dict[int, int] = {}
         self._again = _KeyQueue()
-        """Due again while their check is still open; they need no further slot."""
+        """Transactions that are due again while their check is open; they need no new slot."""
         self._ready = _KeyQueue()
         self.asked: dict[int, OpenCheck[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
@@ -177,13 +177,13 @@ class Checks(Generic[C]):
     # Waiting
 
     def arm(self, key: int, due: float) -> bool:
-        """Schedule a check, not before a time; returns true like :meth:`arm_all`."""
+        """Schedule a check for a time or soon after; returns the same as :meth:`arm_all`."""
         if key in self.current:
             self.current[key] = math.ceil(due / _WIDTH_S)
         return self.arm_all((key,), due)
 
     def arm_instead(self, key: int, due: float) -> None:
-        """Schedule a check and cancel any earlier schedule of it."""
+        """Schedule a check in place of an earlier schedule of it."""
         self.current[key] = -1
         self.arm(key, due)
 
@@ -221,8 +221,9 @@ class Checks(Generic[C]):
         return self._order[0] * _WIDTH_S if self._order else None
 
     def due_of(self, key: int) -> float | None:
-        """The time at which a transaction comes due; ``None`` if it has none, or if too many others
-        come due before it.
+        """The time at which a transaction comes due.
+
+        ``None`` if it is not scheduled, or if too many others come due before it.
         """
         number = self.current.get(key, -1)
         if number >= 0:
@@ -315,7 +316,7 @@ class Checks(Generic[C]):
     def found(self, group: str, count_max: int = CHECKS_MAX) -> int:
         """Make stranded checks due, because a producer has room for them; returns how many.
 
-        ``count_max`` is that room: further checks would come back here at once.
+        ``count_max`` is that room: further checks would be stranded again at once.
         """
         waiting = self.stranded.get(group)
         if waiting is None:
@@ -330,7 +331,7 @@ class Checks(Generic[C]):
 log = logging.getLogger(__name__)
 
 STEP_S: Final = 60.0
-"""The longest time for which one step postpones a transaction."""
+"""The longest time for which one step postpones the check of a transaction."""
 
 ROUND_MAX: Final = 500
 """Transactions checked in one round, before the loop runs other tasks."""
@@ -375,7 +376,7 @@ class Checker:
     async def run(self) -> None:
         """Check due transactions until cancelled."""
         now = self._clock.monotonic()
-        # In parts, as there may be a million. Some are decided, or rechecked, in between.
+        # In parts, as there may be a million. Some are decided or rechecked in between.
         for number, key in enumerate(list(self._pending), 1):
             self._arm_first(key, now)
             if number % ROUND_MAX == 0:
@@ -404,7 +405,8 @@ class Checker:
             self.checks.arm(key, now + self._transactions.settings.timeout)
 
     def _arm_immune(self, key: int, seconds: int, now: float) -> bool:
-        # In small steps: a transaction that is decided early must not stay in memory until the end.
+        # In small steps, so that a transaction that is decided early does not stay in memory until
+        # the end.
         if seconds > STEP_S:
             self._immune_until[key] = now + seconds
         return self.checks.arm(key, now + min(seconds, STEP_S))
@@ -440,15 +442,16 @@ class Checker:
             self._has_time(group)
 
     def producers_seen(self, groups: Iterable[str]) -> None:
-        """Check the transactions that wait for a producer of these groups: one has sent a
-        heartbeat.
+        """Check the transactions that wait for a producer of these groups.
+
+        Called when such a producer has sent a heartbeat.
         """
         for group in groups:
             if self.checks.found(group):
                 self._wake.set()
 
     def _has_time(self, group: str) -> None:
-        """Check one more transaction of a group: its producer has answered."""
+        """Check one more transaction of a group, because a producer has answered."""
         self.checks.found(group, 1)
         self._wake.set()
 
@@ -464,7 +467,7 @@ class Checker:
     def note_unknown(self, key: int) -> None:
         """Note that a producer answered a check with "unknown"."""
         if self.checks.settle(key) is None:
-            # There was no check, or another producer was asked before this answer came.
+            # No check is open: there was none, or it has ended.
             return
         self._transactions.tally.checks_unknown += 1
         self.history.note_answer(key, UNKNOWN, self._clock.wall_ms())
@@ -504,7 +507,7 @@ class Checker:
             except Exception as error:
                 # One bad transaction must not keep the others from being checked.
                 if isinstance(error, CorruptRecord) and (half := self._pending.find(key)):
-                    self.on_damage(error)  # It counts as a check, so it is parked in the end.
+                    self.on_damage(error)  # This counts as a check, so it is parked in the end.
                     self._spend(key, half)
                 elif isinstance(error, (TxmqError, OSError)):
                     log.error("a check failed: %s", error)  # noqa: TRY400
@@ -575,10 +578,10 @@ class Checker:
         return msgspec.structs.replace(half, checks=half.checks + 1)
 
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
-        """Return the producer to ask: first the one that sent it, then the others of its group.
+        """Return the producer to ask: first the sender, then the other producers of its group.
 
-        The number of checks without a decision gives the turn, so no state is kept for it;
-        the transaction's offset spreads the first turns over the members.
+        Whose turn it is follows from the number of checks without a decision, so it needs no state.
+        The transaction's offset spreads the first turns over the members.
         """
         others = self._clients.producers(half.group)
         place = next(

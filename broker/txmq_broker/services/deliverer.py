@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 _COUNTED_TOGETHER: Final = 100
 _COUNTING_REST_S: Final = 0.01
-"""A start counts retries in steps, with this rest between them: a hundred messages take about two
-milliseconds, so a million take two minutes and a fifth of the processor."""
+"""A start counts retries in steps of 100, with this pause between them. A step takes about two
+milliseconds, so a million messages take two minutes and a fifth of the processor."""
 
 
 class Deliverer:
@@ -67,7 +67,7 @@ class Deliverer:
             try:
                 self.round(now_ms)
             except (ServiceUnavailable, OSError) as error:
-                # No message is lost: they wait until the disk accepts writes.
+                # No message is lost: due messages wait until the disk accepts writes.
                 if not self._is_refused:
                     log.warning("messages that are due must wait: %s", error)
                 self._is_refused = True
@@ -76,10 +76,10 @@ class Deliverer:
             await self._sleep(self._pause(now_ms))
 
     def _pause(self, looked_ms: int) -> float:
-        """The seconds until the next look; a published message ends the wait."""
+        """How many seconds to wait for due messages; a published message may end the wait."""
         next_ms = self._delays.next_ms()
         if self._delays.is_delivering or next_ms is None or next_ms <= looked_ms:
-            # Messages that were due at the last look and are still here wait for the disk.
+            # Messages that were due in the last round and are still here wait for the disk.
             self._sleeps_until = None
             return LOOK_S
         self._sleeps_until = next_ms

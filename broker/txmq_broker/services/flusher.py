@@ -1,9 +1,9 @@
 """Group commit: all records staged in one turn of the event loop share one write and one sync.
 
-A turn ends when the loop calls the flusher again, which then writes the span; a large turn is
-written in parts. With ``flush = "sync"`` its answers wait until the disk confirms. Records staged
-during a sync form the next span, which is written as soon as the disk is free. A failed sync stops
-the broker, because the state of the disk is then unknown.
+A turn ends when the loop calls the flusher again, which then writes the staged records as a span; a
+large turn is written in parts. With ``flush = "sync"`` its answers wait for the sync. Records
+staged during a sync form the next span, which is written as soon as the disk is free. A failed sync
+stops the broker, because the state of the disk is then unknown.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ STUCK_S: Final = 1.0
 """If a sync takes longer, the disk is behind: sends are refused until it catches up."""
 
 _EARLY_SPAN_BYTES: Final = 384 * 1024
-"""Approximate maximum span size when syncing is off. Its clients continue once it is answered while
-the broker serves the rest; otherwise the two would take turns.
+"""Approximate maximum span size when syncing is off. The clients of an answered span continue while
+the broker serves the rest; with larger spans the two would take turns.
 """
 
 CHECKPOINT_RETRY_S: Final = 5.0
-"""The pause after a failed save of the indexes, because each attempt builds all of them again."""
+"""The pause after a failed save of the indexes, because each attempt encodes them again."""
 
 
 Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
@@ -77,7 +77,7 @@ class HeldAnswers(Protocol):
 
 
 class RunningSync(NamedTuple):
-    """A running sync: what it makes durable, the number of its waiting spans, and its beginning."""
+    """A running sync: what it makes durable, the number of spans that wait for it, its start."""
 
     done: asyncio.Future[None]
     point: SyncPoint
@@ -117,9 +117,9 @@ class Flusher:
         self._began = 0.0
         """When the first turn of the next span began."""
         self._arrivals: deque[float] = deque()
-        """When the messages of each written span arrived, until the span is released."""
+        """When the messages of each written span arrived; kept until the span is released."""
         self.send_times = durations()
-        """Messages by the time from their arrival to their answer, in the mean of their span."""
+        """Messages by the time from arrival to answer, as the mean of their span."""
         self.sync_times = durations()
         self._syncing: RunningSync | None = None
         self._unmarked: SyncPoint | None = None
@@ -132,7 +132,7 @@ class Flusher:
         self._failed = self._is_stopped = False
         self._busy_refused = self._sends_refused = 0
         self.on_trouble: Callable[[str], None] = lambda _: None
-        """Called with the reason when a write fails, and with none when one succeeds again."""
+        """Called with the reason when a write fails, and with "" when writes succeed again."""
         self._is_in_trouble = False
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
@@ -150,11 +150,11 @@ class Flusher:
         }
 
     def ship_with(self, written: Callable[[], None], copies: HeldAnswers | None) -> None:
-        """Have every span that is written from now on copied.
+        """Copy every span that is written from now on.
 
         Args:
             written: Called after each write.
-            copies: Takes over durable spans; without it their answers are sent at once.
+            copies: Takes over durable spans; if it is ``None``, their answers are sent at once.
         """
         self._written = written
         if copies is not None:
@@ -183,7 +183,7 @@ class Flusher:
         self._mark()
 
     async def stop(self) -> None:
-        """Stop syncing. Answers that still wait are never sent."""
+        """Stop syncing. Waiting answers are never sent."""
         self._is_stopped = True
         self._mark()
         if self._syncing is not None:
@@ -220,7 +220,7 @@ class Flusher:
         return self._turn_ms
 
     def _begin_turn(self) -> BrokerBusy | ServiceUnavailable | None:
-        """Begin a turn, unless there is a reason to refuse sends; returns that."""
+        """Begin a turn, or return the reason to refuse sends."""
         if self._turn_ms:
             self._end_turn()
         if self._waiting or self._admission.reasons or self._failed or self._copies is not None:
@@ -232,7 +232,7 @@ class Flusher:
         return None
 
     def refusal(self) -> BrokerBusy | ServiceUnavailable | None:
-        """Why a send that comes now is refused; ``None`` if it is stored."""
+        """Why a send is refused now; ``None`` if it would be stored."""
         if reasons := self._admission.reasons:
             return ServiceUnavailable("; ".join(reasons.values()))
         if self._failed:
@@ -261,8 +261,8 @@ class Flusher:
         if self._failed:
             raise refusal
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
-            # Commits may copy messages, and a marker can address only so much of one span: write
-            # it now.
+            # Commits may copy messages, and HalfStore.oldest_shown leaves room for a span of
+            # limited size: write it now.
             self._end_turn()
         # This begins no turn, so the next send is still checked for admission.
         return self._plan_turn()
@@ -322,7 +322,7 @@ class Flusher:
                     self.on_trouble("")
                 if self._is_sync:
                     now = self._clock.monotonic()
-                    # They arrived in all turns since the first: while the disk was busy, many.
+                    # They arrived in all turns since the first one; a busy disk makes these many.
                     self._arrivals.append((began + now) / 2)
                     self._waiting.append(UnsyncedSpan(span, tickets, now))
                 else:
@@ -334,7 +334,7 @@ class Flusher:
             self._began = 0.0
         if self._waiting and self._syncing is None and not (self._failed or self._is_stopped):
             self._syncing = syncing = self._begin_sync()
-            # No task waits for it: every answer does, and a task would wake up a turn later.
+            # A callback, because a task would wake up a turn later and delay every answer.
             syncing.done.add_done_callback(self._finish_sync)
         if self._drained is not None and self._is_idle():
             self._end_drain()
@@ -386,7 +386,7 @@ class Flusher:
             if not self._note_sync(syncing, error):
                 return
             self._syncing = None
-            # The answers need not wait for the mark, which costs as much as several of them. The
+            # The answers need not wait for the mark, which costs as much as several answers. The
             # loop writes it before it takes the next request.
             self._unmarked = syncing.point
             asyncio.get_running_loop().call_soon(self._mark)
@@ -412,7 +412,7 @@ class Flusher:
             self._store.log.mark(point)
 
     def _await_clients(self) -> None:
-        """Start the next sync when the clients return. A timer of the loop is too coarse for it."""
+        """Start the next sync when the clients return. Timers of the loop are too coarse here."""
         if self._is_stopped:
             return
         if self._returning.goes_on(self._tickets, self._clock.monotonic()):
@@ -480,7 +480,7 @@ class Flusher:
         try:
             pending = self._store.checkpoints.begin(part)
         except (OSError, CorruptRecord) as error:
-            # A start can rebuild indexes; only the next restart takes longer.
+            # A start can rebuild the indexes; the next one only takes longer.
             log.warning("the indexes could not be saved: %s", error)
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False

@@ -35,7 +35,7 @@ ROUND_S: Final = 5.0
 
 SAVE_S: Final = 1.0
 """The pause between two saves of changed groups and offsets. After a crash consumers receive again
-at most the messages that they reported in this time.
+only messages that they reported within this time.
 """
 
 
@@ -95,13 +95,13 @@ class Housekeeping:
     async def _next_save(self, began: float) -> float:
         """Wait until a second after the last save began, and return the time.
 
-        If the second counted from the end of the save, a slow disk would make the offsets older.
+        Counting from the end of the save would make the saved offsets older on a slow disk.
         """
         await asyncio.sleep(max(0.0, began + SAVE_S - self._clock.monotonic()))
         return self._clock.monotonic()
 
     async def _write_tables(self) -> None:
-        """As :meth:`save_tables`, but in parts and in a thread."""
+        """Do the same as :meth:`save_tables`, but in parts and in a thread."""
         if not self._complete_if_due():
             try:
                 self.end_deletion()
@@ -123,7 +123,7 @@ class Housekeeping:
         """Save changed groups and offsets, and the tables that the start could not save.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         if not self._complete_if_due():
             try:
@@ -143,7 +143,7 @@ class Housekeeping:
         """Write every table whose file differs from memory.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         self._keeper.complete(self._topics, self._groups, self._offsets, self.floors)
 
@@ -155,7 +155,7 @@ class Housekeeping:
             save_topics: Saves the topics without it.
 
         Raises:
-            OSError: The disk refuses; the messages stay visible.
+            OSError: The write failed; the messages stay visible.
         """
         hidden = {queue.number: queue.max_offset for queue in self._store.queues_of(name)}
         # Saved first: a later topic of this name must never show the messages.
@@ -170,7 +170,7 @@ class Housekeeping:
         """Save the floors again if a deletion has begun, so that they no longer depend on topics.
 
         Raises:
-            OSError: The disk refuses; no topic may be created.
+            OSError: The write failed; no topic may be created.
         """
         if self._keeper.has_begun_deletion:
             self._keeper.save_floors(self.floors, self._store.log.durable)
@@ -179,7 +179,7 @@ class Housekeeping:
         """Delete the old files of the log at any hour.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: A disk operation failed.
         """
         hour = local_time(self._clock).hour
         self._delete_old(replace(self.retention, delete_at=str(hour)))
@@ -235,12 +235,12 @@ class Housekeeping:
 
 
 def local_time(clock: Clock) -> datetime:
-    """The time in an operator's own hours and days."""
+    """The time in the local time zone, which operators mean by hours and days."""
     return datetime.fromtimestamp(clock.wall_ms() / 1000)  # noqa: DTZ006
 
 
 class RetentionVerdict(NamedTuple):
-    """What to do about the log's files and the room on its disk now."""
+    """What to do about the log's files and about sends, given the room on the disk."""
 
     delete: int
     """The number of the oldest files to delete."""
@@ -258,7 +258,7 @@ def retention_verdict(
     """Decide which old files of the log to delete, and whether to refuse sends.
 
     Args:
-        settings: The marks.
+        settings: The retention settings.
         files: The complete files, oldest first, without the current one.
         now_ms: The wall clock.
         hour: The hour of the day, 0 to 23.

@@ -1,4 +1,4 @@
-"""The small tables on disk: topics, groups, offsets and floors, each one checked JSON file.
+"""The small tables on disk: topics, groups, offsets and floors, each in a checked JSON file.
 
 Topics, groups and floors are saved in two copies before the broker confirms a change, so one
 damaged file loses nothing. Offsets are saved every few seconds, and the previous file stays as
@@ -8,9 +8,9 @@ twice, as with RocketMQ.
 All four files exist after a directory's first start, so a missing file was deleted.
 
 Encoding and writing 100,000 topics holds up all clients for 40 ms. So with many topics a change
-writes only ``topics-changes.json``, which has everything that changed since ``topics.json``
-was written, and a thread rewrites ``topics.json`` from time to time. The changes always take
-precedence, so it does not matter whether ``topics.json`` has them too.
+writes only ``topics-changes.json``, which has every change since ``topics.json`` was written, and a
+thread rewrites ``topics.json`` from time to time. The changes always take precedence, so it does
+not matter whether ``topics.json`` has them too.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ PROMOTE_COMMAND: Final = "txmq cluster promote --data DIR --reason TEXT"
 """The command in error texts."""
 
 _PRETTY_BYTES_MAX: Final = 256 * 1024
-"""A table of this size has one row on a line, for people."""
+"""Tables up to this size have one row on a line, for people."""
 
 _MANY_TOPICS: Final = 1_000
-"""Topics beyond which changes have a file of their own."""
+"""With more topics, changes have their own file."""
 
 _CHANGES_MAX: Final = 1_000
-"""Changed topics with which ``topics.json`` is written anew."""
+"""With more changed topics, ``topics.json`` is rewritten."""
 
 _ENCODED_AT_ONCE: Final = 2_000
 """Topics that a thread encodes before it lets others run: a quarter of a millisecond."""
@@ -81,7 +81,7 @@ class Floors(Body):
 
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
-    """The log's durable end at that time."""
+    """The log's durable end when the floors were saved."""
     deleting: dict[str, dict[int, int]] = {}
     """The floors of a topic whose deletion had begun. They count if the topic does not exist."""
 
@@ -92,7 +92,8 @@ class CopyState(Body):
     epoch: int = 0
     """The newest epoch that is known here."""
     is_copy: bool = False
-    """Whether it is the copy of a leader's directory; without etcd it leads after a promotion."""
+    """Whether it is a copy of a leader's directory; without etcd, such a copy must be promoted
+    before it leads."""
     is_complete: bool = True
     """Whether the copy once had everything that its leader had."""
     cut: tuple[int, int] | None = None
@@ -102,14 +103,14 @@ class CopyState(Body):
     promoted_ms: int = 0
     """When it was promoted, by the wall clock."""
     broker_id: int = 0
-    """The id under which it registered as a follower last."""
+    """The id with which it last registered as a follower."""
     accounts: str = ""
-    """The digest of the leader's accounts that were taken last."""
+    """The digest of the leader's accounts that it adopted last."""
     doubt: str = ""
-    """Why it may lack something that it had. It must not lead before it has caught up."""
+    """Why it may have lost something. It must not lead before it has caught up."""
     damaged: list[tuple[int, int]] = []
-    """The damaged parts of its log that are known: where each begins and ends. It has everything
-    else, and should not lead before they are repaired."""
+    """The known damaged parts of its log: where each begins and ends. It has everything else, and
+    should not lead before they are repaired."""
 
 
 class Tables(NamedTuple):
@@ -143,7 +144,7 @@ class Keeper:
         self._floors = CheckedFile(disk, f"{_FOLDER}/floors.json", is_doubled=True)
         self._copy_state = CheckedFile(disk, f"{_FOLDER}/copy.json", is_doubled=True)
         self.files = (self._topics, self._groups, self._offsets, self._floors)
-        """Those that every directory has."""
+        """The files that every directory has."""
         self.other_files = (self._topic_changes, self._copy_state)
         self._loaded: dict[CheckedFile, bytes] = {}
         self._adopted: dict[CheckedFile, Body] = {}
@@ -151,12 +152,12 @@ class Keeper:
         self._changed: dict[str, TopicConfig | None] = {}
         """The content of ``topics-changes.json``; ``None`` for deleted topics."""
         self.has_changes = False
-        """Whether ``topics.json`` needs that file."""
+        """Whether ``topics.json`` is complete only with that file."""
         self._group_saves = TableSaves(self._groups, disk)
         self._offset_saves = TableSaves(self._offsets, disk)
         self._log_end = 0
         self.has_begun_deletion = False
-        """Whether the saved floors may have some that count only without their topic."""
+        """Whether some of the saved floors may count only if their topic does not exist."""
         self.is_incomplete = False
         """True if :meth:`complete` failed and must be repeated."""
 
@@ -199,7 +200,7 @@ class Keeper:
         return Floors({**floors.floors, **deleted}, floors.log_end)
 
     def copy_state(self) -> CopyState:
-        """Whether this is a copy; a broker that has no copies has no such file.
+        """Whether this is a copy. A broker without copies has no such file and gets the default.
 
         Raises:
             DamagedFile: The file is damaged, and so is its predecessor.
@@ -208,11 +209,11 @@ class Keeper:
         return CopyState() if data is None else CopyState.read(data)
 
     def refuse_copy(self) -> None:
-        """Refuse to lead without a coordinator with a follower's directory that was not promoted.
+        """Refuse to lead without a coordinator if this is the directory of an unpromoted follower.
 
         Raises:
             UsageError: It is one.
-            DamagedFile: The file that says so is damaged.
+            DamagedFile: The file with that state is damaged.
         """
         if self.copy_state().is_copy:
             raise UsageError(
@@ -255,7 +256,7 @@ class Keeper:
         return data
 
     def _looks_new(self) -> bool:
-        # The floors are the last file that a first start writes; it accepts no message before.
+        # A first start writes the floors last, and accepts no message before.
         names = self._disk.names(_FOLDER)
         floors = [f"{_FOLDER}/{name}" for name in names]
         is_started = self._floors.path in floors or self._floors.predecessor in floors
@@ -269,7 +270,7 @@ class Keeper:
         """Write the files that are missing or damaged, or differ from memory.
 
         Raises:
-            OSError: The disk refuses one of them; the others are written nevertheless.
+            OSError: One of them could not be written; the others are written all the same.
         """
         refused: OSError | None = None
         saved = topics.saved()
@@ -321,7 +322,7 @@ class Keeper:
             return
         topics = whole()
         if len(topics.topic_config_table) > _MANY_TOPICS:
-            # It counts once topics.json says so.
+            # This file counts only once topics.json says so.
             self._save(self._topic_changes, TopicChanges(version))
             self.has_changes = True
         try:
@@ -339,13 +340,13 @@ class Keeper:
         return len(self._changed) > _CHANGES_MAX
 
     async def merge_changes(self, topics: TopicConfigs) -> None:
-        """Write the file of all topics anew, in a thread, while others change.
+        """Rewrite the file of all topics in a thread; topics may change during this time.
 
         Args:
             topics: All topics, as they were saved last.
 
         Raises:
-            OSError: The disk refuses; the changes stay where they are.
+            OSError: The write failed; the file of changes stays as it is.
         """
         whole = self._whole(topics)
 
@@ -367,7 +368,7 @@ class Keeper:
         """Save the groups if they have changed, in parts and in a thread.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         if not groups.unsaved:
             return
@@ -390,10 +391,11 @@ class Keeper:
             offsets.unsaved = False
 
     async def write_offsets(self, offsets: Offsets) -> None:
-        """Save the offsets if they have changed, in parts and in a thread: this comes every second.
+        """Save the offsets if they have changed, in parts and in a thread, as this runs every
+        second.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         if not offsets.unsaved:
             return
@@ -408,14 +410,14 @@ class Keeper:
             raise
 
     def adopt(self, tables: CopiedTables, log_end: int) -> None:
-        """Save those of a leader's tables that differ from what was adopted before.
+        """Save a leader's tables, if they differ from those that were adopted before.
 
         Args:
             tables: The tables.
             log_end: The end of the durable copy of the leader's log.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         if tables.topics is not None:
             self._adopt_topics(tables.topics)
@@ -447,8 +449,8 @@ class Keeper:
         }
         changed |= dict.fromkeys(before.keys() - table.keys())
         if self.has_changes and topics.data_version.counter < known.data_version.counter:
-            # A new leader may be behind the one before. The changes of an older version than that
-            # of topics.json would be refused at the next start.
+            # A new leader may be behind the former one. The next start would refuse changes with an
+            # older version than that of topics.json.
             self._save(self._topics, SavedTopics(topics.data_version, table))
             self._changed, self.has_changes = {}, False
         elif changed or known.data_version != topics.data_version:
@@ -468,9 +470,10 @@ class Keeper:
         topic: str,
         hidden: dict[int, int],
     ) -> None:
-        """Save the floors, and some that count once the saved topics lack this topic.
+        """Save the floors, and the floors of a topic whose deletion begins.
 
-        Save the floors again before the topic is created anew.
+        These count once the saved topics no longer have the topic. Save the floors again before the
+        topic is created again.
 
         Args:
             floors: The floors of all topics.
@@ -479,14 +482,14 @@ class Keeper:
             hidden: Its floors, by queue.
 
         Raises:
-            OSError: The disk refuses; the topic keeps its messages.
+            OSError: The write failed; the topic keeps its messages.
         """
         self.has_begun_deletion = True
         self._save(self._floors, Floors(floors, log_end, {topic: hidden}))
         self._log_end = log_end
 
     def save_copy_state(self, state: CopyState) -> None:
-        """Save whether this is a copy, in two copies."""
+        """Save the state of this copy, in two files."""
         self._save(self._copy_state, state)
 
     def _save(self, file: CheckedFile, body: Body) -> None:
@@ -522,5 +525,5 @@ def _pretty(body: Body) -> bytes:
 
 
 def _formatted(text: bytes) -> bytes:
-    # Nobody reads a large table line by line, and its lines would cost as much as all the rest.
+    # Nobody reads a large table line by line, and formatting would double the cost of a save.
     return text if len(text) > _PRETTY_BYTES_MAX else msgspec.json.format(text, indent=1)

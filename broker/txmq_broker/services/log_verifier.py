@@ -1,11 +1,11 @@
-"""Reads the log again and again, to find what the disk has changed.
+"""Reads the log again and again, to find bytes that the disk has changed.
 
-A round compares every span with its checksum, in the newest file first. What was written there
-since the start waits until the file is full: the system still has it in memory, so that reading it
-again says nothing about the disk.
+A round compares every span with its checksum, in the newest file first. Spans written there since
+the start wait until the file is full: they are still in the page cache, so reading them says
+nothing about the disk.
 
-A round reads a piece at a time, in the thread of the disk, and takes at most a tenth of the time.
-What looks damaged is read a second time on the event loop, where nothing changes the files.
+A round reads one piece at a time, in the thread of the disk, and takes at most a tenth of the time.
+A span that looks damaged is read a second time on the event loop, where nothing changes the files.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PIECE_BYTES: Final = 64 * 1024
 _PAUSE_S: Final = 10.0
 """The pause between two rounds, which matters only for small logs."""
 _REST: Final = 9
-"""The pause after a piece takes at least nine times as long as reading it: many small spans take
-more time than their bytes suggest, and a busy disk is left to others.
+"""The pause after a piece is at least nine times as long as its read: many small spans take longer
+than their bytes suggest, and a busy disk is left to others.
 """
 
 
@@ -45,12 +45,12 @@ class LogVerifier:
         clock: For the pace, and for the time of the last round.
         bytes_per_second: The highest rate of reading; 0 for no rounds.
         current: Returns the log; ``None`` while it is not open.
-        damaged: Receives what is found.
+        damaged: Receives the damaged parts that are found.
 
     Attributes:
         verified_bytes: The bytes that were compared with their checksums.
         rounds: The number of finished rounds.
-        last_round_ms: When the last one ended, by the wall clock; 0 before that.
+        last_round_ms: When the last round ended, by the wall clock; 0 before the first.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LogVerifier:
         self.last_round_ms = 0
 
     def suspect(self, position: int) -> None:
-        """Have the file that holds a position verified soon: a reader met damage there."""
+        """Verify the file that holds a position soon, because a reader met damage there."""
         if not self.damaged.holds(position) and not self._was_just_verified(position):
             self._suspects.add(position)
             self._woken.set()
@@ -147,11 +147,11 @@ class LogVerifier:
                 self._verified_at[start] = self._clock.monotonic()
 
     def vouches_for(self, position: int) -> bool:
-        """Whether a position was just found to lie in no damaged part."""
+        """Whether a verification just now found no damage at a position."""
         return self._was_just_verified(position) and not self.damaged.holds(position)
 
     async def is_whole(self, part: DamagedPart) -> bool:
-        """Whether nothing in a part is damaged any more."""
+        """Whether a part is no longer damaged."""
         found, damage = self._current(), list[DamagedPart]()
         if found is None or not found.start <= part.start < part.end <= found.end:
             return False
@@ -173,7 +173,7 @@ class LogVerifier:
             return
         extent = segments.extent_at(start)
         extent = Extent(extent.start, min(extent.end, end))
-        # A file of its own, because the log's may be closed while the thread reads.
+        # Opened again, because the log may close its file while the thread reads.
         try:
             file = self._disk.open(path_of(extent.start))
         except FileNotFoundError:
@@ -197,7 +197,7 @@ class LogVerifier:
             file.close()
 
     async def _whole_until(self, file: File, extent: Extent, at: int, log_id: int) -> int:
-        """Where the whole spans end that begin at a position, a piece of them; there without."""
+        """Where a piece of intact spans ends that begins at a position; ``at`` if it is empty."""
         ends = [at]
 
         def read() -> None:

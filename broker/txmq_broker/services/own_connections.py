@@ -1,4 +1,4 @@
-"""The connections of this process to other servers; the environment has the account and TLS."""
+"""The connections of this process to other servers; account and TLS come from the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["own_connections"]
 
 
 def own_connections(network: Network, clock: Clock) -> ConnectionPool:
-    """A pool that signs and encrypts as the environment says.
+    """A pool that signs and encrypts as the environment variables say.
 
     Raises:
         ConfigError: A variable of the environment is invalid.

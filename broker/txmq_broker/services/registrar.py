@@ -2,8 +2,8 @@
 when the connection to a name server breaks.
 
 Each name server has its own task, so one that does not answer does not delay the others. A broker
-with many topics registers them in parts, later only the changed ones, and only compares versions
-while nothing changes; all three are requests of Apache RocketMQ.
+with many topics registers them in parts, then only the changed ones, and only compares versions
+while nothing changes; Apache RocketMQ has requests for all three.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RETRY_S: Final = 1.0
 """The pause before the next registration after a failed one or a broken connection."""
 
 PAUSE_PER_TOPIC_S: Final = 0.0001
-"""The pause after a registration, for each topic; each costs both ends about 5 microseconds."""
+"""The pause after a registration, for each topic; a topic costs both ends about 5 microseconds."""
 
 TIMEOUT_S: Final = 3.0
 
@@ -90,7 +90,7 @@ class Registrar:
     ) -> None:
         self._identity = identity
         self.topics = topics
-        """What is registered."""
+        """The topics to register."""
         self._pool = pool
         self._changed = {name: asyncio.Event() for name in names}
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,7 +119,7 @@ class Registrar:
         return any(connection.is_open for connection in self._registered.values())
 
     async def give_up(self) -> None:
-        """Register no more."""
+        """Stop registering."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -127,7 +127,7 @@ class Registrar:
     async def stop(self) -> None:
         """Unregister from every name server."""
         await self.give_up()
-        # All at once: unresponsive ones must not use up the time for stopping.
+        # All at once, so that unresponsive name servers do not use up the time for stopping.
         await asyncio.gather(*[self._unregister(name) for name in self._changed])
 
     async def _keep_registering(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Registrar:
             await self._until_due(name)
             self._changed[name].clear()
             await self._register(name)
-            # A flood of new topics must not have both ends encode many of them for each one.
+            # In a flood of new topics, both ends must not process many topics for each new one.
             count = min(len(self.topics), PART_TOPICS)
             await asyncio.sleep(count * PAUSE_PER_TOPIC_S)
 
@@ -145,7 +145,7 @@ class Registrar:
                 async with asyncio.timeout(RETRY_S):
                     await self._changed[name].wait()
                 return
-            # A name server forgets a broker when its connection breaks or the server restarts.
+            # A name server forgets a broker when the connection breaks or the server restarts.
             connection = self._registered.get(name)
             if connection is None or not connection.is_open:
                 return
@@ -215,7 +215,7 @@ class RegisteredTopics:
 
     def __init__(self) -> None:
         self.version: DataVersion | None = None
-        """The version of the topics that it has; ``None`` before the first registration."""
+        """The version of the topics that it received; ``None`` before the first registration."""
         self._sent = 0
 
     def parts(self, topics: Topics) -> Iterator[TopicConfigs]:
@@ -233,8 +233,8 @@ class RegisteredTopics:
         wanted = topics.saved().topic_config_table if changes is None else changes.changed
         left = iter(wanted.items())
         for _ in range((len(wanted) - 1) // PART_TOPICS):
-            # A name server takes topics only with a version that it does not have. It must have
-            # the broker's own version only when it has all topics.
+            # A name server takes topics only with a version that it does not have, and it must not
+            # have the broker's own version before it has all topics.
             self._sent += 1
             own = DataVersion(version.timestamp, -self._sent)
             yield TopicConfigs(own, dict(islice(left, PART_TOPICS)))
@@ -263,7 +263,7 @@ class NearRegistration(ABC):
         return True
 
     async def stop(self) -> None:
-        """End the repetition."""
+        """Stop repeating the registration."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

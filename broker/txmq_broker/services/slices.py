@@ -36,7 +36,7 @@ SLICE_S: Final = 0.002
 
 
 class Pause:
-    """Decides when requests have their turn."""
+    """Decides when long work pauses for requests."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
@@ -47,7 +47,7 @@ class Pause:
         return self._time() >= self._until
 
     async def rest(self) -> None:
-        """Let requests be served, and begin the next slice."""
+        """Let the loop serve requests, then begin the next slice."""
         await asyncio.sleep(0)
         self._until = self._time() + SLICE_S
 
@@ -81,7 +81,7 @@ class LongRequests:
         self._counts: Counter[Connection] = Counter()
         self._bytes = 0
         self._steps: Steps | None = None
-        """What is left of the first request."""
+        """The remaining steps of the first request."""
 
     def has_one_of(self, connection: Connection) -> bool:
         """Whether a request of this connection is not served yet."""
@@ -146,7 +146,7 @@ def _size(request: Command) -> int:
 
 
 LENGTH_BYTES: Final = 4
-"""The length of the rest, with which a frame begins."""
+"""A frame begins with the length of the rest, in this many bytes."""
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ StepsOf: TypeAlias = Callable[[Command], Steps]
 
 
 class LongAnswers:
-    """Has requests served in parts while their tables are large.
+    """Serves requests in parts if their tables are large.
 
     Args:
         clock: The source of time.
@@ -207,7 +207,7 @@ def table_answer(request: Command, empty: Body, rows: Iterable[tuple[str, object
         rows: The rows of the table.
 
     Returns:
-        The same bytes as of an answer with the whole body.
+        The same bytes as those of an answer with the whole body.
 
     Raises:
         LocalProtocolError: The answer is too large.
@@ -220,7 +220,7 @@ def table_answer(request: Command, empty: Body, rows: Iterable[tuple[str, object
 
 
 def answer_of(request: Command, parts: Sequence[bytes]) -> bytes:
-    """An answer whose body is in parts, which are copied once.
+    """An answer whose body comes in parts, each copied only once.
 
     Raises:
         LocalProtocolError: The answer is too large.
@@ -237,7 +237,7 @@ def answer_of(request: Command, parts: Sequence[bytes]) -> bytes:
 
 
 AT_ONCE: Final = 2_000
-"""Rows of a table that are encoded in one go: less than a millisecond."""
+"""Rows of a table to encode in one go, which takes less than a millisecond."""
 
 
 def table_in_parts(empty: Body, rows: Iterable[tuple[str, object]]) -> Iterator[bytes]:

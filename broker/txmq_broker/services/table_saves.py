@@ -38,10 +38,10 @@ class TableSaves:
         self.is_writing = False
 
     def save(self, owner: str, text: bytes) -> None:
-        """Save the table now, and let a save in parts that is under way have no effect.
+        """Save the table now, and cancel the effect of a save in parts that is under way.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         with self._lock:
             self._saves += 1
@@ -63,7 +63,7 @@ class TableSaves:
             finish: Returns the text to save.
 
         Raises:
-            OSError: The disk refuses.
+            OSError: The write failed.
         """
         saves = self._saves
         self.is_writing = True
@@ -76,7 +76,7 @@ class TableSaves:
 
             def write() -> None:
                 with self._lock:
-                    if self._saves == saves:  # Else newer rows are on the disk.
+                    if self._saves == saves:  # Otherwise newer rows are on the disk.
                         self._file.save(owner, text)
 
             await run_in_thread(self._disk, write)
@@ -85,10 +85,10 @@ class TableSaves:
 
 
 async def run_in_thread(disk: Disk, work: Callable[[], None]) -> None:
-    """Run some work in the thread of a disk; a cancelled caller still waits for its end.
+    """Run work in the thread of a disk; a cancelled caller still waits until it has finished.
 
     Raises:
-        OSError: The disk refuses.
+        OSError: A disk operation failed.
     """
     working = asyncio.ensure_future(disk.run_soon(work))
     try:

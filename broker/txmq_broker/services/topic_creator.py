@@ -1,9 +1,9 @@
 """Creates topics for the requests of clients, and saves several of them together.
 
-A topic must be on disk before its first message is: a restart must know all topics with messages.
-Each save writes the whole table, so a few topics are saved one by one, and a flood of new topics
+A topic must be on disk before its first message: a restart must know all topics with messages. Each
+save writes the whole table, so a few topics are saved one by one, but a flood of new topics
 together, twice a second. The requests that need them wait for the save and are then served from the
-beginning. Until then they change nothing, so a crash loses nothing that was answered.
+beginning. Until then they change nothing, so a crash loses nothing that was acknowledged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from txmq_broker.core.topics import Topics, check_name
 __all__ = ["TopicCreator"]
 
 SAVES_TOGETHER: Final = 20
-"""Saves in quick succession for clients, before topics have to wait for each other."""
+"""Saves in quick succession before new topics are collected and saved together."""
 
 SAVES_PER_SECOND: Final = 2.0
-"""Saves a second after that. Each holds up all clients for some 5 ms on a quiet disk, so this many
-take one per cent of the time."""
+"""Saves a second after that. Each holds up all clients for some 5 ms on a quiet disk, so two of
+them take one per cent of the time."""
 
 
 class TopicCreator:

@@ -1,7 +1,7 @@
-"""A small file with a checksum and a predecessor; each save replaces all of it.
+"""A small file with a checksum and a predecessor; each save replaces the whole file.
 
-A save keeps the replaced file as the predecessor, ``topics.json.old``. For tables that must not
-lose a change, the predecessor has the same text as the file itself.
+A save keeps the replaced file as the predecessor, such as ``topics.json.old``. For tables that must
+not lose a change, the predecessor is a second copy of the current text instead.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CheckedFile:
         text, fault = self._read(self.path, owner)
         kept, kept_fault = self._read(self.predecessor, owner)
         self._is_whole = text is not None
-        # A save that a crash interrupted leaves a different copy; the next save repairs it.
+        # A crash during a save leaves two different copies; the next save repairs that.
         self._has_predecessor = kept is not None and (not self._is_doubled or kept == text)
         if text is not None:
             if kept_fault:
@@ -139,7 +139,7 @@ class CheckedFile:
         """Replace the text, durably. A crash leaves the old text or the new one.
 
         Raises:
-            OSError: The disk refuses. The file is the old one, or the new one.
+            OSError: A write failed. The file holds the old text or the new one.
         """
         packed = pack(self._name, owner, data)
         if self._is_doubled and self._is_whole:

@@ -41,7 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """Saves the indexes, one chunk after the other.
+    """Saves the indexes, one chunk at a time.
 
     Attributes:
         indexes: The open index files, by the start of their segment.
@@ -69,8 +69,8 @@ class Checkpoints:
     def next_range(self) -> LogRange | None:
         """The part of the log that the next chunk will cover, or ``None`` if all is saved.
 
-        It ends at a segment's end, so more may remain to be saved. It must be durable before the
-        chunk is written: an index that outlives its log hides a loss.
+        It never crosses the end of a segment, so more may remain. It must be durable before the
+        chunk is written: an index that outlives its log would hide a loss.
         """
         if self.published <= self.checkpointed:
             return None

@@ -1,8 +1,9 @@
 """The lines in which delayed messages wait: queues of two of the broker's own topics.
 
-Each delay level has a line, in the topic where stock tools look for it. Messages with an individual
-time share the lines of the wheel with messages that wait about as long. So each line separates
-delivered from waiting entries, and a restart reads few delivered ones.
+Each delay level has its own line, in the topic where stock tools look for it. Messages with an
+individual due time go to the lines of the wheel, each of which takes delays of similar length. So
+the delivered entries of a line mostly precede the waiting ones, and a restart reads few delivered
+ones.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ WHEEL_QUEUES: Final = WHEEL_LINES + 1
 LEVELS_MAX: Final = LINES_MAX // 2
 """The maximum number of delay levels."""
 _WHEEL: Final = LEVELS_MAX
-"""The number of the wheel's first line; those before it are the delay levels'."""
+"""The number of the wheel's first line; the lines before it belong to the delay levels."""
 RECALLS: Final = _WHEEL + WHEEL_LINES
-"""The number of the line of the recalls; no message waits in it."""
+"""The number of the line that holds the recalls; no message waits in it."""
 
 
 class LineState(NamedTuple):
@@ -41,7 +42,7 @@ class LineState(NamedTuple):
     number: int
     due_ms: int
     offset: int
-    """The last message that left it."""
+    """The offset of the last message that left."""
     first: int
     """Its oldest entry that may still wait."""
 
@@ -94,7 +95,7 @@ class DelayLines:
         return None
 
     def levels(self) -> list[tuple[int, int, int]]:
-        """Each used delay level: its number, and how many messages left and joined its line."""
+        """Each used delay level: its number, and how many messages have left and joined it."""
         return [
             (number + 1, line.left.offset + 1, line.queue.max_offset)
             for number, line in sorted(self._lines.items())

@@ -1,9 +1,9 @@
 """Delayed messages in the log.
 
-A delayed message is a record of one of the broker's own topics. Its properties name its real topic,
-and its field for the position of a prepared message holds its due time. When it is due, the store
-writes a copy: an ordinary message of the real topic that names the place in the line. The copies
-show which messages have left a line, so a restart neither loses nor repeats a message.
+A delayed message waits as a record in one of the broker's own topics. Its properties name the real
+topic, and the field for the position of a prepared message holds its due time. When it is due, the
+store writes a copy: an ordinary message of the real topic, with the position of the original. The
+copies show which messages have left a line, so a restart neither loses nor repeats a message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NOBODY: Final[Mapping[tuple[str, int], int]] = {}
 
 
 class Retry(NamedTuple):
-    """A retry for which messages wait: whose, of which topic, and which attempt."""
+    """The retry that a message waits for: its group, its topic, and which attempt it is."""
 
     group: str
     topic: str
@@ -51,7 +51,7 @@ def retry_of(topic: str, attempts: int, text: str) -> Retry | None:
     """The retry that a delayed message for this topic waits for, or ``None``.
 
     Args:
-        topic: The topic that the message goes to when it is due.
+        topic: The topic that receives the message when it is due.
         attempts: How often its group has failed.
         text: Its properties.
     """
@@ -70,17 +70,17 @@ class RetryTally:
         self._kinds = 0
 
     def add(self, retry: Retry) -> None:
-        """Count a message that began to wait."""
+        """Count a message that starts to wait."""
         counts = self._groups.setdefault(retry.group, {})
         kind = retry.topic, retry.number
         if kind not in counts:
-            # Properties name the topic, so a sender could make as many kinds as messages.
+            # The topic comes from a property, so a sender could invent one for every message.
             kind = kind if self._kinds < WAITING_RETRIES_MAX else ("", 0)
             self._kinds += kind not in counts
         counts[kind] = counts.get(kind, 0) + 1
 
     def remove(self, retry: Retry) -> None:
-        """Count a message that no longer waits."""
+        """Stop counting a message that no longer waits."""
         counts = self._groups.get(retry.group, {})
         kind = retry.topic, retry.number
         kind = kind if kind in counts else ("", 0)
@@ -94,7 +94,7 @@ class RetryTally:
             del self._groups[retry.group]
 
     def of_group(self, group: str, topics: Collection[str] = ()) -> dict[int, int]:
-        """The messages that wait for each retry of a group, in all topics or in some."""
+        """The number of a group's waiting messages by retry, in all topics or in the given ones."""
         found: dict[int, int] = {}
         for (topic, number), count in sorted(self._groups.get(group, _NOBODY).items()):
             if not topics or topic in topics:
@@ -102,7 +102,7 @@ class RetryTally:
         return dict(sorted(found.items()))
 
     def totals(self) -> Iterator[tuple[str, int]]:
-        """The messages that wait, by group."""
+        """The number of waiting messages by group."""
         for group, counts in list(self._groups.items()):
             yield group, sum(counts.values())
 
@@ -154,7 +154,7 @@ class DelayStore(DelayLines):
         """The places of messages whose recall is not durable yet."""
         self._waiting_retries = RetryTally()
         self._uncounted: dict[int, range] = {}
-        """The places of each line that the count of retries has not reached since the start."""
+        """The places in each line that :meth:`count_retries` has not read yet."""
         self._is_counted = False
 
     def __len__(self) -> int:
@@ -230,10 +230,10 @@ class DelayStore(DelayLines):
 
     @property
     def is_delivering(self) -> bool:
-        """True if messages that left their lines are not durable yet.
+        """True while copies of messages that left their lines are not durable yet.
 
-        No other message leaves before these are durable. Otherwise a crash could lose a message and
-        keep a later one of the same line, and the line would count both as delivered.
+        Until then no other message leaves. Otherwise a crash could lose a message and keep a later
+        one of the same line, and the line would count both as delivered.
         """
         return self._leaving > 0
 
@@ -244,7 +244,7 @@ class DelayStore(DelayLines):
         return self._waiting.found_from(start, is_wanted, count, budget)
 
     def next_ms(self) -> int | None:
-        """Return the time of the next look for due messages."""
+        """Return the time at which to look for due messages again."""
         return self._waiting.next_ms()
 
     def first(self, now_ms: int) -> Due | None:
@@ -254,8 +254,8 @@ class DelayStore(DelayLines):
             if where in self._gone:
                 self._waiting.drop_first()
                 continue
-            # A due message does not overtake messages that are about to join. If a crash undid
-            # only their joining, the line would count them as delivered.
+            # A due message must not overtake messages that are about to join: if a crash lost only
+            # those, their line would count them as delivered.
             joins_ms = min(self._joins_ms, *self._unsafe) if self._unsafe else self._joins_ms
             return None if due.due_ms >= joins_ms or where in self._going else due
         return None
@@ -337,16 +337,16 @@ class DelayStore(DelayLines):
     # Retries
 
     def waiting_retries(self) -> RetryTally | None:
-        """The messages that wait for retries; ``None`` before :meth:`count_retries` has ended."""
+        """The messages that wait for retries; ``None`` until :meth:`count_retries` has finished."""
         return self._waiting_retries if self._is_counted else None
 
     def count_retries(self, most: int) -> bool:
         """Count some of the retries that waited at the start; returns whether any are left.
 
-        An entry does not say what it is, so each waiting message is read.
+        A queue entry does not show whether its message is a retry, so each message is read.
         """
         for number, places in self._uncounted.items():
-            # A retry waits for a level. Only if the clock was set back, it may be on the wheel.
+            # Retries wait for a delay level; they are on the wheel only if the clock was set back.
             if not places or self._is_wheel(number):
                 continue
             line = self._lines[number]
@@ -440,20 +440,20 @@ class DelayStore(DelayLines):
             for number, place in self._marks.popleft()[1].items():
                 line = self._lines[number]
                 line.saved = max(line.saved, place)
-        # The recalls come last: they are kept as long as their messages may be read.
+        # The line of recalls comes last: a recall is kept as long as its message may be read.
         for number in sorted(self._lines):
             self._advance(self._lines[number], end)
         return [LineState(line.number, *line.saved, line.first) for line in self._lines.values()]
 
     def _advance(self, line: Line, end: int) -> None:
         for offset, entry in _entries(line):
-            # A crash may lose entries after the end; their offsets are then assigned again.
+            # A crash may lose the entries after the end; their offsets are then assigned again.
             if entry[0] >= end or not self._is_over(line, offset, entry[2]):
                 return
             line.first = offset + 1
 
     def _is_over(self, line: Line, offset: int, code: int) -> bool:
-        """Return true if an entry of a line is no longer needed; then also drop its recall."""
+        """Return true if an entry of a line is no longer needed; if so, also forget its recall."""
         if line.number == RECALLS:
             where = code
             is_over = self._is_behind(where)
@@ -486,7 +486,7 @@ class DelayStore(DelayLines):
 
 
 def _entries(line: Line) -> Iterator[tuple[int, Entry]]:
-    """The entries that may still wait; files may have been deleted since the last look."""
+    """The entries that may still wait; files may have been deleted since the last call."""
     queue = line.queue
     offset = line.first = queue.next_kept(max(line.first, queue.min_offset))
     while entries := queue.read(offset, _READ_AT_ONCE):

@@ -1,10 +1,10 @@
-"""Delayed messages in memory: eight bytes for each message, so that millions may wait.
+"""Delayed messages in memory: eight bytes each, so that millions may wait.
 
 A message waits in a line, which is a queue of one of the broker's own topics. Its entry there holds
 its due time, so a start can read the lines and rebuild this table. Messages leave a line in the
-order of their due times; equal ones leave in the order of arrival. So the place of the last message
-that left shows that all earlier ones have left too, which makes a restart exact. That is also why a
-message must not join a line from which a later one has already left.
+order of their due times, and in the order of arrival if these are equal. So if the last message
+that left is known, all earlier ones have left too, and a restart is exact. That is also why a
+message must not join a line that a message with a later due time has already left.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _WHERE_MASK: Final = (1 << _WHERE_BITS) - 1
 _MS: Final = 1000
 
 _WALKED: Final = 200
-"""Seconds without messages that are passed one by one; beyond, all seconds are searched."""
+"""How many seconds to try one by one for the next message before searching all of them."""
 _STEP_COST: Final = 20
 _SEARCHED_AT_ONCE: Final = 10
-"""What it costs of the budget of :meth:`DueMessages.found_from` to find the next second: a step,
-or a part of all seconds if they are searched."""
+"""The cost of finding the next second, against the budget of :meth:`DueMessages.found_from`: a step
+costs 20, a search of all seconds costs 1 for every 10 of them."""
 
 LINES_MAX: Final = 1 << _LINE_BITS
-"""The highest number of lines."""
+"""The maximum number of lines."""
 
 
 def where_of(line: int, offset: int) -> int:
-    """A line's number and a place in its queue as one number."""
+    """Pack the number of a line and a place in its queue into one number."""
     return line << _OFFSET_BITS | offset
 
 
 def split_where(where: int) -> tuple[int, int]:
-    """The line's number and the place in its queue again."""
+    """Unpack the number of a line and the place in its queue."""
     return where >> _OFFSET_BITS, where & _OFFSET_MASK
 
 
@@ -67,7 +67,7 @@ NOWHERE: Final = LinePlace(-1, -1)
 
 
 class Due(NamedTuple):
-    """A message whose time has come."""
+    """A delayed message: its due time, its line, and its offset there."""
 
     due_ms: int
     line: int
@@ -80,14 +80,14 @@ class Due(NamedTuple):
 
 
 class ListPlace(NamedTuple):
-    """A place in a list of all waiting messages: a second, and the number of a message in it."""
+    """A place in a list of all waiting messages: a second, and the index of a message in it."""
 
     second: int
     number: int
 
 
 class FoundDue(NamedTuple):
-    """Waiting messages, each with its place, and the place to go on at."""
+    """Waiting messages, each with its place, and the place to continue at."""
 
     messages: list[tuple[ListPlace, Due]]
     next: ListPlace | None
@@ -97,7 +97,7 @@ class FoundDue(NamedTuple):
 class DueMessages:
     """Every delayed message by its due time.
 
-    The messages of one second lie together, unsorted; they are sorted when that second begins.
+    The messages of one second are kept together, unsorted; they are sorted when it begins.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class DueMessages:
         bucket.append(ms << _WHERE_BITS | where)
 
     def next_ms(self) -> int | None:
-        """Return the time of the next look: the first due time, or up to a second before."""
+        """Return the time at which to look again: the first due time, or up to a second before."""
         if self._now:
             return self._now[0] >> _WHERE_BITS
         return self._seconds[0] * _MS if self._seconds else None
@@ -133,7 +133,7 @@ class DueMessages:
     def first(self, now_ms: int) -> Due | None:
         """The first message that is due now, or ``None``."""
         if not self._now:
-            # Messages of a second that has not begun are due after all others.
+            # A later second begins only when the current one has no messages left.
             if not self._seconds or self._seconds[0] * _MS > now_ms:
                 return None
             self._begin(heapq.heappop(self._seconds))
@@ -145,7 +145,7 @@ class DueMessages:
         return Due(due_ms, *split_where(where))
 
     def _begin(self, second: int) -> None:
-        # The milliseconds stand above the place in either form, so adding is enough.
+        # Both forms have the time above the bits of the place, so adding is enough.
         base = second * _MS << _WHERE_BITS
         self._now = [base + value for value in self._later.pop(second)]
         heapq.heapify(self._now)
@@ -161,9 +161,9 @@ class DueMessages:
 
         Args:
             start: The place to begin at.
-            is_wanted: Whether messages of a line, by its number, are wanted.
-            count: The most messages.
-            budget: How many messages to look at; each search for a second costs some as well.
+            is_wanted: Returns whether to include the messages of a line, given its number.
+            count: The maximum number of messages.
+            budget: How many messages to examine; finding each next second also uses up some of it.
         """
         found: list[tuple[ListPlace, Due]] = []
         second, index = start
@@ -193,7 +193,7 @@ class DueMessages:
         return FoundDue(found, ListPlace(second, index))
 
     def _second_from(self, second: int) -> tuple[int | None, int]:
-        """The first second from this one on that has messages, and what it cost to find it."""
+        """The first second from this one on that has messages, and the cost of finding it."""
         if self._now and second <= self._begun:
             return self._begun, _STEP_COST
         if not self._seconds or second <= self._seconds[0]:

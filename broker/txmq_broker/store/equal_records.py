@@ -1,7 +1,7 @@
-"""Records of equal sizes that follow each other, packed at once: those of a batch.
+"""Packs the records of a batch in one go if all have the same size.
 
-What they share is copied together with what differs. Then their numbers are written in columns: the
-first bytes of all numbers, the second bytes, and so on.
+The bytes that they share are joined with the bytes that differ. Then their numbers are written in
+columns: the first bytes of all numbers, the second bytes, and so on.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _WORD_COLUMNS: Final = [
     slice(byte if sys.byteorder == "big" else _WORD_BYTES - 1 - byte, None, _WORD_BYTES)
     for byte in range(_WORD_BYTES)
 ]
-"""The columns of packed words, the highest byte first. They are packed in the machine's order,
-which is faster.
+"""The byte columns of 32-bit words, the highest byte first. The words are packed in the machine's
+byte order, which is faster.
 """
 
 _LONG_COLUMNS: Final = [slice(byte, None, _LONG_BYTES) for byte in range(_LONG_BYTES)]
-"""The columns of packed numbers."""
+"""The byte columns of packed 64-bit numbers, the highest byte first."""
 
 
 class PackedRecords(NamedTuple):
-    """Packed records, and what the queue and the key index note of them."""
+    """Packed records, with their entries for the queue and the key index."""
 
     data: bytearray
     entries: bytearray
@@ -42,25 +42,26 @@ class PackedRecords(NamedTuple):
     positions: bytes
     """Their positions in the log, in eight bytes each."""
     key_positions: array[int]
-    """The positions once for each key."""
+    """For each key, the position of its record."""
 
 
 class EqualRecords:
-    """Packs records that differ only in their bodies, a few values, and what follows from these.
+    """Packs records that differ only in their bodies, a few values, and the numbers derived from
+    these.
 
-    Everything that depends only on their sizes is prepared, because most batches are alike.
+    Everything that depends only on the sizes is computed once, because most batches are alike.
 
     Args:
         count: The number of records.
         head_size: The size of the bytes before a body.
         body_size: The size of a body.
         fixed: The bytes after a body: before, between and after the values.
-        value_sizes: The sizes of the values, of which each is a key.
+        value_sizes: The sizes of the values; each value is a key.
         entry: The layout of an entry in the queue: position, size, tag's hash, checksum.
 
     Attributes:
         count: The number of records.
-        size: The size of one.
+        size: The size of one record.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EqualRecords:
         self._entry_checksums = list(zip(checksums, _WORD_COLUMNS, strict=True))
         self._words = Struct(f"{count}I").pack
         self._parts = _parts_of(size, count).unpack
-        # One number holds 64 bits for each record, and another one for each key.
+        # Big integers with 64 bits for each record, and others with 64 bits for each key.
         numbers = range(count)
         self._ones, self._numbers = _lanes(numbers, "big")
         self._steps = self._numbers * size
@@ -119,8 +120,8 @@ class EqualRecords:
             flag: The flag of all messages.
             offset: The first one's offset in the queue.
             position: The first one's position in the log.
-            postmark: What all of them share.
-            columns: All bodies, then all values for each place.
+            postmark: The postmark that all of them share.
+            columns: All bodies; then, for each place, the values of all records.
             tags_code: The hash of their tag.
 
         Raises:
@@ -163,7 +164,7 @@ def checksums_of(data: bytes, size: int, count: int) -> tuple[int, ...]:
     """The checksums of ``count`` parts of this size.
 
     Raises:
-        struct.error: Several parts have another size.
+        struct.error: There are several parts, and ``data`` does not have their total size.
     """
     if count == 1:
         return (crc32(data),)
@@ -171,15 +172,15 @@ def checksums_of(data: bytes, size: int, count: int) -> tuple[int, ...]:
 
 
 def _columns_at(at: int, width: int, size: int) -> list[slice]:
-    """The columns of numbers of this width, at an index of each part of this size."""
+    """The byte columns of a number of this width, at the same index of every part of this size."""
     return [slice(at + byte, None, size) for byte in range(width)]
 
 
 def _write_changing(data: bytearray, places: Sequence[slice], changing: int, packed: bytes) -> None:
-    """Write packed numbers into their columns, without the high bytes that all of them share.
+    """Write packed numbers into their columns, except the high bytes that all of them share.
 
     Args:
-        data: All parts have the first number already.
+        data: The parts, each of which already holds the first number.
         places: The columns.
         changing: The bits in which the first and the last number differ.
         packed: The numbers.
@@ -189,7 +190,10 @@ def _write_changing(data: bytearray, places: Sequence[slice], changing: int, pac
 
 
 def _lanes(numbers: Sequence[int], order: Literal["big", "little"]) -> tuple[int, int]:
-    """Numbers that hold ones, and these numbers, in 64 bits each, the first ones first in bytes."""
+    """Two big integers with 64 bits for each number: all ones, and the numbers themselves.
+
+    In bytes of this order the first number comes first.
+    """
     ones = (1).to_bytes(_LONG_BYTES, order) * len(numbers)
     lanes = b"".join([number.to_bytes(_LONG_BYTES, order) for number in numbers])
     return int.from_bytes(ones, order), int.from_bytes(lanes, order)

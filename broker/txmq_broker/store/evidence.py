@@ -28,7 +28,7 @@ QueueOffsets = Mapping[str, Mapping[int, int]]
 
 
 class Evidence(NamedTuple):
-    """The facts that other files than the log prove."""
+    """What files other than the log prove."""
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]
@@ -38,22 +38,22 @@ class Evidence(NamedTuple):
     committed: QueueOffsets
     """The highest offset that any group committed."""
     queues: Iterable[ConsumeQueue]
-    """The queues as the log has them."""
+    """The queues, as restored from the log."""
 
 
 class Missing(NamedTuple):
-    """The part that the log lost, by the evidence."""
+    """The part that the log has lost, according to the evidence."""
 
     front: tuple[int, int] | None
     """The start and end of the part that is missing at the beginning."""
     end: int
-    """The position at which it ended before; its current end if nothing is missing there."""
+    """The position at which the log ended before; its current end if nothing is missing there."""
     proofs: tuple[str, ...]
     """The proofs, one sentence for each."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that is known to have lost messages."""
     is_of_log: bool
-    """True if a file that follows the log proves it; false if only offsets do."""
+    """True if the mark, the floors or an index proves it; false if only committed offsets do."""
 
     def describe(self, end: int) -> str:
         """The loss in words, for a log that ends at a position."""
@@ -78,7 +78,7 @@ def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> 
         evidence: The facts from other files.
         start: The log's first byte.
         end: The position after its last intact span.
-        reach: The position after its last byte; the bytes between the two are not a whole span.
+        reach: The position after its last byte; the bytes from ``end`` on are not a whole span.
         path: Its newest file, for messages.
     """
     ends = f"{path} is damaged at {end}" if reach > end else f"{path} ends at {end}"
@@ -129,7 +129,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     """Return the next offset of each queue, so that no offset is assigned twice.
 
     After the last index chunk, no file names the queues of the lost messages. So the next offset of
-    each queue allows for the case that all lost bytes held its messages.
+    each queue assumes that all lost bytes held messages of this queue.
     """
     known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
     unknown = max(0, missing.end - max(end, known_to))

@@ -70,13 +70,13 @@ class HalfReader:
         """The half message at a position, with its unique key; its body may be damaged.
 
         Raises:
-            CorruptRecord: More than its body is damaged, or the half queue has none there.
+            CorruptRecord: More than its body is damaged, or the half queue has no entry for it.
         """
         data = self._record_at(position)
         try:
             record, _ = records.unpack(data)
         except RemoteProtocolError:
-            # If only the body differs from its checksum, the other fields are whole.
+            # If only the body differs from its checksum, the other fields are intact.
             record, _ = _unpacked(data[:_BODY_CRC] + bytes(4) + data[_BODY_CRC + 4 :], position)
             is_body_whole = False
         else:
@@ -140,17 +140,18 @@ class HalfReader:
         return found
 
     def markers_of(self, half: Half) -> Iterator[tuple[int, Decision]]:
-        """The markers of a half message with their positions, oldest first; the search begins in
-        the half message's file.
+        """The markers of a half message with their positions, oldest first.
+
+        The search begins in the half message's file.
         """
         for entry in self.op_queue.with_code(half.offset, self.log.file_at(half.position)):
             yield entry[0], self._decision_at(entry)
 
     def half_behind(self, position: int) -> tuple[Half, str] | None:
-        """The half message at a position, or that of the committed message there; with its unique
+        """The half message at a position, or behind the committed message there, with its unique
         key.
 
-        Clients choose the position, so the half queue must agree.
+        The position comes from a client, so the half queue must have an entry for it.
         """
         decision = self._marker_at(position)
         if decision is not None:
@@ -163,7 +164,7 @@ class HalfReader:
                 record, _ = _unpacked(data, position)
             except CorruptRecord:
                 return None
-            # A commit in a later file has written the message again.
+            # A commit in a later file wrote the message again.
             if record.sys_flag & records.TYPE_BITS != records.PREPARED:
                 position = record.prepared_position
                 if not position:
@@ -266,7 +267,7 @@ class HalfReader:
     def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
         """The queue and entry of the record with this head at a position.
 
-        Clients choose the position, so the queue's entry must agree.
+        The position comes from a client, so the queue must have an entry for it.
         """
         if head[4:8] != MARKER:
             return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
@@ -290,7 +291,7 @@ class HalfReader:
         return decision
 
     def _half_entry_at(self, position: int) -> tuple[int, Entry] | None:
-        """The offset and the entry of the half message at a position; ``None`` without one."""
+        """The offset and the entry of the half message at a position, or ``None``."""
         queue = self.half_queue
         low, high = queue.min_offset, queue.max_offset
         while low < high:
@@ -313,7 +314,7 @@ class HalfReader:
 
 
 def seconds_in(text: str | None) -> int:
-    """The seconds for which the producer wants no check; 0 leaves the choice to the broker."""
+    """For how many seconds the producer wants no check; 0 leaves that to the broker."""
     if text is None or not text.isascii() or not text.isdecimal():
         return 0
     return min(int(text[:10]), 0xFFFF_FFFF)

@@ -86,7 +86,7 @@ class Opening(NamedTuple):
     """Their transactions' keys."""
     positions: list[int]
     immune: dict[int, int]
-    """For how many seconds each wants no check, by key; only of those that say so."""
+    """For how many seconds a half message wants no check, by key; others are left out."""
 
 
 class Closing(NamedTuple):
@@ -111,11 +111,11 @@ class HalfStore(HalfReader):
         self.parking: set[int] = set()
         """Transactions whose parking is staged or written but not durable yet."""
         self.must_stay = False
-        """True if a staged record must lie in the file that is being written now."""
+        """True if a staged record must go to the current file of the log."""
         self.recent: dict[int, int] = {}
         """The last decisions: the half message's offset and the kind of decision, as one number."""
         self.older: dict[int, int] = {}
-        """The decisions before those; they are dropped together."""
+        """The decisions before :attr:`recent`; all of them are dropped at once."""
         self.staged: list[Opening] = []
         self.markers: list[Closing] = []
         self._open: dict[int, bool] = {}
@@ -207,7 +207,7 @@ class HalfStore(HalfReader):
         self.markers.append(Closing(decisions, positions, is_parking))
 
     def oldest_shown(self) -> int:
-        """The oldest position of a half message that a marker can show; others must be copied."""
+        """The position from which on a marker can show a half message; older ones are copied."""
         segments = self.log.segments
         if not segments.starts:
             return self.log.next_position
@@ -262,7 +262,7 @@ class HalfStore(HalfReader):
         """Apply the half messages and decisions of a durable span."""
         pending, opening, closing = self.pending, self.opening, self.closing
         if len(opening) == sum([len(keys) for keys, _, _ in halves]):
-            # Nothing was staged since. New ones are never parked.
+            # Nothing was staged since. New half messages are never parked.
             pending.table.update(opening)
             opening.clear()
         else:
@@ -339,7 +339,7 @@ class HalfStore(HalfReader):
             end: The position after the log's last byte.
 
         Raises:
-            CorruptRecord: The half queue lacks one of them, or two have one id.
+            CorruptRecord: The half queue lacks one of them, or two have the same id.
         """
         for position, is_parked in self._open.items():
             if start <= position < end:
@@ -362,7 +362,7 @@ class HalfStore(HalfReader):
         Its transaction is parked. An operator can roll it back; a commit would have to read it.
 
         Raises:
-            CorruptRecord: The half queue has none there.
+            CorruptRecord: The half queue has no entry for it.
         """
         found = self._half_entry_at(position)
         if found is None:

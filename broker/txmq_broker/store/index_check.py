@@ -1,8 +1,7 @@
-"""The comparison of index files with the log while it is read.
+"""Compares index files with the log while the log is read.
 
-The check collects the entries of a part of the log until the end of the chunk that covers it,
-compares them with the chunk, and drops them. So only one chunk's entries are in memory, however
-long the log is.
+The check collects the entries of the part of the log that a chunk covers, compares them with the
+chunk, and drops them. So memory holds the entries of only one chunk, however long the log is.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class Indexed(NamedTuple):
     offset: int
     entry: Entry
     keys: tuple[int, ...]
-    """The hashes by which the record is found."""
+    """The hashes of the keys by which the record can be found."""
     must_have_keys: bool
-    """True if the broker always writes these keys; it may omit the keys of its own records."""
+    """True if the index always has these keys; it may lack the keys of the broker's own records."""
 
 
 class Compared(NamedTuple):
@@ -108,7 +107,7 @@ class RangeEntries:
         self._log = log
         self._entries: dict[QueueKey, dict[int, bytes]] = {}
         self._keys: set[int] = set()
-        """Each key's hash and position as one number, which takes less room than two."""
+        """The hash and the position of each key as one number, which takes less memory than two."""
         self._optional_keys: set[int] = set()
         self._changes = PendingTransactions()
 

@@ -2,15 +2,15 @@
 
 A chunk holds the consume-queue entries and keys of its part, the half messages that were opened,
 decided or parked in it, and the states of the lines of delayed messages at its end. The last intact
-chunk of a file shows up to where that segment is indexed, so the index files are the only
-checkpoint. If they are deleted, a start scans the log and rebuilds them.
+chunk of a file shows how far that segment is indexed, so the index files are the only checkpoint.
+If they are deleted, a start scans the log and rebuilds them.
 
     chunk   head · queues · lines · entries · keys · halves
     head    size, magic, checksum of head, queues and lines, the log, checksum of the rest,
             from, to, not before, not after, number of queues, number of lines, number of keys,
             number of halves opened, closed, parked
-    queue   length of topic, topic, queue number, first offset, count (0 if it only moved on)
-    line    its number, due time and offset of the last that left, oldest offset that may wait
+    queue   length of topic, topic, queue number, first offset, count (0 if it only jumped)
+    line    number, due time and offset of the last message that left, oldest offset that may wait
 """
 
 from __future__ import annotations
@@ -214,8 +214,9 @@ class IndexFile:
         return self._body(chunk).is_whole()
 
     def is_unfinished(self, at: int) -> bool:
-        """Return true if the bytes from a place on begin a chunk: a crash leaves that, and
-        damage rarely looks like it.
+        """Return true if the bytes from a place on are the beginning of a chunk.
+
+        A crash leaves such bytes; damage rarely looks like that.
         """
         left = self.file.size() - at
         data = self.file.read(at, left)
@@ -237,8 +238,8 @@ class IndexFile:
     def harden(self, chunk: Chunk) -> None:
         """Make a found chunk durable, because its earlier sync may have failed.
 
-        A full disk may refuse that. The chunk is readable at once, and is made durable before
-        another one is written after it.
+        On a full disk that may fail. The chunk is readable at once, and becomes durable before the
+        next chunk is written.
         """
         self._unhardened = chunk
         try:
@@ -319,7 +320,7 @@ class IndexFile:
         """Write a draft after the last chunk and return it with its place; the caller syncs it.
 
         Raises:
-            OSError: The disk refused; the file ends where it did.
+            OSError: The write failed; the file ends where it did before.
         """
         at = self.size
         self._harden_rest()
@@ -327,7 +328,7 @@ class IndexFile:
         try:
             self.file.write(at, data)
         except OSError:
-            # On a full disk the room is needed for other writes.
+            # On a full disk other writes need the room.
             with suppress(OSError):
                 self.file.truncate(at)
             raise

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _SIZE_MAGIC: Final = Struct(">II")
 _POSITION: Final = Struct(">q")
 _NEAR: Final = 100
-"""Unreadable messages that are passed by in the search for a time."""
+"""The number of unreadable messages to skip in the search for a time."""
 _DIFFERS: Final = "a message differs from what was stored"
 
 
@@ -65,8 +65,8 @@ class MetDamage:
 
     Attributes:
         reads: The number of reads that met damage since the start.
-        found: Called for each of them with the position of the damage in the log. A member of a
-            broker set has another copy to read from; by default nothing happens.
+        found: Called for each such read with the position of the damage in the log. A member of a
+            broker set has another copy to read from; the default does nothing.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class MetDamage:
         self._lines = RepeatedLines()
 
     def note(self, error: CorruptRecord) -> None:
-        """Note that a read met damage; the log has a line for each place, not for each read."""
+        """Note that a read met damage; each place is logged, not each read."""
         self.reads += 1
         if (times := self._lines.note(str(error.position))) is not None:
             log.error("%s%s", error, times)
@@ -90,11 +90,11 @@ class MetDamage:
 class MessageStore:
     """Appends records, publishes them to queues, and reads them back.
 
-    ``read`` and ``queue`` are the parts' own methods: many messages use them, and a method here
-    would add one more call.
+    ``read`` and ``queue`` are the parts' own methods: every message needs them, and a method here
+    would add a call.
 
     Attributes:
-        damage: Counts the damage that requests meet; whatever catches a :class:`CorruptRecord`
+        damage: Counts the damage that requests meet; code that catches a :class:`CorruptRecord`
             notes it there.
     """
 
@@ -120,7 +120,7 @@ class MessageStore:
     # Opening and closing
 
     def lock(self) -> None:
-        """Lock the directory for this process; harmless when repeated.
+        """Lock the directory for this process; a second call has no effect.
 
         Raises:
             DirectoryInUse: Another broker has it open.
@@ -137,7 +137,7 @@ class MessageStore:
 
         Args:
             entropy: For the identity of a new log.
-            copied: The log of which an empty directory becomes a copy.
+            copied: The identity of the log that an empty directory becomes a copy of.
 
         Raises:
             DirectoryInUse: Another broker has it open.
@@ -176,10 +176,10 @@ class MessageStore:
             topics: The known topics, with their numbers of queues.
             accept_loss: The reason to start although a part of the log is missing. It is recorded
                 in the log, and every queue continues after all offsets that may have been assigned.
-            is_copy: Whether spans of a leader were copied here since the last start, so that what
-                their heads say was durable need not have been durable here.
-            is_doubtful: Whether the log ends at the first damage, and other files prove nothing. A
-                side folder keeps what is cut; the caller copies it again.
+            is_copy: Whether spans of a leader were copied here since the last start. Their heads
+                say what was durable at the leader, not what was durable here.
+            is_doubtful: Whether to end the log at the first damage and to ignore what other files
+                prove. A side folder keeps the bytes that are cut; the caller copies them again.
             now_ms: The wall clock, for the record of a loss and for that folder.
 
         Raises:
@@ -209,7 +209,7 @@ class MessageStore:
         """Record durably that the log ends here, for the next start.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         high_water = self.log.high_water
         mark = high_water.mark
@@ -230,7 +230,7 @@ class MessageStore:
 
         Args:
             new: The records.
-            halves: Those of them that are half messages.
+            halves: The half messages among them.
         """
         places = self.queues.stage(new)
         if halves:
@@ -242,7 +242,7 @@ class MessageStore:
 
         Raises:
             DiskFull: The disk is full; the staged records are dropped and their offsets are free.
-            WriteFailed: The disk refused; likewise.
+            WriteFailed: The write failed; the effect is the same.
         """
         log, queues = self.log, self.queues
         staged, messages = queues.take_staged()
@@ -280,7 +280,7 @@ class MessageStore:
     def copy(self, data: bytes, file_start: int, last: SpanHead | None, epoch: int) -> SpanHead:
         """Append whole spans of another copy of this log at its end.
 
-        Returns the head of the last one. :meth:`index_copied` makes their records known.
+        Returns the head of the last one. :meth:`index_copied` makes their records readable.
 
         Args:
             data: The spans; they lie in one file.
@@ -291,14 +291,14 @@ class MessageStore:
         Raises:
             RemoteProtocolError: They are not intact spans of this log that follow its end.
             DiskFull: The disk is full.
-            WriteFailed: The disk refused.
+            WriteFailed: The write failed.
             OSError: An empty file of this log cannot be deleted.
         """
         oldest = 0 if last is None else last.epoch
         heads = check_spans(data, self.log.end, self.log.segments.log_id, oldest, epoch)
         newest = self.log.segments.starts[-1]
         if file_start < newest == self.log.end:
-            # A write failed here, or was cut, and the other copy went on in the file before.
+            # A write failed or was cut here, and the other copy continued in the previous file.
             if newest in self.checkpoints.indexes:
                 self.checkpoints.remove_index(newest)
             self.checkpoints.drop_index(newest)
@@ -312,8 +312,8 @@ class MessageStore:
         Readers see them at once.
 
         Raises:
-            CorruptRecord: A span is damaged, and those before it are indexed. Or a record is
-                broken; its writer stored it so.
+            CorruptRecord: A span is damaged; the spans before it are indexed. Or a record is
+                invalid, as its writer stored it.
         """
         segments, checkpoints = self.log.segments, self.checkpoints
         at = checkpoints.published
@@ -344,9 +344,9 @@ class MessageStore:
         """Have an empty log begin at the position at which another copy of it begins.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
-        # A mark from before would prove that the beginning is missing.
+        # An earlier mark would prove that the beginning is missing.
         self.log.high_water.forget()
         self.log.segments.begin_at(position)
         self.log.high_water.settle(Mark(position, position, position, 0))
@@ -366,8 +366,8 @@ class MessageStore:
             is_indexed: True if the key index says that a record begins there.
 
         Raises:
-            CorruptRecord: It is damaged. If ``is_indexed`` is false, that shows only where enough
-                is left to recognize the record.
+            CorruptRecord: It is damaged. If ``is_indexed`` is false, this is raised only if enough
+                of it is left to recognize a record.
         """
         if not self.log.segments.start <= position < self.checkpoints.published:
             return None

@@ -1,6 +1,6 @@
 """The open transactions in memory: about 180 bytes each, so that a million fit.
 
-The table is keyed by a hash of the transaction's id, which is the message's unique key. A start can
+The table's key is a hash of the transaction's id, which is the message's unique key. A start can
 read every value from the log; a checkpoint keeps only the positions of the open half messages.
 """
 
@@ -31,8 +31,8 @@ __all__ = [
 _HASH_BYTES: Final = array("I").itemsize
 _NO_HASHES: Final = Struct("@qqIiIIIH?").size
 _LAYOUTS: Final = [Struct(f"@qqIiIII{count}IH?") for count in range(KEYS_PER_MESSAGE_MAX + 2)]
-"""The layout of an entry by its number of keys, the unique key included. All fields are aligned and
-in the machine's order, because such numbers take half the time.
+"""The layout of an entry by its number of keys, including the unique key. All fields are aligned
+and in the machine's byte order, which takes half the time.
 """
 
 _READ_ENTRY: Final = {
@@ -43,7 +43,7 @@ _READ_ENTRY: Final = {
 
 _CHECKS: Final = Struct("@H")
 _CHECKS_AT: Final = 3
-"""So many bytes before the end."""
+"""The place of the number of checks, in bytes before the end."""
 _PARKED_AT: Final = -1
 _LONG: Final = Struct("@q")
 _POSITION_AT: Final = 8
@@ -51,7 +51,7 @@ _OWNER: Final = Struct("@I")
 _OWNER_AT: Final = 28
 
 KEY_MASK: Final = (1 << 60) - 1
-"""Numbers of up to 60 bits take the least memory."""
+"""Integers of up to 60 bits take less memory than longer ones."""
 
 
 def transaction_key(unique: str) -> int:
@@ -65,8 +65,8 @@ def _owner_in(data: bytes) -> int:
 
 
 class Half(msgspec.Struct, frozen=True, gc=False):
-    """An undecided half message; a struct, whose fields are read for a third of the time that those
-    of a named tuple take.
+    """An undecided half message. Reading a field of a struct takes a third of the time that it
+    takes with a named tuple.
     """
 
     offset: int
@@ -89,7 +89,7 @@ class Half(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parts(self) -> tuple[Place, int, Shared, tuple[int, ...], int, int, bool]:
-        """What :meth:`PendingTransactions.pack` takes."""
+        """The arguments of :meth:`PendingTransactions.pack`."""
         place = self.offset, self.position, self.size, self.checksum
         shared = self.queue, self.group, self.origin
         return (
@@ -102,13 +102,13 @@ Shared: TypeAlias = tuple[ConsumeQueue, str, str]
 """What many transactions share: the queue, the producer group and the client of a half message."""
 
 OpenEntry: TypeAlias = tuple[int, int, int, int, int, int, bytes]
-"""A half message's offset, position and size, the hash of its tag, its checksum, the number of what
-it shares, and the hashes of its keys as an array has them.
+"""A half message's offset, position and size, the hash of its tag, its checksum, the number of its
+owner (the :data:`Shared` values), and the hashes of its keys as the bytes of an array.
 """
 
 
 class Changes(NamedTuple):
-    """The changes of a part of the log to the open transactions, by the halves' positions."""
+    """How a part of the log changes the open transactions: the positions of their half messages."""
 
     opened: list[int]
     """Stored in that part and still open at its end."""
@@ -194,7 +194,7 @@ class PendingTransactions:
         return owner
 
     def read(self, key: int) -> tuple[OpenEntry, Shared] | None:
-        """What a decision needs of an open transaction."""
+        """The values of an open transaction that a decision needs."""
         data = self.table.get(key)
         if data is None:
             return None
@@ -226,7 +226,7 @@ class PendingTransactions:
         """The transactions from a place in the half queue on, oldest first."""
         if offset <= 0:
             return iter(self.table)
-        # They were opened in the order of the half queue, so a page is found without reading all.
+        # The table is in the order of the half queue, so a binary search finds the first one.
         keys = list(self.table)
         start = bisect_left(keys, offset, key=self.offset_of)
         return islice(keys, start, None)
@@ -265,11 +265,11 @@ class PendingTransactions:
             del self._owner_numbers[self.owners.pop(owner)]
 
     def close_all(self, keys: Collection[int], owners: Sequence[int]) -> None:
-        """Remove decided transactions; the owners are the numbers of what they share."""
+        """Remove decided transactions; ``owners`` has the number of each one's owner."""
         table, parked = self.table, self._parked
         for key in keys:
             del table[key]
-        # What they share is counted at once: a span ends many transactions of few owners.
+        # Each owner is released once: a span ends many transactions of few owners.
         for owner in set(owners):
             self._release(owner, owners.count(owner))
         if parked:
@@ -282,7 +282,7 @@ class PendingTransactions:
         return offset
 
     def count_checks(self, key: int, checks: int) -> None:
-        """Record the number of counted checks."""
+        """Store the number of checks that count."""
         data = bytearray(self.table[key])
         _CHECKS.pack_into(data, len(data) - _CHECKS_AT, min(checks, 0xFFFF))
         self.table[key] = bytes(data)
@@ -304,7 +304,7 @@ class PendingTransactions:
 
     def pinned(self) -> int | None:
         """The oldest position that an open transaction needs, or ``None`` if none is open."""
-        # They were opened in the order of the log.
+        # The table is in the order of the log.
         oldest = next(iter(self.table), None)
         if oldest is None:
             return None
@@ -322,12 +322,12 @@ class PendingTransactions:
     # Changes for the next checkpoint
 
     def note_closed(self, at: int, half_position: int) -> None:
-        """Record the published marker of a decision."""
+        """Note that the marker of a decision was published."""
         self.closings.append(at)
         self.closed.append(half_position)
 
     def note_parked(self, at: int, half_position: int) -> None:
-        """Record the published marker of a parking."""
+        """Note that the marker of a parked transaction was published."""
         self._parkings.append(at)
         self._parked_halves.append(half_position)
 

@@ -1,14 +1,14 @@
 """The consume queues of all topics and the key index, and how a record of the log enters them.
 
-A queue has for each message its position in the log, its size and its tag's hash. Its entries stay
-in memory until a checkpoint saves them in an index file; then the queue keeps only the place of
-their block. Offsets are assigned when a record is staged and become visible when it is published,
-so no reader sees a message that a crash could still lose.
+For each message a queue holds its position in the log, its size and its tag's hash. These entries
+stay in memory until a checkpoint saves them in an index file; then the queue keeps only the place
+of their block. Offsets are assigned when a record is staged and become visible when it is
+published, so no reader sees a message that a crash could still lose.
 
-The key index has a hash and a position for each key, in memory until a checkpoint saves them. Its
+The key index holds a hash and a position for each key, in memory until a checkpoint saves them. Its
 entries stay in the order of the log and are not sorted, because messages are frequent and searches
-rare. A search is one pass over the hashes of a run, at the speed of memory. Hashes collide, so the
-reader of the record compares the key itself.
+rare. A search scans the hashes of a run once, at the speed of memory. Hashes collide, so the reader
+of the record compares the key itself.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class ConsumeQueue:
         self.has_jumped = True
 
     def next_kept(self, offset: int) -> int:
-        """Return the first offset outside a gap, from this one on; at most the next new one."""
+        """Return this offset or, if it lies in a gap, the first one after the gap."""
         if offset >= self.tail_first:
             return offset
         at = bisect_right(self._firsts, offset) - 1
@@ -346,7 +346,7 @@ class KeyRun(NamedTuple):
 
 
 class KeyIndex:
-    """All saved runs, and the growing run."""
+    """The keys of all messages: the saved runs, and the run that still grows."""
 
     def __init__(self) -> None:
         self._runs: list[KeyRun] = []
@@ -354,7 +354,7 @@ class KeyIndex:
         self._positions = array("Q")
 
     def extend(self, hashes: Iterable[int], positions: Iterable[int]) -> None:
-        """Note the keys of many records, in the order of the log."""
+        """Add the keys of many records, in the order of the log."""
         self._hashes.extend(hashes)
         self._positions.extend(positions)
 
@@ -447,11 +447,11 @@ a half message the half queue, which shows it instead. A plain tuple: every mess
 """
 
 Place: TypeAlias = tuple[int, int, int, int]
-"""Where a record was staged: its offset and position; its size and its checksum."""
+"""Where a record was staged: its offset, position, size and checksum."""
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, bytes | bytearray, Sequence[int], Sequence[int]]
-"""A record that is not durable yet, or several of a batch: the queue, the first one's position, and
-their packed entries in the queue; and the hashes of their keys, with the positions for them.
+"""Records of one queue that are not durable yet: the queue, the position of the first one, their
+packed queue entries, the hashes of their keys, and the position of the record for each hash.
 """
 
 
@@ -469,7 +469,7 @@ class QueueStore:
         self.keys = KeyIndex()
         self.staged: list[Staged] = []
         self.messages = 0
-        """The number of messages in :attr:`staged`; markers of decisions are none."""
+        """The number of messages in :attr:`staged`; markers of decisions do not count."""
 
     # Queues
 
@@ -485,7 +485,7 @@ class QueueStore:
         return found
 
     def find_queue(self, topic: str, number: int) -> ConsumeQueue | None:
-        """A queue that exists already."""
+        """A queue, or ``None`` if it does not exist."""
         return self._queues.get(topic, {}).get(number)
 
     def end_of(self, topic: str, number: int) -> int | None:
@@ -505,9 +505,7 @@ class QueueStore:
     def name_queues(
         self, floors: Mapping[str, Mapping[int, int]], topics: Mapping[str, int]
     ) -> None:
-        """Create the queues of the saved tables: those with floors, and each topic's number of
-        queues.
-        """
+        """Create the queues that the saved tables name: those with floors, and those of topics."""
         self.floors = floors
         for topic, numbers in floors.items():
             for number in numbers:
@@ -543,7 +541,7 @@ class QueueStore:
                     hashes += key_hashes
                     hash_positions += (position,) * len(key_hashes)
             else:
-                # Its keys are found once it is committed.
+                # Its keys can be found once it is committed.
                 entries.append(pack(position, size, tags_code, checksum ^ HIDDEN))
             pieces += head, body, tail
             position += size
@@ -572,7 +570,7 @@ class QueueStore:
             queue.next_offset += count
             self.messages += count
             self.staged.append((queue, first, b"".join(entries), key_hashes, key_positions))
-            key_hashes, key_positions = (), ()  # They are in the order of the log.
+            key_hashes, key_positions = (), ()  # The first entry has all, in the order of the log.
 
     def stage_equal(
         self,
@@ -587,7 +585,7 @@ class QueueStore:
         """Stage the messages of a batch that have equal sizes, and return their log positions, each
         in eight bytes.
 
-        It works as :meth:`stage` does, in a third of the time. The columns are those of
+        It works like :meth:`stage`, in a third of the time. The columns are those of
         :meth:`EqualRecords.pack`; the hashes are those of all keys, in the order of the messages.
         """
         log, start, offset = self._log, self._log.next_position, queue.next_offset
@@ -619,7 +617,7 @@ class QueueStore:
         for queue, _, entries, key_hashes, key_positions in staged:
             queue.publish(entries)
             if type(key_hashes) is array:
-                # Those of a batch are copied as they are; the ones before them come first.
+                # The arrays of a batch are copied as they are, after the keys collected so far.
                 if keys:
                     self.keys.extend(keys, positions)
                     keys, positions = [], []

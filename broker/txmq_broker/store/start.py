@@ -42,7 +42,7 @@ class RecordRestorer:
 
         Raises:
             CorruptRecord: It does not follow the last one.
-            OSError: An accepted loss needs an index, and the disk refuses it.
+            OSError: An accepted loss needs an index, which cannot be written.
         """
         if isinstance(record, AcceptedLoss):
             self._restore_loss(record, position - HEAD_BYTES)
@@ -83,7 +83,7 @@ class RecordRestorer:
         self.jump(loss.offsets)
 
     def jump(self, offsets: QueueOffsets) -> None:
-        """Have queues go on at these offsets at least."""
+        """Make queues continue at these offsets, unless they are already further."""
         for topic, numbers in offsets.items():
             for number, offset in numbers.items():
                 queue = self._queues.queue(topic, number)
@@ -106,7 +106,7 @@ class RecordRestorer:
 
 
 class Recovery(NamedTuple):
-    """The number of bytes that a start read, cut and lost."""
+    """What a start read, cut and lost."""
 
     scanned_bytes: int
     records: int
@@ -140,7 +140,7 @@ class Start:
         self._is_doubtful = is_doubtful
         self._proven: int | None = None
         if is_copy or is_doubtful:
-            # In a copy only the mark says what was durable here, and in a doubtful one nothing.
+            # In a copy only the mark says what was durable here; in a doubtful log nothing does.
             self._proven = 0 if mark is None or is_doubtful else mark.end
         self._strays: list[IndexFile] = []
         self._accepted = 0
@@ -226,8 +226,8 @@ class Start:
             found += result.records
             start = max(self._checkpoints.checkpointed, extent.start)
             if result.end > start:
-                # After a kill or a failed sync these bytes may be in the system's cache only; from
-                # now on readers see them.
+                # After a kill or a failed sync these bytes may be only in the page cache; from now
+                # on readers see them.
                 self._segments.harden(start, result.end)
             if result.is_torn:
                 cut = self._segments.end - result.end
@@ -273,7 +273,7 @@ class Start:
 
     def _missing(self, evidence: Evidence, end: int) -> Missing | None:
         if self._is_doubtful:
-            return None  # What is missing is copied again.
+            return None  # The caller copies the missing part again.
         mark, start = evidence.mark, self._segments.start
         is_empty = not self._segments.extents()
         newest = start if is_empty else self._segments.extent_at(max(end - 1, start)).start
@@ -325,8 +325,8 @@ class Start:
         self._checkpoints.published = end
 
     def _refuse_stray_indexes(self, extents: list[Extent]) -> None:
-        # The broker deletes the index of a file first, so it did not delete this file of the log.
-        # If the newest file is missing, the comparison with the evidence reports it.
+        # The broker deletes an index before its file of the log, so it did not delete this file. If
+        # the newest file is missing, the comparison with the evidence reports it.
         kept = {extent.start for extent in extents}
         for segment in indexed_segments(self._disk):
             if segment in kept:

@@ -1,4 +1,4 @@
-"""All single requests to a cluster in one class; each module has those about one subject."""
+"""All single requests to a cluster in one class, with one base class per subject."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from txmq.protocol.operations import (
 __all__ = ["BrokerCalls"]
 
 _STORE_S: Final = 10.0
-"""How long the store of a broker set may take; it may consist of several servers."""
+"""Timeout for a change of a broker set, whose store may consist of several servers."""
 
 _ALL_LEVELS: Final = -1
 _AUDIT_PAGE: Final = 500
@@ -54,7 +54,7 @@ class BrokerCalls(ClusterCalls):
 
         Raises:
             ConfigError: No such broker or replica is known.
-            TransportError: Name server or broker does not answer.
+            TransportError: The name server or the broker does not answer.
             BrokerRefused: The broker refuses.
         """
         if replica == MASTER:
@@ -128,10 +128,10 @@ class BrokerCalls(ClusterCalls):
     async def forbid_writing(self, broker: str) -> dict[str, int]:
         """Make every name server withdraw the write permission of a broker's topics.
 
-        Producers stop sending to the broker when they next read their routes, within 30 s by
-        default. Consumers still read from it. The broker itself does not change, and takes what
-        still reaches it. When it registers a change of any of its topics, all of them are writable
-        again: name servers then take its topics as they are.
+        Producers stop sending to the broker when they next refresh their routes, within 30 s by
+        default. Consumers still read from it. The broker itself does not change, and accepts
+        messages that still reach it. When it next registers a change of any topic, all its topics
+        are writable again: the name servers then adopt the permissions that the broker reports.
 
         Returns:
             The number of topics, by name server.
@@ -139,7 +139,7 @@ class BrokerCalls(ClusterCalls):
         Raises:
             ConfigError: The broker is unknown.
             TransportError: A name server does not answer; a note names those that made the change.
-            BrokerRefused: A name server refuses; likewise.
+            BrokerRefused: A name server refuses, with the same note.
         """
         return await self._set_writing(broker, RequestCode.WIPE_WRITE_PERM_OF_BROKER)
 
@@ -223,10 +223,11 @@ class BrokerCalls(ClusterCalls):
 
         Args:
             broker: The name of the set.
-            member: The member, by its whole name or the one in its settings.
+            member: The member, by its full name or by the name in its settings.
             reason: Why; the set keeps it.
             operator: Who decides; the set keeps it.
-            allow_refused_sends: Whether it may leave fewer than ``min_in_sync`` copies in sync.
+            allow_refused_sends: Remove it even if fewer than ``min_in_sync`` copies stay in sync,
+                so that the leader refuses sends.
 
         Returns:
             The name in the member's settings.
@@ -257,18 +258,19 @@ class BrokerCalls(ClusterCalls):
     async def hand_over(self, broker: str, member: str, *, reason: str, operator: str) -> str:
         """Make the leader of a broker set hand over to an in-sync follower.
 
-        The leader answers what it has accepted before it hands over, so nothing is lost. The call
-        returns when the store of the set has recorded the act, before the follower leads.
+        The leader first answers every request that it has accepted, so nothing is lost. The call
+        returns when the store of the set has recorded the hand-over, before the follower leads.
 
         Args: As for :meth:`remove_member`.
 
         Returns:
-            The whole name of the member.
+            The member's full name.
 
         Raises:
             ConfigError: The broker is unknown.
             InvalidParameter: The member is unknown.
-            IllegalOperation: It leads already, is not in sync, or the set has no coordinator.
+            IllegalOperation: The member already leads or is not in sync, or the set has no
+                coordinator.
             TransportError: A name server or the broker does not answer.
             BrokerRefused: The broker refuses for another reason.
         """
@@ -304,19 +306,20 @@ class BrokerCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Create or change an account; what is ``None`` keeps its value.
+        """Create or change an account; arguments that are ``None`` keep the current value.
 
         The secret is sent in plain text: use loopback or TLS.
 
         Args:
             key: The access key.
-            secret: The secret key. A new account needs one, and Apache RocketMQ always.
-            admin: Whether it may do everything.
+            secret: The secret key. A new account needs one; Apache RocketMQ needs it for every
+                change.
+            admin: Whether the account may do everything.
             topics: ``PUB``, ``SUB``, ``PUB|SUB`` or ``DENY`` by topic.
             groups: ``SUB`` or ``DENY`` by consumer group.
             other_topics: The permission for all other topics.
             other_groups: The permission for all other groups.
-            unsigned_from: From these addresses the account needs no signature.
+            unsigned_from: Addresses from which the account's requests need no signature.
             broker: The broker to change it on; by default, all of the cluster.
             cluster: The cluster, if there are several.
 
@@ -345,7 +348,7 @@ class BrokerCalls(ClusterCalls):
     async def remove_account(
         self, key: str, *, broker: str | None = None, cluster: str | None = None
     ) -> None:
-        """Remove an account; its clients are refused from the next request on.
+        """Remove an account; the brokers refuse its clients from their next request on.
 
         Raises:
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
@@ -373,13 +376,13 @@ class BrokerCalls(ClusterCalls):
 
         Args:
             broker: The broker.
-            since_ms: Only entries of this moment or later.
-            until_ms: Only entries before this moment; 0 for all.
+            since_ms: Only entries at or after this time.
+            until_ms: Only entries before this time; 0 for no limit.
             person: Only entries whose account, operator or address contains this text.
             action: Only requests whose name contains this text, such as ``TOPIC``.
             refused: Only refused requests.
             limit: The maximum number of entries.
-            before: The place to continue from, from the result of another call.
+            before: The place to continue from, as returned by an earlier call.
 
         Raises:
             ConfigError: The broker is unknown.
@@ -409,14 +412,14 @@ class BrokerCalls(ClusterCalls):
         limit: int = 100,
         after: str = "",
     ) -> DelayedPage:
-        """The messages that wait at a broker, by due time, and the place to continue from.
+        """A broker's delayed messages by due time, and the place to continue from.
 
         Args:
             broker: The broker.
-            level: Only messages of this delay level, or with a time of their own for 0.
-            from_ms: Only messages that are due then or later.
+            level: Only messages of this delay level; 0 for messages with an explicit delivery time.
+            from_ms: Only messages due at or after this time.
             limit: The maximum number of messages.
-            after: The place to continue from, from the result of another call.
+            after: The place to continue from, as returned by an earlier call.
 
         Raises:
             ConfigError: The broker is unknown.

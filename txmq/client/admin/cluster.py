@@ -25,7 +25,7 @@ __all__ = ["ClusterCalls", "queue_of"]
 
 
 class ClusterCalls:
-    """What the requests of all subjects share: the session, and the brokers to ask.
+    """The base of all request classes: holds the session and finds the brokers to ask.
 
     Args:
         session: An open session.
@@ -100,7 +100,7 @@ class ClusterCalls:
     ) -> list[tuple[str, Command]]:
         """The addresses of a cluster's masters with their answers.
 
-        A master that refuses with ``unless`` has nothing to say, and is left out.
+        Masters that refuse with ``unless`` are left out.
         """
         answers: list[tuple[str, Command]] = []
         for address in (await self._masters(cluster=cluster)).values():
@@ -113,7 +113,7 @@ class ClusterCalls:
     async def _change_each(
         self, masters: Mapping[str, str], change: Callable[[str, str], Awaitable[object]]
     ) -> None:
-        """Make a change at each broker, by name and address, even after one of them failed."""
+        """Make a change at each broker even if one fails, then raise the first error."""
         failures: dict[str, TxmqError] = {}
         for name, address in masters.items():
             try:
@@ -145,5 +145,5 @@ class ClusterCalls:
 
 
 def queue_of(wire_queue: MessageQueue) -> Queue:
-    """The queue that a body names."""
+    """A queue from a request or response body."""
     return Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)

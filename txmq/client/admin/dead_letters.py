@@ -163,15 +163,15 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
     ) -> AsyncGenerator[ReceivedMessage, None]:
         """The dead letters that a group has now, oldest first.
 
-        The iterator fetches them page by page, so there may be any number. It leaves out dead
-        letters that arrive later.
+        The iterator fetches page by page, so there may be any number. It leaves out dead letters
+        that arrive during the iteration.
 
         Args:
             group: The group.
             start: The number of matching dead letters to skip.
             count: The maximum number.
-            begin_ms: Dead since this time or later.
-            end_ms: Dead since this time or earlier.
+            begin_ms: Only messages that became dead letters at or after this time.
+            end_ms: Only messages that became dead letters at or before this time.
             topic: Only dead letters sent to this topic.
 
         Raises:
@@ -201,9 +201,9 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
 
         Args:
             group: The group.
-            message_id: The producer's id, the place among the dead letters, or the place where the
-                broker stored it first. Of several with one id, the newest counts: it failed again
-                after it was resent.
+            message_id: The producer's id, the dead letter's offset id, or the offset id of the
+                original message. If several share the id, the newest counts: it failed again after
+                it was resent.
 
         Raises:
             NotFound: The group has no such dead letter.
@@ -219,7 +219,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
             raise NotFound(f"group {group} has no dead letters") from None
         if found is not None:
             return found
-        # The first place may have expired; only the dead letters still name it.
+        # The original message may have expired; then only its dead letter still has that offset id.
         async with aclosing(self.dead_letters(group)) as letters:
             async for letter in letters:
                 if message_id in (letter.offset_id, letter.properties.get(properties.ORIGIN_ID)):
@@ -230,7 +230,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
         """The first resent copy of a dead letter, if it was resent.
 
         The copy carries the dead letter's place as a key. It is younger than the dead letter, so it
-        stays in the log at least as long. A broker without an index of keys never finds it.
+        stays in the log at least as long. A broker without a key index never finds it.
 
         Raises:
             TransportError: A name server or broker does not answer.
@@ -253,17 +253,17 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls):
     ) -> SendResult:
         """Resend a dead letter to its group, and to no other.
 
-        The client stores a copy in the group's retry topic: the same id, body, keys and properties,
-        zero attempts, and the operator, time and reason. The dead letter itself stays until it
-        expires.
+        The client stores a copy in the group's retry topic, with the same id, body, keys and
+        properties, zero attempts, and the operator, time and reason. The dead letter itself stays
+        until it expires.
 
         Args:
             group: The group.
             message: The dead letter.
             reason: The reason; stored with the copy.
             operator: The operator's name; stored with the copy.
-            force: Resend even if it was resent before. Without it, two operators at the same moment
-                may still both resend.
+            force: Resend even if it was resent before. Even without it, two operators who act at
+                the same moment may both resend.
 
         Raises:
             UsageError: The message is not a dead letter of this group, does not name its topic, or

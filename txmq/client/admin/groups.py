@@ -55,7 +55,7 @@ from txmq.protocol.record import split_offset_id
 __all__ = ["GroupCalls"]
 
 CALL_S: Final = 15.0
-"""A broker waits 10 s for the consumer."""
+"""A broker waits 10 s for the consumer to answer."""
 
 _LIST_GROUPS: Final = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
 _CONSUMED: Final = frozenset(("CR_SUCCESS", "CR_COMMIT"))
@@ -75,12 +75,12 @@ class GroupCalls(TopicCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Create a consumer group, or change the settings that are given.
+        """Create a consumer group, or change the given settings of an existing one.
 
         Args:
             name: The group.
             retries: Retries before a message becomes a dead letter; 16 for a new group.
-            enabled: Whether the group may consume; a new group may.
+            enabled: Whether the group may consume; true for a new group.
             broker: The broker to create it on; by default, all of the cluster.
             cluster: The cluster, if there are several.
 
@@ -336,12 +336,12 @@ class GroupCalls(TopicCalls):
     ) -> HandledMessage:
         """Make one connected consumer handle a stored message now, whatever its offsets.
 
-        The group's offsets do not change, and a failure does not make the message come again.
+        The group's offsets do not change, and a failure does not cause another delivery.
 
         Args:
             group: The group.
             message: The message.
-            client: The id of the client; by default one of those that are connected.
+            client: The id of the client; by default, one of the connected clients.
 
         Raises:
             ConsumerOffline: No such consumer is connected to the broker that has the message.
@@ -424,7 +424,7 @@ class GroupCalls(TopicCalls):
                 address, RequestCode.VIEW_BROKER_STATS_DATA, StatsQuery(name, key)
             )
         except InternalError:
-            return _NOTHING  # Brokers know a counter from its first event on.
+            return _NOTHING  # A broker creates a counter when it counts the first event.
         return CounterView.read(answer.body)
 
 
@@ -456,7 +456,8 @@ def _total_retries(
 
 
 def _unread_age(span: ConsumeTimeSpan) -> int:
-    # If the next message was deleted, RocketMQ measures from time -1; the first kept one is next.
+    # If the next message has been deleted, RocketMQ measures from time -1; use the oldest message
+    # that still exists instead.
     since_epoch_ms = span.delay_time - 1
     if 0 < span.min_time_stamp <= since_epoch_ms:
         return since_epoch_ms - span.min_time_stamp
@@ -475,5 +476,5 @@ def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.Connected
 
 
 def _of_day(found: CounterView) -> int:
-    # The windows of a broker that started today are filled one after the other.
+    # A broker that started today has filled only its shorter windows so far.
     return max(found.stats_day.sum, found.stats_hour.sum, found.stats_minute.sum)

@@ -67,14 +67,14 @@ PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 CONSUMER_GROUP: Final = "TOOLS_CONSUMER"
 TIME_MAX: Final = 2**63 - 1
 HOLD_GRACE_S: Final = 10.0
-"""How much longer than a hold an answer may take: brokers end holds up to 5 s late."""
+"""Extra time for an answer after the hold time: brokers end holds up to 5 s late."""
 
 _UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""The field that says that the key is the id of a message."""
+"""The field that marks the key as a message id."""
 _UNIQUE_KEY_HITS: Final = 32
-"""The most messages to fetch with one id; a producer may have sent its message again."""
+"""How many messages with one id to fetch; a producer may have sent its message several times."""
 _VIEWS_AT_ONCE: Final = 8
-"""Records of an index that are requested at the same time."""
+"""How many records of an index to request concurrently."""
 _OUTCOMES: Final = {
     0: PullOutcome.FOUND,
     19: PullOutcome.EMPTY,
@@ -172,7 +172,8 @@ class MessageCalls(ClusterCalls):
         Raises:
             IllegalOperation: The handle is invalid, or the message is already visible.
             TopicNotFound: The topic does not exist, or not on this broker.
-            TransportError: No answer came; the subclass says whether it may be recalled.
+            TransportError: No answer came; the subclass says whether the message may have been
+                recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
             RemoteProtocolError: The answer does not name the message.
         """
@@ -244,10 +245,10 @@ class MessageCalls(ClusterCalls):
     async def pull_stored(
         self, queue: Queue, offset: int, count: int = PULL_MESSAGES_MAX
     ) -> StoredBatch:
-        """Fetch the records of a queue as they are stored, for readers of whole logs.
+        """Fetch a queue's records in their stored form, for readers of whole logs.
 
         Args:
-            queue: The queue; it may belong to a topic of the broker's own.
+            queue: The queue; it may belong to one of the broker's internal topics.
             offset: The offset of the first record.
             count: The maximum number of records; a broker may return fewer.
 
@@ -269,8 +270,8 @@ class MessageCalls(ClusterCalls):
     async def readable_queues(self, route: Route) -> tuple[tuple[Queue, ...], tuple[str, ...]]:
         """The readable queues of a topic, and the brokers whose queues are not readable.
 
-        Topics of dead letters permit only writing. txmq brokers still let clients read them by
-        name; RocketMQ's do not.
+        Dead letter topics are write-only. txmq brokers still serve pulls that ask for dead letters;
+        RocketMQ's do not.
 
         Raises:
             TransportError: No answer came.
@@ -325,7 +326,7 @@ class MessageCalls(ClusterCalls):
             self._session.forget(topic)
 
     async def view(self, offset_id: str) -> ReceivedMessage:
-        """The message at the place that an offset id names.
+        """The message that an offset id points to.
 
         Raises:
             LocalProtocolError: The offset id is invalid.
@@ -388,16 +389,16 @@ class MessageCalls(ClusterCalls):
         found = await self.query(trace_topic, message_id)
         records = [record for message in found for record in decode(message.body)]
         wanted = [record for record in records if _is_about(record, topic, message_id)]
-        # A trace message exists twice if its producer had no answer to the first send.
+        # A trace message exists twice if its producer received no answer to the first send.
         return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
 
     async def search(
         self, topic: str, text: str, brokers: Iterable[BrokerInfo], *, count: int = 32
     ) -> list[ReceivedMessage]:
-        """The messages of a topic that have a text as a key or as their id, oldest first.
+        """The messages of a topic whose id, or one of whose keys, equals a text, oldest first.
 
-        It asks the brokers directly: a search of thousands of topics neither asks name servers nor
-        keeps their routes.
+        It asks the brokers directly, so that a search of thousands of topics queries no name server
+        and caches no routes.
 
         Args:
             topic: The topic; brokers without it have no such message.
@@ -434,8 +435,8 @@ class MessageCalls(ClusterCalls):
         """Fetch the records of a queue that cannot be pulled, as they are stored.
 
         Apache RocketMQ before version 5 has no settings for the topic of its op messages: name
-        servers do not know it, and pulls are refused. Its brokers do show the entries of the
-        queue's index, and then each record by its position, with one request for each.
+        servers do not know it, and pulls are refused. Its brokers do return the entries of the
+        queue's index, and then each record by its position, in one request per record.
 
         Args:
             queue: The queue.

@@ -25,7 +25,7 @@ from txmq.protocol.operations import SkipDamaged
 __all__ = ["TO_THE_END", "OffsetCalls"]
 
 TO_THE_END: Final = -1
-"""The time that stands for "behind the last message" when offsets are reset."""
+"""The time that means "after the last message" when offsets are reset."""
 
 AT_OR_AFTER: Final = "LOWER"
 """The boundary that asks for the first message stored at or after a time."""
@@ -103,20 +103,20 @@ class OffsetCalls(ClusterCalls):
     ) -> dict[Queue, QueueOffset]:
         """Move a group to the messages stored at a time, and return its new offsets.
 
-        The broker moves a group with connected consumers, and notifies them. For a group without
-        consumers this call writes the offsets.
+        If the group has connected consumers, the broker moves the group and notifies them.
+        Otherwise this call writes the offsets.
 
         Args:
             group: The group.
             topic: The topic.
             time_ms: The time, or :data:`TO_THE_END`.
-            force: Whether it may move forward, past messages it has not consumed.
+            force: Whether the group may move forward, past messages it has not consumed.
 
         Raises:
             TopicNotFound: No broker has the topic.
             TransportError: A broker does not answer. All others were asked as well: if some moved
                 the group, a note of the error names them, and its effect is MAYBE.
-            BrokerRefused: A broker refuses; likewise.
+            BrokerRefused: A broker refuses, with the same note and effect.
         """
         route = await self._session.fresh_route(topic)
         moved: dict[Queue, QueueOffset] = {}
@@ -150,7 +150,7 @@ class OffsetCalls(ClusterCalls):
             group: The group.
             topic: The topic.
             time_ms: The time, or :data:`TO_THE_END`.
-            force: Whether it may move forward, past messages it has not consumed.
+            force: Whether the group may move forward, past messages it has not consumed.
 
         Raises:
             TopicNotFound: No broker has the topic.
@@ -188,8 +188,8 @@ class OffsetCalls(ClusterCalls):
         The group must have no connected consumers: they would commit their own offsets again.
 
         Args:
-            source: The group that has the offsets.
-            target: The group that gets them.
+            source: The group to copy from.
+            target: The group to copy to.
             topic: The topic.
 
         Raises:
@@ -234,7 +234,7 @@ class OffsetCalls(ClusterCalls):
             InvalidParameter: The queue has no such messages, or operator or reason is missing.
             GroupNotFound: The group does not exist at the broker.
             TopicNotFound: The topic does not exist, or not on this broker.
-            RequestNotSupported: The broker is not a txmq broker, or older.
+            RequestNotSupported: The broker is not a txmq broker, or an older one.
             TransportError: No answer came; the subclass says whether the broker may have done it.
             BrokerRefused: The broker refuses for another reason.
         """

@@ -165,7 +165,7 @@ class TopicCalls(ClusterCalls):
             TopicNotFound: No broker has it.
             TransportError: A server does not answer. All other brokers were asked as well: if some
                 removed the topic, a note of the error names them, and its effect is MAYBE.
-            BrokerRefused: A server refuses; likewise.
+            BrokerRefused: A server refuses, with the same note and effect.
         """
         route = await self._session.fresh_route(name)
         await self._change_each(
@@ -187,10 +187,10 @@ class TopicCalls(ClusterCalls):
         return sorted(TopicNames.read(answer.body).topic_list)
 
     async def topic_count(self) -> int:
-        """The number of topics of applications, from a name server.
+        """The number of application topics, from a name server.
 
         Raises:
-            RequestNotSupported: The name server is not one of txmq, or an older one.
+            RequestNotSupported: The name server is not a txmq name server, or an older one.
             TransportError: No name server answers.
             BrokerRefused: The name server refuses.
         """

@@ -41,7 +41,7 @@ __all__ = ["TransactionCalls"]
 
 _PAGE: Final = 500
 _ALL: Final = 10_000_000
-"""More transactions than a broker holds open."""
+"""More than the number of transactions that a broker can hold open."""
 
 
 class TransactionCalls(ClusterCalls):
@@ -96,8 +96,8 @@ class TransactionCalls(ClusterCalls):
             cluster: The cluster, if there are several.
 
         Raises:
-            NotFound: No broker has such a transaction open.
-            UsageError: Several brokers have one: the producer retried on another broker.
+            NotFound: No broker has the transaction open.
+            UsageError: Several brokers have it open: the producer retried on another broker.
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
             RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer, and the others do not have it.
@@ -143,13 +143,13 @@ class TransactionCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Make the broker check an open transaction with its producers now, with a full number of
-        checks.
+        """Make the broker check an open transaction with its producers now, and start over with the
+        full number of checks.
 
         Args:
             name: The id of the transaction or of its half message.
-            operator: The person who asks; the transaction's history and the audit show it.
-            reason: Why; likewise. Both have at most 256 bytes together.
+            operator: The person who asks; shown in the transaction's history and the audit.
+            reason: Why; shown there too. Both together may take 256 bytes.
             broker: The broker that has it; by default, the call queries all of the cluster.
             cluster: The cluster, if there are several.
 
@@ -160,7 +160,7 @@ class TransactionCalls(ClusterCalls):
         if broker is None:
             address = (await self._holder(name, broker, cluster)).address
         else:
-            # Its broker says itself that the transaction is not open: one request fewer.
+            # A named broker itself answers if the transaction is not open, which saves a request.
             (address,) = (await self._masters(broker=broker, cluster=cluster)).values()
         header = RecheckTransaction(name, operator, reason)
         await self._session.request(address, RequestCode.RECHECK_TRANSACTION, header)
@@ -176,19 +176,19 @@ class TransactionCalls(ClusterCalls):
         cluster: str | None = None,
         on_progress: Callable[[int], object] | None = None,
     ) -> dict[str, int]:
-        """Make brokers check many open transactions now, each with a full number of checks.
+        """Make brokers check many open transactions now, each with the full number of checks.
 
         A broker's audit has one entry for up to 2,000 of them. A txmq broker that is too old for
-        this request receives one request for each transaction.
+        this request receives one request per transaction.
 
         Args:
             state: Only ``prepared`` ones, or only ``parked`` ones.
             group: Only transactions of this producer group.
-            operator: The person who asks; their histories and the audit show it.
-            reason: Why; likewise. Both have at most 256 bytes together.
+            operator: The person who asks; shown in the transactions' histories and the audit.
+            reason: Why; shown there too. Both together may take 256 bytes.
             broker: The broker to ask; by default, all of the cluster.
             cluster: The cluster, if there are several.
-            on_progress: Called with the number of transactions of each answer.
+            on_progress: Called after each answer, with its number of transactions.
 
         Returns:
             The number of transactions that each broker checks, by broker.
@@ -198,8 +198,8 @@ class TransactionCalls(ClusterCalls):
             InvalidParameter: The state is neither of the two, or the texts are too long.
             RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer. All others were asked as well: a note of the
-                error names them.
-            BrokerRefused: A broker refuses; likewise.
+                error names those that accepted.
+            BrokerRefused: A broker refuses, with the same note.
         """
         counts: dict[str, int] = {}
         wanted = RecheckTransactions(state, group, 0, operator, reason)
@@ -263,9 +263,9 @@ class TransactionCalls(ClusterCalls):
     ) -> tuple[TransactionReport, ReceivedMessage]:
         """What a broker knows about a transaction, open or decided, and its half message.
 
-        Brokers know a decided transaction by the id of its half message or of its visible message
-        while the log has them. They remember the ids of the latest 131,072 transactions, and after
-        a restart those of the latest 4,096.
+        Brokers find a decided transaction by the id of its half message or of its visible message,
+        while the log has that message. By the transaction's own id they find the latest 131,072
+        transactions; after a restart, the latest 4,096.
 
         Args:
             name: The id of the transaction, of its half message, or of its visible message.
@@ -274,7 +274,7 @@ class TransactionCalls(ClusterCalls):
 
         Raises:
             NotFound: No broker knows the transaction.
-            UsageError: Several brokers know one: the producer retried on another broker.
+            UsageError: Several brokers know it: the producer retried on another broker.
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
             RequestNotSupported: A broker is not a txmq broker, or an older one.
             TransportError: A broker does not answer, and the others do not know it.

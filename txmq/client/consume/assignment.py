@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
-"""The pause after an incomplete round."""
+"""The longest pause after incomplete rounds."""
 
 BEGUN_AT_ONCE: Final = 64
 """The number of queues of one topic that start concurrently."""
@@ -175,12 +175,12 @@ class QueueAssignment:
         try:
             return await self.balance()
         except Exception:
-            # The strategy may be the application's.
+            # The strategy may be application code.
             log.exception("%s: the strategy failed; queues stay as they are", self.group)
             return False
 
     async def balance(self) -> bool:
-        """Rebalance once; true if every topic was processed and every queue of ours has started.
+        """Rebalance once; true if every topic was processed and all our queues have started.
 
         Lost queues are released in the background.
         """

@@ -47,7 +47,7 @@ Lot = tuple[QueueFetcher, BoundHandler, list[ReceivedMessage]]
 
 
 class _Work(NamedTuple):
-    """What a worker does, and since when."""
+    """What a worker is handling, and since when."""
 
     lot: Lot
     since: float
@@ -78,7 +78,7 @@ class ConcurrentWorkers(MessageSink):
         self._tasks = Tasks()
 
     def open(self) -> None:
-        """Start the workers on demand."""
+        """Start the workers; they idle until messages arrive."""
         for number in range(self._settings.concurrency):
             self._tasks.start(self._work(number), f"worker {number}")
         if not self._settings.is_broadcast:
@@ -116,7 +116,7 @@ class ConcurrentWorkers(MessageSink):
             del self._later[timer]
 
     async def finish(self) -> None:
-        """Wait until all delivered messages are handled, for ``stop_s`` at most."""
+        """Wait up to ``stop_timeout`` until all delivered messages are handled."""
         try:
             with stop_notice(self._settings.stop_timeout):
                 async with asyncio.timeout(self._settings.stop_timeout):

@@ -61,18 +61,18 @@ _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
 class ConsumeWindow:
     """The fetched messages of one queue that are not consumed yet, and the offset to commit. Pure.
 
-    Handlers end the messages in any order. The offset to commit lies before the first one that has
-    not ended.
+    Handlers may finish the messages in any order. The offset to commit is that of the first
+    unfinished message.
     """
 
     __slots__ = ("_in_order", "_sizes", "bytes_held", "kept", "next_offset")
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset: int = next_offset
-        """The message to be fetched next."""
+        """The offset of the next message to fetch."""
         self.bytes_held: int = 0
         self.kept: int | None = None
-        """The group's fixed offset; ``None`` if it follows the consumed messages."""
+        """A pinned group offset; ``None`` if the offset follows the consumed messages."""
         self._sizes: dict[int, int] = {}
         self._in_order: deque[int] = deque()
 
@@ -83,9 +83,9 @@ class ConsumeWindow:
         return offset in self._sizes
 
     def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
-        """Add fetched messages, in queue order and without repetition.
+        """Add fetched messages, in queue order and without duplicates.
 
-        All lie before ``next_offset``, which never decreases.
+        Their offsets are all below ``next_offset``, which never decreases.
         """
         sizes, held = self._sizes, 0
         for message in messages:
@@ -97,19 +97,19 @@ class ConsumeWindow:
         self.next_offset = next_offset
 
     def end(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Remove messages that are consumed or will be delivered another way; may be repeated."""
+        """Remove messages that are consumed or will be delivered another way; safe to repeat."""
         sizes = self._sizes
         for message in messages:
             self.bytes_held -= sizes.pop(message.offset, 0)
 
     @property
     def safe_offset(self) -> QueueOffset:
-        """The offset before which all messages are consumed."""
+        """The offset to commit; all messages before it are consumed."""
         return self.reached if self.kept is None else QueueOffset(self.kept)
 
     @property
     def reached(self) -> QueueOffset:
-        """The offset before which all messages have ended."""
+        """The offset of the first unfinished message, or else of the next one to fetch."""
         in_order, sizes = self._in_order, self._sizes
         while in_order and in_order[0] not in sizes:
             in_order.popleft()
@@ -166,7 +166,7 @@ class Returns:
 
         Raises:
             TransportError: No answer came; the message may still come again.
-            BrokerRefused: The broker refuses; it does not come again.
+            BrokerRefused: The broker refuses; the message does not come again.
         """
         address = await self._session.address_of(message.queue)
         topic = message.properties.get(properties.RETRY_TOPIC, message.topic)
@@ -232,7 +232,7 @@ class QueueFetcher:
         """Fetch until cancelled, or until the group must continue at another offset.
 
         Returns:
-            That offset. Fetched messages are dropped or fetched again.
+            That offset. Messages already fetched are dropped or fetched again.
         """
         clock = self._session.clock
         while True:

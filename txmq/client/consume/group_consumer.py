@@ -40,7 +40,7 @@ A = TypeVar("A", bound=QueueAssignment)
 
 
 class GroupConsumer(Lifecycle, Generic[A]):
-    """A member of a consumer group, with a client of its own or a shared one."""
+    """A member of a consumer group, with its own client or a shared one."""
 
     _consume_type: ClassVar[str]
 
@@ -70,7 +70,7 @@ class GroupConsumer(Lifecycle, Generic[A]):
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
+        """The shared client, if it uses one."""
         return () if self._is_own else (self.client,)
 
     def rebalance_soon(self) -> None:
@@ -134,7 +134,7 @@ class GroupConsumer(Lifecycle, Generic[A]):
 
 
 class SubscriptionChecks:
-    """The checks of one member: before it consumes, and when other members come and go."""
+    """Checks one member's subscriptions, before it consumes and when other members come and go."""
 
     def __init__(self, client: ClusterClient, group: str) -> None:
         self._client = client
@@ -179,7 +179,7 @@ class SubscriptionChecks:
             raise FilterUnsupported(f"{broker}: {error.remark}") from error
 
     async def look(self, wanted: Mapping[str, TopicSubscription]) -> None:
-        """Warn if other members of the group have other subscriptions.
+        """Warn if other members of the group have different subscriptions.
 
         A broker keeps one subscription for a group, from the member that registered last. The
         queues are shared as if all members had it, so each member silently misses some messages.
@@ -189,7 +189,7 @@ class SubscriptionChecks:
             return
         self._is_looking = True
         try:
-            # Any broker is enough: members register the same with all of them.
+            # Any broker will do: members register the same subscriptions with all of them.
             address = route.reader(route.brokers[0])
             answer = await self._client.session.request(
                 address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(self._group)

@@ -42,16 +42,16 @@ MessageHandler: TypeAlias = (
     Callable[[Any], Awaitable[Verdict] | Verdict]
     | Callable[[Any, Any], Awaitable[Verdict] | Verdict]
 )
-"""A function of the message, its body as a declared type, or both."""
+"""A function that takes the message, its body as a declared type, or both."""
 BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict] | Verdict]
 
 
 class BoundHandler:
-    """An awaitable handler: a plain function runs in one of the consumer's threads.
+    """An application's handler as an awaitable; plain functions run in the consumer's threads.
 
     Raises:
-        UsageError: It cannot be called with messages or their bodies, or declares a type that
-            cannot be read.
+        UsageError: The handler cannot be called with messages or their bodies, or declares a type
+            that cannot be read.
     """
 
     def __init__(self, handler: Callable[..., object], *, takes_batch: bool) -> None:
@@ -82,8 +82,9 @@ class BoundHandler:
         Args:
             threads: The pool for plain functions.
             hooks: Observe its calls.
-            chain: The middleware around it; batches have none.
-            observe: Called before the messages are handled; the result receives the verdict.
+            chain: The middleware around it; not used for batches.
+            observe: Called before the messages are handled; the function that it returns receives
+                the verdict.
         """
         self._threads, self._observe, self.call = threads, observe, self._call
         if chain is not None and not self.takes_batch:
@@ -109,7 +110,8 @@ class BoundHandler:
 
     async def _in_thread(self, given: tuple[object, ...]) -> Verdict:
         assert self._threads is not None, "the consumer is running"
-        # The thread runs in the caller's context, as with asyncio.to_thread: it contains traces.
+        # As with asyncio.to_thread, the thread gets a copy of the caller's context, which carries
+        # traces.
         context, is_wanted = copy_context(), True
 
         def work() -> object:
@@ -118,7 +120,7 @@ class BoundHandler:
             try:
                 return context.run(self._handler, *given)
             except StopIteration as error:
-                # A future cannot hold StopIteration: its caller would wait for ever.
+                # A future cannot hold StopIteration: its caller would wait forever.
                 raise RuntimeError("a handler raised StopIteration") from error
 
         try:
@@ -151,7 +153,7 @@ class BoundHandler:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # This task is not cancelled, but something that the handler awaited.
+            # Something that the handler awaited was cancelled, not this task.
             log.exception("a handler was cancelled with %s", named(messages))
             has_failed = True
             verdict = Later(reason="the handler was cancelled")
@@ -166,7 +168,7 @@ class BoundHandler:
             log.warning("moving %s to the dead letters: %s", named(messages), error)
             verdict = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
-            # Includes BaseException, which would end the worker.
+            # A BaseException would otherwise end the worker.
             has_failed = True
             reason = "".join(format_exception_only(error)).strip()
             self._log_failure(messages, reason)
@@ -176,7 +178,7 @@ class BoundHandler:
             # The handler swallowed the cancellation; its verdict comes too late.
             raise asyncio.CancelledError
         if verdict is Later:
-            verdict = Later()  # A verdict class without brackets does not mean "consumed".
+            verdict = Later()  # The class without brackets must not mean "consumed".
         return verdict if isinstance(verdict, Later) else None, has_failed
 
     def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
@@ -205,7 +207,7 @@ def _check(handler: Callable[..., object], *, takes_batch: bool) -> None:
             "consumer.on(topic)(service.handle)"
         )
     if not takes_batch:
-        return  # The arguments of a single message are checked where they are made.
+        return  # For single messages, arguments_of checks this.
     try:
         signature.bind(object())
     except TypeError as error:
@@ -229,7 +231,7 @@ def no_handler(message: ReceivedMessage) -> str:
 
 
 def named(messages: Sequence[ReceivedMessage]) -> str:
-    """The names of messages in logs."""
+    """How logs name messages."""
     first = messages[0]
     more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
     retry = f", retry {first.attempts}" if first.attempts else ""

@@ -1,13 +1,13 @@
-"""What a handler is called with: the message, or its body as a value of the declared type.
+"""The arguments of a handler: the message, or its body as a value of the declared type.
 
-The annotations of a handler decide::
+The handler's annotations decide::
 
     async def bill(message: ReceivedMessage) -> None: ...   # the message
     async def bill(order: Order) -> None: ...               # the body, read as JSON
     async def bill(order: Order, message: ReceivedMessage) -> None: ...
     def store(body: bytes) -> None: ...                     # the body as it is
 
-A body that is no value of the type never reaches the handler: the message becomes a dead letter.
+A body that does not fit the type never reaches the handler: the message becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ _POSITIONAL: Final = (
 _EMPTY: Final = inspect.Parameter.empty
 
 _VALUE: Final = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `)", re.DOTALL)
-"""What msgspec says of a value that it quotes; a reason quotes none, because it may be secret."""
+"""Matches msgspec errors that quote a value; our reasons never quote one, because it may be
+secret."""
 _PLACE: Final = re.compile(r" - at `([^`]*)`$")
 
 _QUOTING: Final = ("value_error", "assertion_error", "union_tag_invalid")
-"""Errors of pydantic whose text may quote the value, or comes from the application."""
+"""Pydantic errors whose text may quote the value or come from the application."""
 _ERRORS_SHOWN: Final = 3
 
 _ACCEPTED: Final = (
@@ -66,10 +67,11 @@ _ACCEPTED: Final = (
 
 
 def arguments_of(handler: Callable[..., object]) -> HandlerArguments | None:
-    """How to call a handler; ``None`` if it takes the message alone.
+    """Makes a handler's arguments; ``None`` if the handler takes only the message.
 
     Raises:
-        UsageError: It cannot be called so, or an annotation is not supported.
+        UsageError: The handler cannot be called with the message, its body, or both, or an
+            annotation is not supported.
     """
     name = getattr(handler, "__qualname__", repr(handler))
     try:
@@ -88,10 +90,10 @@ def arguments_of(handler: Callable[..., object]) -> HandlerArguments | None:
 
 
 def signature_of(handler: Callable[..., object]) -> inspect.Signature:
-    """The signature of a handler; an annotation that cannot be evaluated is a text.
+    """The signature of a handler; annotations that cannot be evaluated are strings.
 
     Raises:
-        ValueError: It has none, as some built-in functions.
+        ValueError: It has none, like some built-in functions.
     """
     try:
         return inspect.signature(handler)
@@ -114,7 +116,7 @@ def _check_call(name: str, signature: inspect.Signature, count: int) -> None:
 
 
 def _both(name: str, hints: list[object]) -> HandlerArguments:
-    """For a handler of the body and the message, in either order."""
+    """Makes the arguments of a handler that takes the body and the message, in either order."""
     readers = [_reader(name, hint) for hint in hints]
     is_message = [reader is None for reader in readers]
     if is_message == [False, True]:
@@ -145,7 +147,7 @@ def _message_first(reader: BodyReader, message: ReceivedMessage) -> tuple[object
 def _hints(
     name: str, handler: Callable[..., object], parameters: list[inspect.Parameter]
 ) -> Mapping[str, object]:
-    """The annotations of some parameters; those that are texts are evaluated."""
+    """The annotations of some parameters; strings are evaluated."""
     found: dict[str, object] = {one.name: _text_of(one.annotation) for one in parameters}
     texts = {key: text for key, text in found.items() if isinstance(text, str)}
     if not texts:
@@ -171,7 +173,9 @@ def _hints(
 
 
 def _text_of(annotation: object) -> object:
-    """The text of a reference, which a decorator below may have left; others as they are."""
+    """The text of a forward reference, which an inner decorator may have left; anything else
+    unchanged.
+    """
     return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation
 
 
@@ -196,7 +200,7 @@ def _takes_message(hint: Any) -> bool:
 
 
 def _reader(name: str, hint: Any) -> BodyReader | None:
-    """How a parameter's value is read from a body; ``None`` if it is the message."""
+    """Reads a parameter's value from a body; ``None`` if the parameter is the message."""
     if _takes_message(hint):
         return None
     if hint is bytes:
@@ -213,7 +217,7 @@ def _reader(name: str, hint: Any) -> BodyReader | None:
         raise UsageError(f"{name} declares {kind}, which cannot be read: {error}") from error
     if not is_foreign:
         return partial(_json, decoder, kind)
-    # An application that has a model has imported pydantic.
+    # An application with pydantic models has imported pydantic.
     pydantic = sys.modules.get("pydantic")
     if pydantic is None:
         raise UsageError(f"{name} declares {kind}; {_ACCEPTED}")

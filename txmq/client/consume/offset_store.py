@@ -25,7 +25,7 @@ __all__ = ["BrokerOffsets", "FileOffsets", "OffsetStore", "begin_at", "settle_be
 log = logging.getLogger(__name__)
 
 RECENT_S: Final = 1800.0
-"""How far back a group starts by time by default, as in stock clients."""
+"""How far back ``StartFrom.TIME`` starts by default, as in stock clients."""
 
 SAVED_AT_ONCE: Final = 64
 
@@ -89,13 +89,13 @@ class BrokerOffsets:
         ]
         problems: list[TxmqError] = []
         while left:
-            # Some at a time: a member may hold thousands of queues.
+            # In chunks: a member may hold thousands of queues.
             ends = await asyncio.gather(*[self._save(queue) for queue in left[:SAVED_AT_ONCE]])
             problems += [error for error in ends if error is not None]
             del left[:SAVED_AT_ONCE]
         if not problems:
             return None
-        # One line for all queues.
+        # One log line for all queues.
         queues = quantity(len(problems), "queue")
         text = "%s: offsets are not saved in %s; the last error: %s"
         log.warning(text, self._group, queues, problems[-1])
@@ -136,7 +136,7 @@ class FileOffsets:
         self._path = folder / f"{group.replace('|', '+')}.json"
         path = self._path
         if "|" in group and not path.exists():
-            path = folder / f"{group.replace('|', '_')}.json"  # The former file.
+            path = folder / f"{group.replace('|', '_')}.json"  # The name in older versions.
         self._noted = _read(path, group)
         self._is_new = False
 
@@ -154,7 +154,7 @@ class FileOffsets:
         """Keep the offset: the queue may come back, and no other consumer moves it."""
 
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
-        """See :meth:`OffsetStore.save`; there is one file, and so all are saved."""
+        """See :meth:`OffsetStore.save`; all queues are saved, because they share one file."""
         del queue
         if not self._is_new:
             return None
@@ -190,14 +190,14 @@ def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
 
 
 async def settle_beginning(queues: list[Queue], offsets: OffsetStore, calls: OffsetCalls) -> None:
-    """Save the start of a new group that begins with messages stored from now on.
+    """Save the start offsets of a new group that begins with messages stored from now on.
 
-    It saves all queues of a topic, for all members: a member that starts a queue later, or replaces
-    a dead one, must not skip messages stored since then. In a queue newer than the group, all
-    messages were stored since then.
+    It covers all queues of a topic, for all members: a member that starts a queue later, or
+    replaces a dead member, must not skip messages stored in between. A queue newer than the group
+    starts at its oldest message, because all its messages were stored since the group began.
 
     Raises:
-        TxmqError: A broker does not say, or does not save it.
+        TxmqError: A broker does not return an offset, or does not save it.
     """
     fresh: list[Queue] = []
     for at in range(0, len(queues), SAVED_AT_ONCE):
@@ -225,10 +225,11 @@ async def begin_at(
 ) -> QueueOffset:
     """A group's committed offset in a queue, or its start offset if it never committed one.
 
-    All messages of a queue newer than its consumer came after the consumer's start.
+    With ``StartFrom.LAST``, a queue newer than its consumer (``is_new``) starts at its oldest
+    message, because all its messages came after the consumer's start.
 
     Raises:
-        TxmqError: The broker does not say.
+        TxmqError: The broker does not return an offset.
     """
     try:
         found = await offsets.load(queue)

@@ -33,7 +33,7 @@ __all__ = ["HeldLocks", "OrderlyWorkers"]
 log = logging.getLogger(__name__)
 
 SUSPEND_MOST_S: Final = 30.0
-"""The longest rest of a queue, as in stock clients."""
+"""The longest pause of a queue after a failure, as in stock clients."""
 
 RENEW_S: Final = 20.0
 """How often locks are renewed, as in stock clients; a broker keeps them for 60 s."""
@@ -74,7 +74,7 @@ class _QueueLine:
         self.left.set()
 
     def give_up(self) -> None:
-        """Wake the callers that wait for it."""
+        """Wake the callers of :meth:`until_idle`, although a handler still runs."""
         self.is_given_up = True
         self.idle.set()
 
@@ -86,7 +86,7 @@ class OrderlyWorkers(MessageSink):
         settings: The concurrency, the pause after a failure, and the maximum number of attempts.
         handlers: The handlers by topic.
         send_back: Sends back messages that failed too often.
-        locks: The locks of the queues; ``None`` if no other consumer receives the same messages.
+        locks: The locks of the queues; ``None`` for a broadcast consumer, which needs none.
         lose: Releases a queue whose lock is lost.
     """
 
@@ -157,7 +157,7 @@ class OrderlyWorkers(MessageSink):
             await self._locks.give_back(queue)
 
     async def finish(self) -> None:
-        """Wait until all delivered messages are handled, for ``stop_s`` at most.
+        """Wait up to ``stop_timeout`` until all delivered messages are handled.
 
         A message that fails is not retried, and it blocks the messages behind it.
         """
@@ -263,7 +263,7 @@ class OrderlyWorkers(MessageSink):
 class HeldLocks:
     """The locks that one consumer has now; they are renewed long before they expire.
 
-    A lock counts from the moment of the request, by this client's clock, and for half as long as
+    A lock counts from the moment of the request, by this client's clock, for half as long as
     brokers keep it. So if two clients disagree, both consider it lost.
     """
 

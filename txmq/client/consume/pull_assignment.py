@@ -1,4 +1,4 @@
-"""Queues whose messages an application polls; it may choose the queues, and seek in them."""
+"""The queues of a polled consumer; the application may choose the queues, and seek in them."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class PullAssignment(QueueAssignment):
         Args:
             queue: The queue.
             offset: The offset of the next message.
-            is_told: Whether the group's offset is already there, even if otherwise only commit()
-                moves it.
+            is_told: Whether the group's offset is already there, so that it need not wait for
+                commit().
 
         Raises:
-            UsageError: The queue is neither held nor chosen.
+            UsageError: The offset is negative, or the queue is neither held nor assigned.
         """
         if offset < 0:
             raise UsageError(f"no queue has an offset {offset}")
@@ -89,7 +89,7 @@ class PullAssignment(QueueAssignment):
             window.kept = stood  # Until the application commits.
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Move some of the held queues to other offsets, and log it."""
+        """Move some of the held queues to other offsets, and save them."""
         for queue, offset in offsets.items():
             if self._is_held(queue):
                 self.go_on(queue, offset, is_told=True)
@@ -158,7 +158,7 @@ class PullBuffer(MessageSink):
         count = min(len(line), self._batch_max)
         messages = [line.popleft() for _ in range(count)]
         if line:
-            self._lines[fetcher] = line  # The queue is last in turn now.
+            self._lines[fetcher] = line  # The queue is now last in turn.
         if window.kept is None:
             window.kept = window.reached
         self._given[fetcher] = None

@@ -41,23 +41,23 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             async for messages in consumer:
                 ...
 
-    Messages are fetched ahead and delivered in lists, each of one queue and in its order. The next
-    poll marks the previous list as consumed. If you stop polling after a list, call :meth:`commit`,
-    or you will receive that list again. With ``settings.commits_itself=False`` only :meth:`commit`
-    counts. Only one task may poll at a time.
+    Messages are prefetched and delivered in lists; each list holds messages of one queue, in order.
+    The next poll marks the previous list as consumed. If you stop polling after a list, call
+    :meth:`commit`, or you will receive that list again. With ``settings.commits_itself=False``,
+    only :meth:`commit` marks messages as consumed. Only one task may poll at a time.
 
-    Queues are shared with the other members of the group (:meth:`subscribe`), or chosen
-    (:meth:`assign`), or neither: :meth:`pull` fetches once, from anywhere, and :meth:`note_offset`
-    stores the group's offset. A consumer that does not share queues needs a separate group, because
-    sharing members would count it as one of them.
+    Queues are shared with the other members of the group (:meth:`subscribe`) or chosen
+    (:meth:`assign`). A consumer may also do neither: :meth:`pull` fetches once, from any queue, and
+    :meth:`note_offset` stores the group's offset. A consumer that does not share queues needs a
+    separate group, because sharing members would count it as one of them.
 
     Args:
         group: The group. All its members have the same subscriptions.
         names: The name servers, or a client to share.
         settings: How it consumes.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
         LocalProtocolError: The group name is invalid.
@@ -90,10 +90,10 @@ class PullConsumer(GroupConsumer[PullAssignment]):
 
         Args:
             topic: The topic.
-            tags: The tags wanted, separated by ``||``.
-            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
-                consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
-                parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
+            tags: The wanted tags, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties. Brokers parse it when the
+                consumer starts, which raises :class:`txmq.errors.SubscriptionInvalid` if it does
+                not parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
                 conditions.
 
         Raises:
@@ -111,14 +111,14 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         self._subscriptions[topic] = wanted
 
     async def assign(self, queues: Sequence[Queue], tags: str = ANY_TAG, *, sql: str = "") -> None:
-        """Read exactly these queues, even if other consumers read them too; at any time.
+        """Read exactly these queues, even if other consumers read them too; works at any time.
 
         Queues that stay assigned continue where they are. The others are released and their offsets
         saved.
 
         Args:
             queues: The queues.
-            tags: The tags wanted, separated by ``||``.
+            tags: The wanted tags, separated by ``||``.
             sql: Instead of tags, a condition on the messages' properties.
 
         Raises:
@@ -205,10 +205,10 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         await self._closing.aclose()
 
     def end(self) -> None:
-        """Stop delivering: an iteration ends, a waiting poll returns an empty list.
+        """Stop delivering: iterations end, and a waiting poll returns an empty list.
 
-        An iteration that ends has consumed its last list. Messages fetched but not delivered are
-        left to the next holder of the queues. :meth:`stop` calls this first.
+        The last list of an ended iteration counts as consumed. Messages that were fetched but not
+        delivered go to the next holder of the queues. :meth:`stop` calls this first.
         """
         if self._assignment is not None:
             self._assignment.buffer.close()
@@ -221,7 +221,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
     # Polling
 
     async def poll(self, timeout: DurationLike = POLL_S) -> list[ReceivedMessage]:
-        """The next messages, at most ``settings.pull_batch`` and all of one queue.
+        """The next messages: up to ``settings.pull_batch``, all from one queue.
 
         Returns:
             The messages; empty if none came in time.
@@ -270,7 +270,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
 
         Raises:
             UsageError: The consumer is not running.
-            TransportError: They could not be saved; this is tried again every
+            TransportError: The offsets could not be saved; the consumer retries every
                 ``settings.commit_interval``.
             BrokerRefused: Likewise.
             WriteFailed: Likewise, for a broadcast consumer.
@@ -286,7 +286,7 @@ class PullConsumer(GroupConsumer[PullAssignment]):
     async def seek(self, queue: Queue, offset: int) -> None:
         """Continue at another offset of a queue, or at the nearest existing one.
 
-        Messages of the queue delivered before no longer count as consumed.
+        Messages already delivered from the queue no longer count as consumed.
 
         Raises:
             UsageError: The queue is not held here, or no queue has such an offset.
@@ -347,14 +347,14 @@ class PullConsumer(GroupConsumer[PullAssignment]):
             queue: The queue.
             offset: The offset of the first message.
             count: The maximum number of messages; a broker may return fewer.
-            tags: The tags wanted, separated by ``||``.
+            tags: The wanted tags, separated by ``||``.
             hold: How long the broker waits for messages if the queue has none.
 
         Raises:
             UsageError: The consumer is not running, or its settings exclude dead letters.
             TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
-            BrokerRefused: The broker refused for another reason than that it has no messages.
+            BrokerRefused: The broker refused for a reason other than having no messages.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
         self._running()
@@ -382,7 +382,8 @@ class PullConsumer(GroupConsumer[PullAssignment]):
         """Note the group's next offset in a queue; saved every ``settings.commit_interval``.
 
         Raises:
-            UsageError: The consumer is not running, or has the queue and notes by itself.
+            UsageError: The consumer is not running, or holds the queue and notes its offset by
+                itself.
         """
         assignment = self._running()
         if queue in assignment.queues or queue in assignment.fetchers:

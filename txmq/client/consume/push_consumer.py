@@ -55,21 +55,22 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
             await consumer.wait()
 
     A handler may declare the type of the body instead: ``async def bill(order: Order)``, or both,
-    ``(order: Order, message: ReceivedMessage)``. A body that does not fit is a dead letter.
+    ``(order: Order, message: ReceivedMessage)``. A message whose body does not fit becomes a dead
+    letter.
 
-    A handler that returns has consumed its message. One that raises or returns :class:`Later`
-    receives it again later. Delivery is at least once. Plain functions run in threads, ``async``
-    functions in the event loop.
+    A message is consumed when its handler returns. If the handler raises or returns :class:`Later`,
+    the message comes again later. Delivery is at least once. Plain functions run in threads,
+    ``async`` functions in the event loop.
 
-    A stop lets handlers finish the fetched messages, for ``settings.stop_timeout`` at most.
+    On a stop, handlers have up to ``settings.stop_timeout`` to finish the fetched messages.
 
     Args:
         group: The group. All its members have the same subscriptions.
         names: The name servers, or a client to share.
-        settings: The settings.
+        settings: How it consumes.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
         LocalProtocolError: The group's name is invalid.
@@ -98,14 +99,14 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
     # Handlers
 
     def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
-        """Call a function with every message of a topic; a decorator.
+        """Decorator: call a function with every message of a topic.
 
         Args:
             topic: The topic.
-            tags: The tags wanted, separated by ``||``.
-            sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
-                consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
-                parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
+            tags: The wanted tags, separated by ``||``.
+            sql: Instead of tags, a condition on the messages' properties. Brokers parse it when the
+                consumer starts, which raises :class:`txmq.errors.SubscriptionInvalid` if it does
+                not parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
                 conditions.
 
         Raises:
@@ -123,7 +124,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         return decorate
 
     def on_batch(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[B], B]:
-        """Call a function with up to ``settings.batch_max`` messages at once; a decorator.
+        """Decorator: call a function with up to ``settings.batch_max`` messages at once.
 
         They succeed or fail together, unless the function returns ``Later(first=n)``.
 
@@ -261,7 +262,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
 
     @property
     def subscriptions(self) -> Sequence[TopicSubscription]:
-        """What its handlers consume."""
+        """The subscriptions of its handlers."""
         return list(self._subscriptions.values())
 
     async def wait(self) -> None:
@@ -290,7 +291,7 @@ class PushConsumer(GroupConsumer[QueueAssignment]):
         return self.settings.is_orderly
 
     async def commit(self) -> None:
-        """Save the offsets now; failures are logged, and saved next time.
+        """Save the offsets now; failures are logged and retried with the next save.
 
         Raises:
             UsageError: The consumer is not running.

@@ -132,18 +132,18 @@ class ScheduledPull(Lifecycle):
         async with schedule:
             await schedule.wait()
 
-    A task is called for each queue of this member, never twice at once for the same queue, and
-    again some time after it has ended. Its errors are logged. At most ``settings.concurrency``
-    calls run at once. When another member takes over a queue, a running call finishes. A stop waits
-    ``settings.stop_timeout`` for them, then cancels them.
+    A task is called again and again for each queue of this member, with a delay after each call and
+    never twice at once for the same queue. Its errors are logged. Up to ``settings.concurrency``
+    calls run at once. When another member takes over a queue, a running call still finishes. A stop
+    waits up to ``settings.stop_timeout`` for running calls, then cancels them.
 
     Args:
         group: The group. All its members have the same topics.
         names: The name servers, or a client to share.
-        settings: The settings.
+        settings: How it consumes.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
         LocalProtocolError: The group name is invalid.
@@ -176,14 +176,15 @@ class ScheduledPull(Lifecycle):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues whose tasks are called now."""
+        """The queues for which tasks are called now."""
         return sorted(queue for queue, pull_round in self._rounds.items() if pull_round.is_ours)
 
     def on(self, topic: str) -> Callable[[T], T]:
-        """Call an ``async`` function for each queue of a topic; a decorator.
+        """Decorator: call an ``async`` function for each queue of a topic.
 
         Raises:
-            UsageError: The topic has a task, the function is not ``async``, or it runs already.
+            UsageError: The topic has a task, the function is not ``async``, or the schedule is
+                running.
             LocalProtocolError: The topic name is invalid.
         """
 
@@ -217,7 +218,7 @@ class ScheduledPull(Lifecycle):
 
     @property
     def needs(self) -> Sequence[Lifecycle]:
-        """The client that it shares with others, if it does."""
+        """The shared client, if it uses one."""
         return self._puller.needs
 
     async def __aexit__(self, *ending: object) -> None:

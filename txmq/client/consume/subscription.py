@@ -24,7 +24,7 @@ _SQL: Final = "SQL92"
 
 @dataclass(frozen=True, slots=True)
 class TopicSubscription:
-    """A topic and a filter of its messages: tags (``A || B``) or a condition.
+    """A topic and a filter for its messages: tags (``A || B``) or a condition.
 
     Raises:
         LocalProtocolError: Both are given, or the expression is too long or names no tag.
@@ -34,7 +34,7 @@ class TopicSubscription:
     tags: str = ANY_TAG
     sql: str = ""
     wanted: frozenset[str] = field(init=False, compare=False)
-    """The tags by name; empty if it accepts all messages or uses a condition."""
+    """The accepted tags; empty if it accepts all messages or uses a condition."""
 
     def __post_init__(self) -> None:
         """Parse the expression."""
@@ -64,7 +64,7 @@ class TopicSubscription:
 
     @property
     def expression(self) -> str:
-        """The expression as sent."""
+        """The expression in the form that brokers receive."""
         # Brokers recognize the star only on its own; next to a blank, it counts as a tag.
         return self.sql or (self.tags if self.by_tags else ANY_TAG)
 

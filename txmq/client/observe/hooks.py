@@ -1,7 +1,7 @@
 """Hooks that observe sends, handlers and transactions, such as the trace and OpenTelemetry.
 
-A hook runs before an event, and returns a function to call after it. Hooks neither wait nor fail.
-Without hooks, a producer or consumer only tests for ``None``.
+A hook runs before an event, and returns a function to call after it. Hooks must neither wait nor
+raise. Without hooks, a producer or consumer only tests for ``None``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
 R = TypeVar("R")
 
 AfterSend: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
-"""Receives the results and the error; after an error, the results of the first messages."""
+"""Receives the results and the error; after an error, only the results that came before it."""
 
 AfterHandler: TypeAlias = Callable[[int, BaseException | None], None]
-"""Receives the number of consumed messages, from the first one on, and the handler's error."""
+"""Receives the number of consumed messages, counted from the first, and the handler's error."""
 
 AfterEnd: TypeAlias = Callable[[str], None]
 """Receives the broker's answer to an END, as one word."""
@@ -90,7 +90,7 @@ class SendHook(Protocol):
     def before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
         """Messages of one topic are about to be sent.
 
-        Returns the messages to send: the same, perhaps with more properties.
+        Returns the messages to send, perhaps with more properties, and the function to call after.
         """
         ...
 
@@ -187,7 +187,7 @@ class SendHooks:
         message: Message,
         queue: Queue | None,
     ) -> None:
-        """Send a message that has no answer."""
+        """Send a one-way message."""
         (message,), after = self._before_send([message])
         await _observed(send(message, queue), after, lambda _: ())
 

@@ -49,13 +49,13 @@ log = logging.getLogger(__name__)
 LINGER_S: Final = 0.5
 """How long a record waits for others; after a failure all records wait this long."""
 HURRY: Final = 100
-"""The number of records that are sent without waiting for more."""
+"""From this number of records on, the sender does not wait for more."""
 ROUND: Final = 1000
 """The maximum number of records in flight."""
 FLUSH_S: Final = 3.0
 """How long a close waits for records to be sent."""
 WARN_S: Final = 60.0
-"""How often the log says that records were lost."""
+"""The shortest time between two warnings about lost records."""
 _PREFIX: Final = "_INNER_TRACE_PRODUCER-"
 _REGION: Final = "MSG_REGION"
 _SWITCH: Final = "TRACE_ON"
@@ -136,13 +136,13 @@ class Tracer:
         """Begin to send.
 
         Raises:
-            UsageError: The client is not open, or traces such a member already.
+            UsageError: The client is not open, or already traces a member of this group.
         """
         await self._sender.__aenter__()
         self._tasks.start(self._send_always(), "message trace")
 
     async def close(self) -> None:
-        """Send the records that are left, for a short time."""
+        """Send the remaining records, for up to ``FLUSH_S``, then stop."""
         self._is_closing = True
         self._hurry.set()
         try:
@@ -293,7 +293,7 @@ class HandlerTrace:
         tracer: Where records go.
         group: The consumer group.
         ids: Gives one id to messages that are handled together.
-        timeout_s: A handler that works for longer has timed out.
+        timeout_s: Handlers that run longer count as timed out.
     """
 
     def __init__(self, tracer: Tracer, group: str, ids: UniqueIds, timeout_s: float) -> None:
@@ -375,4 +375,4 @@ def _store_host(offset_id: str) -> str:
     try:
         return split_offset_id(offset_id)[0]
     except RemoteProtocolError:
-        return ""  # Brokers name no places for some batches.
+        return ""  # Brokers return no offset ids for some batches.

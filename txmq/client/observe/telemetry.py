@@ -115,7 +115,7 @@ class Telemetry:
         return self._tracer.start_span(f"send {topic}", kind=kind, attributes=dict(attributes))
 
     def marked(self, message: Message, span: Span) -> Message:
-        """A message that names the span in its properties."""
+        """A copy of a message that carries the span's context in its properties."""
         carrier: dict[str, str] = {}
         context = self._trace.set_span_in_context(span)
         self._propagator.inject(carrier, context=context)
@@ -123,8 +123,8 @@ class Telemetry:
         return replace(message, properties={**message.properties, **named})
 
     def begin_end(self, end: TransactionEnd, attributes: Mapping[str, Any]) -> Span:
-        """A span of the end of a transaction: a child of the caller's span, or after a check of the
-        span that sent the message.
+        """A span of the end of a transaction: a child of the caller's span or, after a check, of
+        the span that sent the message.
         """
         context = None
         if end.is_after_check:
@@ -237,8 +237,8 @@ class _SendSpans:
         about = {**self._about, **_described([message]), **_operation("check", "process")}
         about["messaging.message.id"] = message.id
         span, token = self._telemetry.begin_process([message], about, "check")
-        # It stays the current span as long as the task that checks: the END that follows in that
-        # task gets its parent from the message.
+        # The span stays current until the checking task ends; the END that follows in that task
+        # takes its parent from the message.
         del token
 
         def ended(word: str) -> None:
@@ -424,7 +424,7 @@ class HandlerMeter:
 
 
 class _TransactionTimer:
-    """Measures one transaction; its steps are left to spans."""
+    """Measures one transaction as a whole; spans cover its steps."""
 
     def __init__(self, durations: Histogram, about: Mapping[str, Any], clock: Clock) -> None:
         self._durations = durations

@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 RECORDS_MAX: Final = 100
-"""Records of one trace message, as in stock clients."""
+"""The most records in one trace message, as in stock clients."""
 
 KEYS_BYTES_MAX: Final = 16 * 1024
-"""The keys of one trace message; all its properties together have 32 KiB."""
+"""The limit for the keys of one trace message; all its properties together may have 32 KiB."""
 
 BODY_BYTES_MAX: Final = 100 * 1024
-"""A trace message's body; stock clients end it at 128,000 bytes, properties included."""
+"""The limit for a trace message's body; stock clients stop at 128,000 bytes with properties."""
 
 _NULL: Final = "null"
 _FIELD: Final = "\x01"
@@ -91,7 +91,7 @@ class HandlerStart:
     region: str
     group: str
     request_id: str
-    """The same for messages handled in one call, and in the record of that call's end."""
+    """Shared by all messages of one call, and by the records of that call's end."""
     id: str
     attempts: int = 0
     keys: str = ""
@@ -223,7 +223,7 @@ _WITHOUT_GROUP: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class TracePack:
-    """The body and the keys of one trace message, and how many records it holds."""
+    """The body and the keys of one trace message, and its number of records."""
 
     body: bytes
     keys: tuple[str, ...]

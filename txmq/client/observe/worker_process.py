@@ -1,7 +1,7 @@
-"""The settings of a worker process for the clients that its application opens.
+"""What a worker process tells the clients that its application opens.
 
-``txmq worker`` sets it before it loads the application, in the context of the process's main task.
-Programs that run without a worker have none.
+``txmq worker`` sets :data:`CURRENT` before it loads the application, in the context of the
+process's main task. In programs without a worker, it stays ``None``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AfterVerdict: TypeAlias = Callable[[Later | None, bool], None]
 
 
 class HandlingObserver(Protocol):
-    """Counts what handlers do."""
+    """Counts handled messages and periodic sends."""
 
     def before(self, group: str, messages: Sequence[ReceivedMessage]) -> AfterVerdict:
         """A handler of a group is about to receive messages of one topic."""

@@ -1,4 +1,4 @@
-"""Messages that linger for a short time, so that several of them share a request."""
+"""Collects messages for a short time, so that several of them share a request."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _Batch:
         self.bytes = 0
         """The size of their bodies, which counts as in flight."""
         self.packed = 0
-        """The bytes they take in a batch."""
+        """Their encoded size in a batch."""
 
     def drop_cancelled(self) -> int:
-        """Drop the messages whose callers were cancelled; returns the bytes of these."""
+        """Drop the messages whose callers were cancelled; returns the size of their bodies."""
         before, wanted = self.bytes, [not future.done() for future in self.futures]
         self.envelopes = list(compress(self.envelopes, wanted))
         self.futures = list(compress(self.futures, wanted))
@@ -74,7 +74,7 @@ class Accumulator:
         self._packing = packing
         self._linger_s = settings.linger
         self._bytes_max = min(settings.linger_size, settings.body_size_max)
-        # The size of many small messages in a broker's log has a separate limit.
+        # Many small messages may reach another limit: that of a batch's size in a broker's log.
         stored = max(1, (SPAN_BYTES_MAX - self._bytes_max) // STORED_BYTES)
         self._count_max = min(settings.linger_messages, BATCH_MESSAGES_MAX, stored)
         self._lines: dict[tuple[str, Queue | None], _BatchLine] = {}
@@ -139,7 +139,7 @@ class Accumulator:
     def _send(self, line: _BatchLine, batch: _Batch) -> None:
         pending = self._pending
         if any(future.done() for future in batch.futures):
-            # All callers were cancelled before the send.
+            # Some or all callers were cancelled before the send.
             pending.release(batch.drop_cancelled())
             if not batch.futures:
                 return
@@ -154,7 +154,7 @@ class Accumulator:
             pending.release(batch.bytes)
             _fail_all(batch.futures, error)
             return
-        batch.envelopes = []  # The batch holds their bytes now.
+        batch.envelopes = []  # The new envelope holds their bytes now.
         retries = pending.settings.retries if line.queue is None else 0
         line.is_busy = line.queue is not None
         futures, future = batch.futures, pending.loop.create_future()

@@ -1,8 +1,8 @@
 """The requests of a producer that no broker has answered yet, through all their attempts.
 
 If the route is known and a connection is open, a request is written at once. Requests that first
-need a route or a connection wait in line for one task and leave in the order they came, so requests
-for one queue arrive there in order. Callbacks drive a pending send; it needs no task.
+need a route or a connection wait in line while one task gets it, and leave in the order they came,
+so requests for one queue arrive there in order. Callbacks drive a pending send; it needs no task.
 
 A failed attempt is repeated at once if another broker can take it. If not, it pauses; requests that
 fail at the same broker share a pause and leave it in order.
@@ -66,7 +66,7 @@ class PendingSends:
     """All pending sends of one producer, and the bytes they hold.
 
     Args:
-        session: The way to the cluster.
+        session: The session with the cluster.
         group: The producer group.
         settings: How the producer sends.
     """
@@ -80,7 +80,7 @@ class PendingSends:
         self.faults: FaultTable | None = FaultTable() if settings.avoid_slow_brokers else None
         self.bytes_in_flight: int = 0
         self.on_answer: Callable[[str, Command], None] | None = None
-        """Receives the name of the broker and each answer to a send."""
+        """Receives each answer to a send, with the broker's name."""
         self._bytes_max = settings.in_flight_max
         self._group = group
         self._routes = session.routes
@@ -162,11 +162,11 @@ class PendingSends:
         Args:
             envelope: The message or batch.
             queue: Its queue; ``None`` lets each attempt take the next queue in rotation.
-            size: The bytes that it counts for.
+            size: The bytes that it counts as in flight.
             is_once: Whether to retry only while it is certain that nothing is stored.
 
         Returns:
-            The :class:`SendResult` of a message, or a list of those of a batch.
+            The :class:`SendResult` of a message, or the list of results of a batch.
 
         Raises:
             TxmqError: No attempt succeeded.
@@ -185,13 +185,15 @@ class PendingSends:
             raise
 
     def retry_soon(self, send: PendingSend) -> None:
-        """Send it again, but not at once: an error may come from deep within a connection."""
+        """Retry in the loop's next iteration: an error may come from deep within a connection."""
         self.loop.call_soon(self._retry, send)
 
     def retry_later(self, send: PendingSend, broker: str, pause_s: float) -> bool:
-        """Send it again after a pause; returns False if the broker's pause lasts too long for it.
+        """Retry after a pause; returns False if the broker's current pause outlasts the send's
+        deadline.
 
-        A pause that the broker's other requests have begun goes on, so that they stay in order.
+        If other requests to the broker already pause, the send joins their pause, so that they stay
+        in order.
         """
         now = self.clock.monotonic()
         pause = self._pauses.get(broker)
@@ -214,8 +216,8 @@ class PendingSends:
     def advance(self, send: PendingSend, route: Route | None = None) -> None:
         """Find a route, a queue and a connection, and write the request.
 
-        Where the route or the connection is missing, the request waits in line for it. The bytes of
-        a new request are counted already; its end releases them.
+        If the route or the connection is missing, the request waits in line for it. The bytes of a
+        new request are already counted; its end releases them.
         """
         now = self.clock.monotonic()
         if not send.deadline:
@@ -232,7 +234,7 @@ class PendingSends:
         try:
             if queue is None:
                 send.is_spread = route.is_spread
-                if self.faults is None:  # As in next_queue, which costs a call for every send.
+                if self.faults is None:  # Inlined from next_queue, to save a call per send.
                     queue = self._rotation.next_queue(route, self._first, send.avoid)
                 else:
                     queue = self.next_queue(route, send.avoid)
@@ -359,8 +361,8 @@ class PendingSends:
         try:
             found = await self.session.connection(address)
             if not found.is_open:
-                # A port without a server behind it opens and closes at once: that is a failed
-                # attempt, since to wait in line again would connect in a loop.
+                # A port without a server behind it opens and closes at once. Count that as a failed
+                # attempt: waiting in line again would reconnect in a loop.
                 lost = ConnectionLost(f"{address} closed the connection")
                 lost.effect = Effect.NONE
                 raise lost
@@ -386,7 +388,7 @@ class PendingSends:
     def finish(self, send: PendingSend, outcome: list[SendResult] | TxmqError | None) -> None:
         """Release the bytes of a send that has ended, and resolve its future."""
         if self._live.pop(send, self) is self:
-            return  # It had ended before.
+            return  # It has ended already.
         self.bytes_in_flight -= send.size
         if self._room_line:
             self._admit()
@@ -450,9 +452,9 @@ class PendingSend(msgspec.Struct, eq=False):
     retries: int
     """The number of further attempts."""
     size: int
-    """The bytes that it counts for."""
+    """The bytes that it counts as in flight."""
     future: asyncio.Future[Any]
-    """Gets the result of a message, or a list of those of a batch."""
+    """Receives the result of a message, or the list of results of a batch."""
     is_nowait: bool = False
     """True for `send_nowait`: a retry goes to the same queue, and only if no answer came."""
     is_once: bool = False
@@ -460,11 +462,11 @@ class PendingSend(msgspec.Struct, eq=False):
     deadline: float = 0.0
     """The end of its last attempt; 0 before its first one."""
     began: float = 0.0
-    """The begin of this attempt."""
+    """The start of this attempt."""
     queue: Queue | None = None
     """The queue of this attempt."""
     avoid: str | None = None
-    """The broker of the attempt before, which rotation avoids."""
+    """The broker of the previous attempt, which the rotation avoids."""
     has_looked_again: bool = False
     """Whether this attempt has asked for a new route."""
     is_spread: bool = False
@@ -510,7 +512,7 @@ class PendingSend(msgspec.Struct, eq=False):
         return now + max(0.0, self.deadline - now) / (self.retries + 1)
 
     def late(self) -> None:
-        """Handle that no broker could be reached in time."""
+        """Fail this attempt: no broker could be reached in time."""
         self.timer = None
         if self.line is not None:
             del self.line[self]
@@ -569,7 +571,7 @@ class PendingSend(msgspec.Struct, eq=False):
             if self.is_nowait:
                 self.chosen = self.queue
             if isinstance(error, ConnectFailed):
-                self.retries += 1  # It reached no broker, so that only time limits its repetition.
+                self.retries += 1  # It reached no broker, so only the deadline limits retries.
             self._retry(error)
         else:
             self.end(error)
@@ -606,7 +608,7 @@ class PendingSend(msgspec.Struct, eq=False):
             backoff = self.backoff = Backoff(entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         broker = self._leave_broker()
         may_help = is_first and self.is_spread and not self.is_nowait
-        # A time-out was a pause already.
+        # A timeout was already a pause.
         if may_help or not error.retryable or isinstance(error, RequestTimeout):
             pending.retry_soon(self)
             return
@@ -662,7 +664,7 @@ class PendingSend(msgspec.Struct, eq=False):
 
 
 def with_attempt(attempts: list[SendAttempt], broker: str, error: TxmqError) -> list[SendAttempt]:
-    """These attempts and one more, at the end; those that failed in the same way are one entry."""
+    """These attempts plus one at the end; attempts that failed in the same way share one entry."""
     times = 1
     others: list[SendAttempt] = []
     for attempt in attempts:
@@ -675,7 +677,7 @@ def with_attempt(attempts: list[SendAttempt], broker: str, error: TxmqError) -> 
 
 
 def join_attempts(attempts: list[SendAttempt]) -> TxmqError:
-    """The last attempt's error, which names the earlier ones and the effect of all together."""
+    """The last attempt's error, which names the earlier ones and carries their combined effect."""
     last = attempts[-1].error
     total = sum(attempt.times for attempt in attempts)
     if total == 1:

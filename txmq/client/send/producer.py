@@ -104,7 +104,7 @@ class Sender:
         self.send_batch = partial(outer.send_batch, self.send_batch)
 
     async def close(self) -> None:
-        """Send the batches, wait for answers as long as a send may take, and end."""
+        """Send the batches, wait for answers for up to ``timeout``, and end."""
         self._is_closed = True
         pending, accumulator = self.pending, self.accumulator
         try:
@@ -124,11 +124,11 @@ class Sender:
             await pending.close()
 
     def _check_open(self) -> None:
-        if self._is_closed:  # While its middleware ran.
+        if self._is_closed:  # Closed while the middleware ran.
             raise not_open(_NOT_OPEN)
 
     async def _send(self, message: Message, queue: Queue | None) -> SendResult:
-        if self._is_closed:  # As in _check_open, which costs a call for every send.
+        if self._is_closed:  # Inlined from _check_open, to save a call per send.
             raise not_open(_NOT_OPEN)
         if type(message) is not Message or queue is not None:
             if type(message) is Reply:
@@ -239,7 +239,7 @@ class Sender:
         return result
 
     async def writable(self, topic: str) -> Sequence[Queue]:
-        """The writable queues of a topic; queries an unknown route.
+        """The writable queues of a topic; queries the route if it is unknown.
 
         Raises:
             RequestTimeout: No answer came within the time for sending.
@@ -290,16 +290,15 @@ def check_kind(message: object) -> None:
 class Producer(Lifecycle):
     """A member of a producer group; ``async with`` opens and closes it.
 
-    Closing sends the batches that still linger, and waits for the pending answers, for
-    ``timeout`` at most.
+    Closing sends the batches that still linger, and waits up to ``timeout`` for pending answers.
 
     Args:
         group: The producer group.
         names: The name servers, ``host:port`` separated by ``;``, or a client to share.
-        settings: The settings.
+        settings: How it sends.
         network: Opens streams; a shared client has its own.
-        clock: Gives the time, likewise.
-        entropy: Gives randomness, likewise.
+        clock: Gives the time; a shared client has its own.
+        entropy: Gives randomness; a shared client has its own.
 
     Raises:
         ConfigError: ``names`` has no server, or an invalid address.
@@ -416,18 +415,18 @@ class Producer(Lifecycle):
     async def send(self, message: Message, queue: Queue | None = None) -> SendResult:
         """Send a message and return the broker's result.
 
-        If the broker does not answer, or its refusal is not final, the message is sent to another
-        broker under the same id, as long as ``timeout`` allows. A message for a chosen queue is
-        not. While ``in_flight_max`` bytes are in flight, the call waits first. With
-        ``linger`` it may share a request with others of its topic. A reply made by
+        If the broker does not answer, or its refusal is not final, the producer retries on another
+        broker under the same id, within ``retries`` and ``timeout``. A message for a chosen queue
+        is not retried. While ``in_flight_max`` bytes are in flight, the call waits first. With
+        ``linger``, the message may share a request with others of its topic. A reply made by
         :func:`~txmq.client.send.request_reply.reply_to` goes to the requesting client.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large.
             TransportError: No answer came; the error's effect says whether it may be stored.
-            BrokerRefused: The broker refused; likewise.
-            UsageError: The producer is not open, or the queue is one of another topic.
+            BrokerRefused: The broker refused; the error's effect says the same.
+            UsageError: The producer is not open, or the queue belongs to another topic.
         """
         return await self._open().send(message, queue)
 
@@ -436,14 +435,14 @@ class Producer(Lifecycle):
     ) -> asyncio.Future[SendResult]:
         """Send a message and return at once; the future holds the result of :meth:`send`.
 
-        If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer of
-        a broker is final. With ``linger`` it is retried as by :meth:`send`. With middleware, all
-        errors are in the future.
+        If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer
+        from a broker is final. With ``linger`` it is retried as by :meth:`send`. With middleware,
+        all errors are in the future.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large, or ``in_flight_max`` is already in flight.
-            UsageError: The producer is not open, or the queue is one of another topic.
+            UsageError: The producer is not open, or the queue belongs to another topic.
         """
         return self._open().send_nowait(message, queue)
 
@@ -453,9 +452,9 @@ class Producer(Lifecycle):
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large.
-            TransportError: There is no way to a broker; nothing was sent.
+            TransportError: No broker could be reached; nothing was sent.
             BrokerRefused: There is no such topic, or it cannot be written to.
-            UsageError: The producer is not open, or the queue is one of another topic.
+            UsageError: The producer is not open, or the queue belongs to another topic.
         """
         await self._open().send_oneway(message, queue)
 
@@ -468,27 +467,30 @@ class Producer(Lifecycle):
         Bodies are not compressed.
 
         Returns:
-            The result of each, in order.
+            The result of each message, in order.
 
         Raises:
-            LocalProtocolError: The protocol cannot carry one of them, or not in a batch.
-            LimitExceeded: One of them is too large; nothing was sent.
-            BatchCutShort: A request failed after others were answered; it carries their results.
-            TransportError: No answer came to the first; the effect says whether it may be stored.
-            BrokerRefused: The broker refused the first.
-            UsageError: The producer is not open, or the queue is one of another topic.
+            LocalProtocolError: The protocol cannot carry one of the messages, or cannot carry it in
+                a batch.
+            LimitExceeded: A message is too large; nothing was sent.
+            BatchCutShort: A request failed after others were answered; the error carries their
+                results.
+            TransportError: No answer came to the first request; the effect says whether its
+                messages may be stored.
+            BrokerRefused: The broker refused the first request.
+            UsageError: The producer is not open, or the queue belongs to another topic.
         """
         return await self._open().send_batch(messages, queue)
 
     async def recall(self, topic: str, handle: str | None) -> str:
         """Recall a delayed message, so that it is never delivered.
 
-        The request is sent once; if no answer comes, it can be repeated.
+        The request is sent once; if no answer comes, you may repeat it.
 
         Args:
             topic: The message's topic.
             handle: The ``recall_handle`` of its send result; a message that is not delayed has
-                none, and is refused.
+                none, and the call refuses it.
 
         Returns:
             The message's id.
@@ -496,7 +498,8 @@ class Producer(Lifecycle):
         Raises:
             IllegalOperation: The handle is invalid, or it is too late.
             TopicNotFound: The topic does not exist, or not on this broker.
-            TransportError: No answer came; the effect says whether it may be recalled.
+            TransportError: No answer came; the effect says whether the message may have been
+                recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
             UsageError: The producer is not open.
         """
@@ -548,7 +551,7 @@ class Producer(Lifecycle):
         Args:
             message: The message.
             select: Receives the topic's queues, the message and ``arg``, and returns a queue.
-            arg: Its third argument.
+            arg: The third argument of ``select``.
 
         Raises:
             UsageError: ``select`` did not return a queue.

@@ -162,7 +162,7 @@ class Requester:
         try:
             await send(asked)
         except TransportError:
-            # A reply proves that the broker has the request, even without its answer.
+            # A reply proves that the broker has the request, even if the send was not answered.
             if not reply.done():
                 raise
 
@@ -205,7 +205,7 @@ class Requester:
         client.
 
         It is retried if no answer comes: a duplicate reply is harmless, because no caller waits for
-        it.
+        the second one.
 
         Raises:
             RequestTimeout: The broker did not answer in time.

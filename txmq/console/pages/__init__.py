@@ -1,4 +1,4 @@
 """The pages of the console, one module for each part of a cluster.
 
-Each module has ``PAGES``, and ``CHANGES`` if visitors can change something there.
+Each module has ``routes``: its pages, and the changes that visitors can make there.
 """

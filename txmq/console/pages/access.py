@@ -104,7 +104,7 @@ async def change(visit: Visit) -> ChangeDone:
     secret = _secret(visit)
     await _put(visit, row["account"], secret or None)
     if secret and _is_own(visit, row["account"]):
-        # This visitor goes on with the new secret; other sessions of the account must log in again.
+        # This session uses the new secret; other sessions of the account must log in again.
         visit.session.credentials = Credentials(access_key=row["account"], secret_key=secret)
     words = "has new permissions and a new secret" if secret else "has new permissions"
     return ChangeDone(url_of("/access", broker=row["broker"]), f"account {row['account']} {words}")
@@ -148,7 +148,7 @@ def _secret(visit: Visit) -> str:
 
 
 def _permissions(visit: Visit, name: str) -> dict[str, str]:
-    """The permissions in a field, one a line, as ``Orders=PUB``; brokers check the words."""
+    """The permissions in a field, one per line, as ``Orders=PUB``; brokers check the words."""
     found: dict[str, str] = {}
     for line in visit.typed(name).splitlines():
         of, equals, permission = (part.strip() for part in line.partition("="))

@@ -20,7 +20,7 @@ __all__ = ["routes"]
 routes = Routes()
 
 CHANGE_S: Final = 20.0
-"""A change of a set waits for the store of the set."""
+"""A change of a broker set waits for the store of the set."""
 _NAMED_MAX: Final = 5
 _MS_DIGITS_MAX: Final = 16
 _OF_MEMBERS: Final = frozenset(("promote", "remove", "rejoin"))

@@ -1,4 +1,4 @@
-"""Messages that wait for their time: listed by level and time, and recalled one by one."""
+"""Delayed messages: listed by level and time, and recalled one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_TIME: Final = "own"
 
 @routes.page("/delayed")
 async def show_list(visit: Visit) -> PageContent:
-    """Show the messages that wait at a broker, those due first."""
+    """Show the delayed messages at a broker, the next one due first."""
     choice = await choose_broker(visit)
     level, after = visit.text("level"), visit.text("after")
     is_supported = True

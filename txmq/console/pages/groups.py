@@ -18,7 +18,7 @@ __all__ = ["routes"]
 routes = Routes()
 
 _MOMENT_CHARS_MAX: Final = 16
-"""Milliseconds since 1970, for longer than clocks will count."""
+"""Enough digits for any time in milliseconds since 1970."""
 _RETRIES_MAX: Final = 10_000
 _ENABLED: Final = {"yes": True, "no": False}
 _CLIENTS_SHOWN: Final = 20
@@ -57,7 +57,7 @@ async def show_one(visit: Visit) -> PageContent:
     behind = await visit.admin.group_lag(name, cluster=visit.cluster)
     connections = await _connections(visit, name)
     if not progress and connections is None:
-        # Brokers answer the same for an unknown group and for one that has consumed nothing.
+        # Brokers give the same answer for an unknown group and for one that has consumed nothing.
         await check_group(visit.admin, name, cluster=visit.cluster)
     return render(
         "group.html",
@@ -73,9 +73,9 @@ async def show_one(visit: Visit) -> PageContent:
 
 @routes.page("/group/reset")
 async def show_reset(visit: Visit) -> PageContent:
-    """Show what a reset would change, and ask for the group's name once more."""
+    """Show what a reset would change, and ask the visitor to type the group's name."""
     name, topic, to = visit.required("name"), visit.required("topic"), visit.required("to")
-    # A duration such as "2h" is counted from now on, and the form repeats the moment that it means.
+    # A duration such as "2h" counts back from now, so the form carries the moment that it means.
     moment = visit.moment(to)
     plan = await visit.admin.plan_reset(name, topic, moment)
     return render(

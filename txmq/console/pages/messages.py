@@ -1,4 +1,4 @@
-"""Messages found by key, id, place or time, and shown with a line of time."""
+"""Messages found by key, id, place or time, and shown with a timeline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BARS_MAX: Final = 100
 _LEAST: Final = 8
 """The width of the shortest bar, so that it can be seen."""
 _STRANGE_MS: Final = 366 * 86_400_000
-"""Any client may write a trace. A time so far from the message is listed and not drawn."""
+"""Any client may write a trace. Events this far from the message are listed but not drawn."""
 
 
 class MessageLine(NamedTuple):
@@ -88,7 +88,7 @@ async def show_search(visit: Visit) -> PageContent:
         rows=rows[:CONSOLE_ROWS],
         has_more=len(rows) > CONSOLE_ROWS,
         scan=scan,
-        # A long scan is not repeated by itself.
+        # A page with a long scan does not refresh itself.
         is_still=fields.by == "time" and bool(fields.cursor or fields.wanted),
         newest=link("/messages", **shown),
         older=link("/messages", **(shown | {"cursor": scan.next})),
@@ -97,7 +97,7 @@ async def show_search(visit: Visit) -> PageContent:
 
 @routes.page("/messages/tail", TAIL_S)
 async def show_tail(visit: Visit) -> PageContent:
-    """Show the newest messages of a topic, the newest first, while they arrive."""
+    """Show the newest messages of a topic as they arrive, the newest first."""
     topic = visit.required("topic")
     scan = await scan_messages(visit.admin, ScanWish(topic=topic), CONSOLE_ROWS)
     return render(
@@ -153,10 +153,11 @@ async def _found(visit: Visit, topic: str, by: str, wanted: str) -> list[Receive
 async def message_at(visit: Visit, place: str) -> ReceivedMessage:
     """The message at a place, from a broker of this cluster.
 
-    A place has the address of a server. The console sends a signed request to no other server.
+    A place names a server's address, and the console must not sign requests for a server outside
+    the cluster.
 
     Raises:
-        UsageError: The place is invalid, or its address is not one of a broker.
+        UsageError: The place is invalid, or its address belongs to no broker of the cluster.
     """
     try:
         address, _ = split_offset_id(place)
@@ -170,7 +171,7 @@ async def message_at(visit: Visit, place: str) -> ReceivedMessage:
 
 @routes.page("/message")
 async def show_one(visit: Visit) -> PageContent:
-    """Show one message, by its place or by topic and id, with its line of time."""
+    """Show one message, by its place or by topic and id, with its timeline."""
     topic = visit.text("topic")
     if topic and not visit.text("place"):
         message = await visit.admin.find(topic, visit.required("id"))
@@ -201,14 +202,14 @@ async def show_one(visit: Visit) -> PageContent:
 
 
 class TimeBar(NamedTuple):
-    """One event with its beginning and its duration."""
+    """One event with its start and its duration."""
 
     name: str
     text: str
     began_ms: int
     """0 if it is not known."""
     cost_ms: int | None
-    """``None`` for a moment, or while it lasts."""
+    """``None`` for an instant, or while the event lasts."""
     mood: str
     left: int = 0
     width: int = 0
@@ -216,7 +217,7 @@ class TimeBar(NamedTuple):
 
 
 class TimeLine(NamedTuple):
-    """The bars of a message, in the order of their beginnings."""
+    """The bars of a message, in order of their start."""
 
     bars: list[TimeBar]
     start_ms: int

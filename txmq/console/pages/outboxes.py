@@ -1,4 +1,4 @@
-"""Outboxes of databases: how far behind they are, and single rows retried and put aside."""
+"""Outboxes of databases: how far behind they are, and single rows retried or put aside."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Attention(NamedTuple):
     """Something that an operator should look at."""
 
     mood: str
-    """``bad`` if work stands still, else ``wait``."""
+    """``bad`` if work has stopped, else ``wait``."""
     text: str
     to: Markup | str
 
@@ -141,7 +141,7 @@ def _copies_text(copies: dict[str, Any]) -> str:
 
 
 async def _groups_without_consumers(visit: Visit) -> list[Attention]:
-    """The groups that fall behind without a consumer, among the first of all groups."""
+    """The groups that fall behind without a consumer; only the first groups by name are checked."""
     admin, cluster = visit.admin, visit.cluster
     known = await admin.groups(cluster=cluster)
     names = [name for name in known if not is_of_system(name)][:CONSOLE_ROWS]
@@ -172,7 +172,7 @@ async def _dead_letter_count(visit: Visit, known: list[BrokerInfo]) -> int:
     try:
         return sum(await for_each(masters, visit.admin.dead_letter_count))
     except RequestNotSupported:
-        # A page does not count the dead letters of thousands of groups one by one.
+        # A page must not count the dead letters of thousands of groups one by one.
         dead = [name for name in await visit.admin.topics() if name.startswith(DLQ)]
         groups = [name.removeprefix(DLQ) for name in dead[:CONSOLE_ROWS]]
         found = await for_each(groups, visit.admin.dead_letter_groups)
@@ -180,7 +180,7 @@ async def _dead_letter_count(visit: Visit, known: list[BrokerInfo]) -> int:
 
 
 def _sum(counts: Iterable[int | None]) -> int | str:
-    # Brokers of Apache RocketMQ count no transactions, and one that is away counts nothing.
+    # Apache RocketMQ's brokers count no transactions, and an unreachable broker reports nothing.
     known = [count for count in counts if count is not None]
     return sum(known) if known else "unknown"
 

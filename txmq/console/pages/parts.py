@@ -1,4 +1,4 @@
-"""What several pages show: a long list, a broker to choose, a body, the preview of a change."""
+"""Parts that several pages share: a long list, a broker to choose, a body, a change's preview."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NAME: Final = "name"
 
 
 async def require_operator(visit: Visit) -> None:
-    """Pass if the visitor's account is an administrator of all brokers of the cluster.
+    """Check that the visitor's account is an administrator of all brokers of the cluster.
 
-    The console reads outboxes and reports with its own rights, so it asks the brokers who the
-    visitor is. The check is a request that only administrators may send. Visitors without an
-    account pass: they use this machine, and no broker has accounts.
+    The console reads outboxes and reports with its own rights, so it asks the brokers whether the
+    visitor is an administrator, with a request that only administrators may send. Visitors without
+    an account pass: they use this machine, and no broker has accounts.
 
     Raises:
-        NoPermission: The account is no administrator, or the brokers cannot say so.
+        NoPermission: The account is not an administrator, or the brokers cannot say whether it is.
         TransportError: A broker does not answer.
     """
     if visit.session.credentials is None:
@@ -137,14 +137,14 @@ class ChangePreview:
     facts: Mapping[str, object] = field(default_factory=dict)
     """What the change concerns, by label."""
     ticks: Mapping[str, str] = field(default_factory=dict)
-    """Fields to tick, by name, with their labels."""
+    """Checkboxes: their labels by field name."""
     wants_reason: bool = False
     reason_bytes: int = 0
-    """The bytes that the reason may have, if a broker limits them."""
+    """The maximum bytes of the reason, if a broker limits them."""
     repeated: str = ""
-    """What a visitor types again; empty if nothing."""
+    """What the visitor must type again to confirm; empty if nothing."""
     repeated_name: str = ""
-    """What that is, such as ``name of the topic``."""
+    """What ``repeated`` is, such as ``name of the topic``."""
     refusal: str = ""
     """Why the change cannot be made; the page then has no form."""
     is_bad: bool = False
@@ -227,14 +227,14 @@ async def row_page(
 ) -> tuple[ListPage[dict[str, Any]], ListOrder]:
     """A page of rows about names, in the order that the address names.
 
-    The rows of other pages are needed only to sort by a figure.
+    Rows of other pages are computed only to sort by a figure.
 
     Args:
         visit: Has the number of the page, the search and the order.
         path: The path of the list.
         names: All names.
         row_of: Returns the row of a name, with the figures that are known.
-        figures: The columns, beside the name.
+        figures: The columns other than the name.
 
     Raises:
         UsageError: The list has no such column.

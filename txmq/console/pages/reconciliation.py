@@ -23,7 +23,7 @@ __all__ = ["routes"]
 routes = Routes()
 
 PAGES_MAX: Final = 100
-"""Pages of breaks; a filter finds the others."""
+"""How many pages of breaks are shown; a filter finds the rest."""
 _DAYS_MAX: Final = 9_999
 _STATES: Final = {"unsigned": "calm", "prepared": "wait", "signed": "good", "invalidated": "bad"}
 _STATUSES: Final = ("new", "open", "changed", "reopened", "explained", "closed")

@@ -39,8 +39,8 @@ _LISTS: Final = {"topic": "/topics", "group": "/groups"}
 async def show(visit: Visit) -> PageContent:
     """Show what a text finds; a single exact hit opens its own page.
 
-    A page takes one step through the topics. If the step found nothing, the next page begins by
-    itself, until the visitor stops it.
+    Each page searches one batch of topics. If it finds nothing, the next page begins by itself,
+    until the visitor stops it.
     """
     wanted = visit.text("for")
     if len(wanted) > WANTED_CHARS_MAX:
@@ -70,7 +70,7 @@ async def show(visit: Visit) -> PageContent:
     values |= {
         "searched": found.searched,
         "topics": found.topics,
-        # A step that failed begins at the same place: only the visitor tries it again.
+        # A batch that failed would begin at the same place again, so only the visitor retries it.
         "is_followed": found.next not in {"", after} and not found.hits,
         "again": url_of("/search", **{"for": wanted}),
         "kinds": [
@@ -100,7 +100,7 @@ def _url_of(hit: SearchHit) -> str:
 
 
 async def _place_of(visit: Visit, wanted: str) -> str:
-    """The page of the message at this place; empty if the text is not such a place."""
+    """The page of the message at this place; empty if no message is at this place."""
     try:
         split_offset_id(wanted)
     except RemoteProtocolError:

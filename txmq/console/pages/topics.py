@@ -1,4 +1,4 @@
-"""Topics: listed, created, shown, changed and deleted, and tried with a message."""
+"""Topics: listed, created, shown, changed and deleted, and tested with a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["routes"]
 routes = Routes()
 
 QUEUES_MAX: Final = 1_000
-"""Queues at one broker that a form may ask for; more is a slip of the keyboard."""
+"""The most queues per broker that a form accepts; more is a typo."""
 _FIGURES: Final = ("lag", "in_s", "out_s", "messages", "queues", "brokers", "updated")
 _PERMS: Final = {
     "rw": (Perm.READ | Perm.WRITE, "read and write"),
@@ -222,7 +222,7 @@ def _stored(queues: list[QueueStatus]) -> int:
 
 
 def _without_command(text: str, change: TopicChange) -> str:
-    """The reason of a refusal, which refers to this page instead of to a command."""
+    """A refusal's text, which points to this page instead of a command."""
     return text.replace(f"run again: {change.command}", "make the change again here")
 
 

@@ -1,6 +1,6 @@
 """Transactions: listed while they are open, shown as nine steps, rechecked, and decided by hand.
 
-Several are decided together after a page that lists them.
+Several can be decided together, after a page that lists them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ routes = Routes()
 SHOWN: Final = 100
 SHOWN_MORE: Final = 500
 _REPEATABLE_CHARS: Final = 100
-"""A person can type a key of this length again."""
+"""The longest key that a person is asked to type again."""
 
 _CHOSEN_MAX: Final = 100
 """Transactions that a visitor decides together; each takes two requests."""
@@ -165,7 +165,7 @@ async def show_one(visit: Visit) -> PageContent:
 
 @routes.page("/transaction/decision")
 async def show_decision(visit: Visit) -> PageContent:
-    """Ask for the reason of a decision, and for the key once more."""
+    """Ask for the reason of a decision, and ask the visitor to type the key."""
     decision = _decision_of(visit)
     transaction, message = await _find(visit)
     return render(
@@ -203,7 +203,7 @@ async def decide(visit: Visit) -> ChangeDone:
 
 @routes.change("/transaction/recheck", show_one)
 async def recheck(visit: Visit) -> ChangeDone:
-    """Make the broker ask the producers of a transaction again."""
+    """Make the broker check a transaction with its producers again."""
     name, broker = visit.required("id"), visit.required("broker")
     reason = visit.typed("reason").strip()
     check_bytes(reason, _recheck_bytes(visit))
@@ -309,17 +309,17 @@ async def recheck_all(visit: Visit) -> ChangeDone:
 
 
 def _decision_bytes(visit: Visit) -> int:
-    """The bytes that the reason of a decision may have: the log keeps it behind the name."""
+    """The maximum bytes of a decision's reason, which the log stores after the person's name."""
     return REASON_BYTES_MAX - len(f"{visit.person}: ".encode())
 
 
 def _recheck_bytes(visit: Visit) -> int:
-    """The bytes that the reason of a recheck may have: the broker keeps it with the name."""
+    """The maximum bytes of a recheck's reason, which the broker stores with the person's name."""
     return RECHECK_REASON_BYTES_MAX - len(visit.person.encode())
 
 
 class _Act(NamedTuple):
-    """What a visitor does to the transactions that were chosen."""
+    """What a visitor does to the chosen transactions."""
 
     name: str
     title: str

@@ -1,9 +1,9 @@
 """The books of a bank as a Spark data source: ``spark.read.format("txmq.bank")``.
 
 Its options are one bank of the rules as JSON, its database as ``url``, the ``date`` and the
-``table`` wanted. Spark's workers read it; they need the same way to the database, or the files
-under the same path. A source without ``table`` gives all tables of the bank and the notes about
-them in one frame, each row with the name of its table: so they come from one state of the bank.
+``table`` wanted. Spark's workers read it, so they need access to the database, or the files under
+the same path. A source without ``table`` gives all tables of the bank and the notes about them in
+one frame, each row with the name of its table, so they come from one state of the bank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BankSource(DataSource, DataSourceReader):
     """A bank's books on a date.
 
     Options: ``bank``, ``url``, ``date``, and as in the rules ``day``, ``money``, ``directory`` and
-    ``quarantine_max``; the first and the third are required.
+    ``quarantine_max``; ``bank`` and ``date`` are required.
 
     With an exported ``snapshot`` of PostgreSQL, several tasks read the entries.
     """
@@ -58,7 +58,7 @@ class BankSource(DataSource, DataSourceReader):
         return self.options.get("table") or None
 
     def reader(self, schema: Any) -> BankSource:
-        """Itself."""
+        """This source is its own reader."""
         del schema
         return self
 
@@ -80,7 +80,7 @@ class BankSource(DataSource, DataSourceReader):
         """Read a part of the books.
 
         Raises:
-            ReconcileRefused: They cannot be read, or too many of their rows cannot.
+            ReconcileRefused: The books cannot be read, or too many of their rows cannot.
         """
         books = BookRequest.from_options(self.options)
         wanted = self._table
@@ -95,7 +95,7 @@ def kind_of(bank: Bank) -> SourceKind:
     """The kind of a bank's source.
 
     Raises:
-        ReconcileRefused: Nothing reads its URL.
+        ReconcileRefused: The bank has no source, or one that txmq cannot read.
     """
     if bank.files is not None:
         return "files"
@@ -110,7 +110,7 @@ def kind_of(bank: Bank) -> SourceKind:
 
 
 def _opened(books: BookRequest, snapshot: str) -> AbstractContextManager[BookReader]:
-    """A reader of a bank; each kind needs packages of its own, imported here."""
+    """A reader of a bank. Each kind needs its own packages, which are imported here."""
     match kind_of(books.bank):
         case "files":
             from txmq.reconcile.extract.book_files import open_files

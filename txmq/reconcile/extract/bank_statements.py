@@ -1,13 +1,14 @@
 """Bank statements: ISO 20022 camt.053 in any version, and SWIFT MT940; pure.
 
-A statement has its own control totals: the opening balance and the entries give the closing
-balance, and the next page begins with it. If they do not, the file is incomplete or was misread.
+A statement has its own control totals: the opening balance plus the entries is the closing balance,
+and the next page begins with it. If not, the file is incomplete or was misread.
 
-The parser of XML is expat of the standard library. A document type is refused, so no entity can
-grow or lead to another file. At most one entry is in memory, with all of its transactions.
+XML is parsed by expat from the standard library. A document type is refused, so no entity can
+expand or refer to another file. Only one entry at a time is in memory, with all of its
+transactions.
 
-A statement in MT940 has one message or several, its pages: each begins with ``:20:`` and ends with
-its closing balance. The form of ``:86:`` differs between countries; the two common ones are read.
+An MT940 statement has one or more messages, its pages: each begins with ``:20:`` and ends with its
+closing balance. The form of ``:86:`` differs between countries; the two common ones are read.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ Fields: TypeAlias = dict[str, Any]
 
 
 class StatementPage(Struct):
-    """A statement, or a page of one, which its reader fills. Amounts are in major units."""
+    """A statement, or a page of one, filled while it is read. Amounts are in major units."""
 
     file: BankFile
     line: int = 0
-    """The line that was read last; in the end, one that leads to the page."""
+    """The line that was read last; after reading, a line at which the page can be found."""
     account: str = ""
     name: str = ""
     number: str = ""
@@ -78,7 +79,7 @@ class StatementPage(Struct):
     is_last: bool = True
     """False if more pages of the statement follow."""
     opening: dict[str, Decimal] = {}
-    """Amounts by currency, as the next two."""
+    """Amounts by currency, like the next two."""
     moved: defaultdict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
     closing: dict[str, Decimal] = {}
     is_whole: bool = True
@@ -106,7 +107,7 @@ def _kind_of(is_credit: bool, is_reversal: bool) -> str:
 
 
 def read_camt(file: BankFile, pages: list[StatementPage]) -> FileRows:
-    """The booked entries of each statement, which is added to ``pages``.
+    """The booked entries of each statement; the statement is added to ``pages``.
 
     Raises:
         ReconcileRefused: The file is not camt.053, or has an invalid balance.
@@ -167,7 +168,7 @@ def _entry_rows(page: StatementPage, entry: Element) -> Iterator[Fields]:
     if len(transactions) == 1:
         parts = [(transactions[0], amount)]
     elif not parts or len(parts) < len(transactions):
-        # A batch without its amounts stays one row, which names no transfer.
+        # A batch without amounts stays one row, which names no transfer.
         parts = [(entry, amount)]
     row: Fields = {name: _text(entry, *paths) for name, paths in _CAMT_ENTRY.items()}
     row |= {"account": page.account, "kind": "charge", "currency": currency}
@@ -187,7 +188,7 @@ def _entry_rows(page: StatementPage, entry: Element) -> Iterator[Fields]:
 
 def _transfer(entry: Element, transaction: Element) -> Fields:
     found = {name: _text(transaction, *paths) for name, paths in _CAMT_TRANSACTION.items()}
-    # The payer gave no id.
+    # NOTPROVIDED means that the payer gave no id.
     row: Fields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
     is_credit, is_reversal = _text(entry, "CdtDbtInd") == "CRDT", _text(entry, "RvslInd") in _TRUE
     source = entry if transaction.find("BkTxCd") is None else transaction
@@ -227,7 +228,7 @@ def _money(element: Element, sign: str = "") -> tuple[Decimal, str]:
 
 
 def _ends(balances: Sequence[tuple[str, Decimal, str]], *codes: str) -> dict[str, Decimal]:
-    """The last balance of each currency that has the last of these codes."""
+    """For each currency, the last balance with the last of these codes that occurs."""
     order = ((code, *balance) for code in codes for balance in balances)
     return {currency: amount for code, named, amount, currency in order if named == code}
 
@@ -247,7 +248,7 @@ def _children(file: BankFile) -> Iterator[Element]:
     done: list[Element] = []
     parser = _parser(file, done)
     try:
-        # The parser may keep a long token back until it knows that nothing follows.
+        # The parser may hold back a long token until it knows that nothing follows.
         for chunk in chain(iter(partial(file.stream.read, _CHUNK), b""), [b""]):
             parser.Parse(chunk, not chunk)
             yield from done
@@ -261,7 +262,7 @@ def _children(file: BankFile) -> Iterator[Element]:
 def _parser(file: BankFile, done: list[Element]) -> expat.XMLParserType:
     """A parser that adds the children of each statement to a list, and then the statement."""
     parser = expat.ParserCreate()
-    opened: list[Element] = []  # From the statement on.
+    opened: list[Element] = []  # The open elements, from the statement down.
 
     def start(name: str, attributes: dict[str, str]) -> None:
         plain = name.rpartition(":")[2]
@@ -287,7 +288,7 @@ def _parser(file: BankFile, done: list[Element]) -> expat.XMLParserType:
 
 
 def read_mt940(file: BankFile, charset: str, pages: list[StatementPage]) -> FileRows:
-    """The booked entries of each message, which is added to ``pages``.
+    """The booked entries of each message; the message is added to ``pages``.
 
     Raises:
         ReconcileRefused: The file is not MT940, or has an invalid balance.
@@ -344,7 +345,7 @@ def _check_closed(page: StatementPage | None) -> None:
 
 
 def _fill_page(page: StatementPage, tag: str, text: str) -> None:
-    """Take a value of the page itself from a field."""
+    """Take a value of the page from a field."""
     match tag:
         case "25" | "25P":
             page.account = text.partition("\n")[0].strip()
@@ -371,7 +372,7 @@ def _balance(page: StatementPage, text: str) -> dict[str, Decimal]:
 
 
 def _field_61(page: StatementPage, text: str) -> list[Fields]:
-    """The rows of an entry: itself, and a charge that it includes; none if it is not booked yet."""
+    """The rows of an entry: itself, and an included charge; none if it is not booked yet."""
     if page.closing or not page.opening:
         page.refuse(f"has :61:{text!r}, which is not between :60F: and :62F:")
     if (found := _MT_ENTRY.fullmatch(text)) is None:
@@ -389,7 +390,7 @@ def _field_61(page: StatementPage, text: str) -> list[Fields]:
     (currency,), amount = page.opening, _signed(mark, number)
     page.moved[currency] += amount
     row: Fields = {
-        "account": page.account.removesuffix(currency).strip(),  # Some banks add the currency.
+        "account": page.account.removesuffix(currency).strip(),  # Some banks append the currency.
         "currency": currency,
         "booked": entry_date.isoformat(),
         "value": value_date.isoformat(),
@@ -428,7 +429,7 @@ def _signed(mark: str, number: str) -> Decimal:
 def stated_balances(pages: Iterable[StatementPage]) -> Iterator[tuple[StatementPage, Fields]]:
     """The balances of each account at the beginning and the end of the date, with the last page.
 
-    Without a closing balance, it follows from the entries.
+    A missing closing balance is computed from the entries.
 
     Raises:
         ReconcileRefused: A page does not add up, was sent twice, or does not begin where the page

@@ -1,11 +1,11 @@
 """A bank's book from files instead of a database.
 
-All formats take one path: their rows go into a temporary SQLite database on the disk, and from
-there into the extract as the rows of any bank. So the same checks and the same SQL apply, with
+All formats take one path: their rows go into a temporary SQLite database on disk, and from there
+into the extract like the rows of any bank. So the same checks and the same SQL apply, with
 expressions for amounts and moments as the bank writes them.
 
 A file of one date does not have earlier entries. Its opening balances are those that the bank
-states, and otherwise the closing balances of the day before.
+states, or else the closing balances of the day before.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 @contextmanager
 def open_files(books: BookRequest) -> Iterator[BookReader]:
-    """Read a bank's files, whose book can then be read like a database; the request knows where
-    the result of the day before is.
+    """Read a bank's files, so that their book can be read like a database.
+
+    ``books.directory`` has the result of the day before.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
@@ -105,7 +106,7 @@ class _FileReader(SqliteReader):
         return whole_number(plain, scale)
 
     def moment(self, value: Any, zone: str) -> int | None:
-        """A moment as the bank writes it; a date without a time is its end."""
+        """A moment as the bank writes it; a date without a time means its end."""
         if not isinstance(value, str):
             return None
         with suppress(ValueError, OverflowError):
@@ -113,7 +114,7 @@ class _FileReader(SqliteReader):
             if isinstance(found, datetime):
                 is_zoned = self._files.is_statement and found.tzinfo is not None
                 return milliseconds(found, "" if is_zoned else zone)
-            # Nobody knows the time of a date, so grace counts from its end.
+            # The time is unknown, so the grace counts from the end of the date.
             return self._books.day.window(found).end_ms - 1
         return None
 
@@ -126,7 +127,7 @@ class _FileReader(SqliteReader):
         yield notes([("files", *found) for found in self._hashes])
 
     def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
-        """Bring the rows of the files into a table."""
+        """Load the rows of the files into a table."""
         names: list[str] = [*sorted(columns.names), DAMAGE]
         stored = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
         self._connection.execute(f"CREATE TABLE {table.name} ({', '.join(stored)})")
@@ -164,7 +165,7 @@ class _FileReader(SqliteReader):
             yield (*row, file.name, line)
 
     def _paths(self, pattern: str) -> list[Path]:
-        """The files of a pattern; on a date without business there may be none."""
+        """The files that match a pattern; on a date without business there may be none."""
         if not pattern:
             return []
         path = Path(pattern.format(date=self._day))
@@ -176,8 +177,9 @@ class _FileReader(SqliteReader):
         return found
 
     def _balances(self) -> Iterator[Piece]:
-        """How the accounts began the date, as stated or as the day before ended, and how
-        they ended it. On the first date, the end tells the beginning if only the end is stated.
+        """The opening balances of the accounts, as stated or as the day before ended, and their
+        closing balances. On the first date, an opening balance that is not stated is computed from
+        a stated closing one.
         """
         roles, opening, ended = self._books.bank.entries.roles, [], []
         sums = ", ".join(self.entries.halves("amount"))
@@ -195,7 +197,7 @@ class _FileReader(SqliteReader):
             if begun is None:
                 begun = end - change if closed is None and end is not None else carried
             if end is None and not are_all_stated:
-                # A bank sends no statement of an account that did not move.
+                # A bank sends no statement for an account that did not move.
                 end = begun + change
             account, currency = key
             if begun or rows:
@@ -210,7 +212,7 @@ class _FileReader(SqliteReader):
                 yield ACCOUNTS, batch
 
     def _of_accounts(self, statement: str) -> dict[tuple[str, str], Sequence[Any]]:
-        """The answer to a statement, by accounts and their currencies."""
+        """The rows that an SQL statement gives, by account and currency."""
         rows, found = self.ask(statement), dict[tuple[str, str], Sequence[Any]]()
         for account, currency, *values in rows:
             found[account, currency] = values
@@ -220,7 +222,7 @@ class _FileReader(SqliteReader):
         return found
 
     def _closed(self) -> dict[tuple[str, str], tuple[int, int]] | None:
-        """How the day before ended: balances and numbers of entries; ``None`` without a result."""
+        """The closing balances and entry counts of the day before; ``None`` without a result."""
         results = Results(self._books.directory)
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:

@@ -1,7 +1,7 @@
-"""The reading of a bank's tables, and the code shared by the readers of all databases.
+"""Reading a bank's tables: the code that the readers of all databases share.
 
-A reader gives the rows of all tables of a bank in one stream, so that a source which has one state
-for one connection only, such as a file of SQLite, has it for all of them.
+A reader gives the rows of all tables of a bank in one stream. So they have one state even if the
+source keeps a state for one connection only, as an SQLite file does.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
 NOTES: Final = TableSchema(
     "notes", tuple(Column(name, "string", is_optional=True) for name in ("about", "place", "note"))
 )
-"""What a source has to say besides its rows: about a table, the place of a row and why it cannot be
-read; about ``files``, the name of one and its hash."""
+"""What a source reports in addition to its rows: about a table, the place of a row and why it
+cannot be read; about ``files``, the name of a file and its hash."""
 BOOKS: Final = {**BANK_TABLES, NOTES.name: NOTES}
 """The tables that a bank's source gives."""
 
@@ -81,7 +81,7 @@ _TEXTS: Final = frozenset({"date", "directory"})
 """The options that are not JSON."""
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
-"""The maximum of characters of an invalid value."""
+"""The most characters of an invalid value that are shown."""
 
 
 class BookRequest(Struct, frozen=True):
@@ -93,7 +93,7 @@ class BookRequest(Struct, frozen=True):
     """When business dates begin and end."""
     money: dict[str, Money] = {}
     directory: str = ""
-    """Where earlier results are, with which a file of one date begins."""
+    """Where earlier results are, which give a file of one date its opening balances."""
     quarantine_max: int = 0
     """The most rows of a table that may be unreadable."""
 
@@ -109,7 +109,7 @@ class BookRequest(Struct, frozen=True):
         return self.day.window(self.date)
 
     def options(self) -> dict[str, str]:
-        """The request as options of a data source. The URL is apart: Spark hides it in plans."""
+        """The request as options of a data source. The URL is separate: Spark hides it in plans."""
         hidden = replace(self, bank=replace(self.bank, database=""))
         plain: dict[str, Any] = msgspec.to_builtins(hidden)
         others = plain.keys() - _TEXTS
@@ -137,12 +137,12 @@ class BookRequest(Struct, frozen=True):
 
 
 class BookPart(NamedTuple):
-    """A part of a bank's books: what one task reads."""
+    """The part of a bank's books that one task reads."""
 
     slices: Sequence[str] = ("",)
-    """Conditions for the entries that it has; the empty one is for all."""
+    """Conditions for the entries to read; an empty one selects all."""
     has_others: bool = True
-    """True if it has all other tables."""
+    """True if the task also reads all other tables."""
 
 
 class BookTables(ABC):
@@ -153,7 +153,7 @@ class BookTables(ABC):
 
     @abstractmethod
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        """Run a statement in the state of the database that all others see; returns its rows."""
+        """Run a statement in the same state of the database as all others; returns its rows."""
 
     @abstractmethod
     def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
@@ -187,7 +187,7 @@ class BookTables(ABC):
         """Notes about the rows of a table that cannot be read.
 
         Raises:
-            ReconcileRefused: They are more than the rules allow; the message shows the first.
+            ReconcileRefused: There are more than the rules allow; the message shows the first.
         """
         name, most = statements.table.name, self._books.quarantine_max
         found = self.ask(statements.unreadable(max(most, 1)))
@@ -222,7 +222,7 @@ class BookReader(BookTables):
             yield from self._others()
 
     def _others(self) -> Iterator[Piece]:
-        """The tables besides the entries, and the notes."""
+        """All tables except the entries, and the notes."""
         batches = self.batches(self.entries.sums())
         sums = pa.Table.from_batches((batch.cast(_SUMS) for batch in batches), _SUMS)
         if pc.any(pc.equal(sums["period"], _UNREADABLE)).as_py():
@@ -259,7 +259,7 @@ def _quarantined(
     """The place of a row that cannot be read, and why, from :meth:`Statements.unreadable`."""
     fault = statements.faults[index]
     place = ", ".join(
-        # Reports show it: in one line, and accounts with a mask.
+        # Reports show the place, so it is one line, with accounts masked.
         f"{name} {one_line(mask(text) if name == 'account' else text, _SHOWN)}"
         for name, text in zip(statements.place, places, strict=True)
         if text is not None
@@ -273,7 +273,7 @@ def _quarantined(
 
 
 def _joined(where: str, accounts: pa.Table) -> pa.ChunkedArray:
-    """The sums of accounts from those of halves."""
+    """The sums of accounts, from the sums of the halves of their amounts."""
     low, high = accounts["low"].cast(_WIDE), accounts["high"].cast(_WIDE)
     sums = pc.add(low, pc.multiply(high, pa.scalar(LOWER_HALF + 1, pa.decimal128(10, 0))))
     try:

@@ -77,8 +77,8 @@ def extract_day(
 ) -> Manifest:
     """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    The extract is a folder below ``extracts/<day>`` of this one. ``given`` has frames in place of
-    ledgers that the rules name.
+    The extract is a folder below ``extracts/<day>`` in ``folder``. ``given`` has frames that
+    replace ledgers of the rules.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
@@ -137,7 +137,7 @@ class _Extraction(NamedTuple):
 
     @contextmanager
     def _open_books(self, bank: Bank, kind: SourceKind, clock: Clock) -> Iterator[OpenBooks]:
-        """Read a bank's books during the block: all of its tables in one state, if it has one."""
+        """Read a bank's books during the block, all tables in one state if the source keeps one."""
         books = BookRequest.of(self.rules, bank, self.day)
         with ExitStack() as stack:
             snapshot, taken_ms = "", clock.wall_ms()
@@ -185,7 +185,7 @@ def describe(
     extract: Folder,
     now_ms: int,
 ) -> Manifest:
-    """The manifest of the sheets that were written, whose notes become a part of it.
+    """Make the manifest of the written sheets, and move their notes into it.
 
     ``banks`` are in the order of the rules, without their tables. ``now_ms`` is the moment of the
     log, unless its notes have an earlier one.
@@ -230,7 +230,7 @@ def _with_tables(
 
 
 def log_of(notes: Iterable[Note], now_ms: int) -> ExtractedSource:
-    """The log by its notes, without tables."""
+    """The log as its notes describe it, without tables."""
     found = defaultdict[str, list[str]](list)
     for about, place, note in notes:
         found[about].append(place if about == "broker" else note)

@@ -31,12 +31,12 @@ __all__ = ["DAMAGE", "BankFile", "FileRows", "damaged", "open_unchanged", "read_
 FileRows: TypeAlias = Iterator[tuple[int, Mapping[str, Any]]]
 """The line of each row, and its values by their columns."""
 DAMAGE: Final = "txmq_damage"
-"""The column of a damaged row, which has the reason and no other value."""
+"""The only column with a value in a damaged row: the reason."""
 
 _BATCH: Final = 1 << 14
 _STATE: Final = attrgetter("st_ino", "st_size", "st_mtime_ns")
 _SHOWN: Final = 300
-"""The maximum of characters of a reason, which may contain the whole line."""
+"""The most characters of a reason, which may contain the whole line."""
 
 
 class BankFile(Struct):
@@ -45,7 +45,7 @@ class BankFile(Struct):
     name: str
     stream: BinaryIO
     sha256: str = ""
-    """The hash of its content, once it was read."""
+    """The hash of its content, once it has been read."""
 
     def refuse(self, line: int, why: str) -> NoReturn:
         """Refuse the file.
@@ -56,10 +56,10 @@ class BankFile(Struct):
         raise ReconcileRefused(f"{self.name} line {line}: {why}")
 
     def lines(self, charset: str) -> Iterator[tuple[int, str]]:
-        """Its numbered lines of text, with their ends.
+        """Its numbered lines of text, with their line ends.
 
         Raises:
-            ReconcileRefused: A byte is not of the charset.
+            ReconcileRefused: A byte is not valid in the charset.
         """
         for number, raw in enumerate(self.stream, 1):
             try:
@@ -78,7 +78,7 @@ def damaged(why: object) -> Mapping[str, str]:
 
 @contextmanager
 def open_unchanged(path: Path) -> Iterator[BankFile]:
-    """Open a file, and check at the end of the block that it did not change meanwhile.
+    """Open a file, and check at the end of the block that it has not changed.
 
     Raises:
         ReconcileRefused: It changed.

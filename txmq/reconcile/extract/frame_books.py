@@ -1,7 +1,7 @@
-"""The books of a bank in DataFrames: those of a user, or of Spark's JDBC reader.
+"""The books of a bank in DataFrames, from a user or from Spark's JDBC reader.
 
-Spark keeps the rows, and computes everything else from them: so the tables of an extract agree with
-each other, whatever happens to the source.
+Spark checkpoints the rows, and computes everything else from them. So the tables of an extract
+agree with each other, whatever happens to the source.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SparkDialect(Dialect):
 
 
 class GivenFrames(NamedTuple):
-    """DataFrames of a user, in place of what the rules name."""
+    """DataFrames of a user, which replace ledgers of the rules."""
 
     banks: Mapping[str, Mapping[str, DataFrame]] = {}
     """The ``entries`` and ``accounts`` of a bank, by its name."""
@@ -115,7 +115,7 @@ class GivenFrames(NamedTuple):
         }
 
     def log_sheets(self, window: DayWindow) -> DataFrame:
-        """The log's tables in one frame, without messages that are of other dates alone."""
+        """The log's tables in one frame, without messages that belong only to other dates."""
         last_ms = f.greatest("decided_ms", "stored_ms")  # It skips NULL.
         is_ours = (f.col("stored_ms") < window.end_ms) & (last_ms >= window.start_ms)
         frames = []
@@ -179,13 +179,13 @@ class _FrameBooks(BookTables):
         return self._spark.sql(statement).collect()
 
     def _look_up(self, table: TableSchema, columns: Columns) -> tuple[Columns, Dialect]:
-        """Keep the rows of a table, and make a view of them."""
+        """Checkpoint the rows of a table, and make a view of them."""
         where, frame = self.where(table), self._tables[table.name]
         types = {field.name: field.dataType.typeName() for field in frame.schema}
         check_columns(where, columns.names, types)
         rows = frame.select(*(f.col(f"`{name}`") for name in sorted(columns.names)))
         view = f"txmq_{where.encode().hex()}"
-        # If a worker that keeps rows is lost, Spark fails: it never reads them a second time.
+        # If a worker that keeps rows is lost, Spark fails; it never reads the source again.
         kept = rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
         kept.createOrReplaceTempView(view)
         return replace(columns, table=view, where=""), SparkDialect(types)

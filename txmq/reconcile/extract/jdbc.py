@@ -48,7 +48,7 @@ def jdbc_tables(bank: Bank, spark: SparkSession) -> dict[str, DataFrame]:
 
 def _read(bank: Bank, columns: TableColumns, spark: SparkSession) -> DataFrame:
     """A table; several connections read it if its ids are numbers, and the first of them also
-    reads rows without one.
+    reads rows without an id.
     """
     reader = spark.read.format("jdbc").options(**options(bank, columns))
     frame = reader.load()
@@ -66,7 +66,7 @@ def _read(bank: Bank, columns: TableColumns, spark: SparkSession) -> DataFrame:
 
 @contextmanager
 def jdbc_errors(bank: Bank) -> Iterator[None]:
-    """Raise errors of the driver in the block with one sentence.
+    """Turn the driver's errors in the block into one sentence.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.

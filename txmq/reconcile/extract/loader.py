@@ -1,8 +1,8 @@
 """Load an extract after checking that it is exactly what was written.
 
 First the files are checked: each exists once and unchanged, and no other file exists. Then their
-control totals are computed again. At the end of a run the accounts' sums are compared with the same
-totals, which proves that Spark has read everything (:mod:`txmq.reconcile.verdict`).
+control totals are computed again. Before the verdict, the accounts' sums are compared with the same
+totals, which proves that Spark has read everything (:mod:`txmq.reconcile.day`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ __all__ = [
 FILE: Final = "manifest.json"
 BOOKS: Final = "books"
 LOG: Final = "log"
-"""The folders of an extract; the second is the name of the log's source, too."""
+"""The folders of an extract; ``LOG`` is also the name of the log's source."""
 _FORMAT: Final = 1
 
 
@@ -59,7 +59,7 @@ class ExtractedTable(Struct, frozen=True):
 
     table: str
     written: Control
-    """The control totals of the written rows; a source that has its own has the same."""
+    """The control totals of the written rows, which equal the source's own totals if it has any."""
     content: str
     """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]
@@ -81,16 +81,16 @@ class ExtractedSource(Struct, frozen=True):
     name: str
     kind: SourceKind
     snapshot: str
-    """The database's name of the snapshot, a hash of the files, or the brokers of a cluster; empty
-    without one."""
+    """The database's name for the snapshot, a hash of the files, or the brokers of a cluster; empty
+    for other sources."""
     taken_ms: int
     """The time of the snapshot, by this machine's clock."""
     source_ms: int
     """The time of the snapshot, by the source's clock."""
     tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
-    """The log position up to which it was read; of several directories, the greatest, and of a
-    cluster 0."""
+    """The log position up to which it was read: the greatest of several directories, 0 for a
+    cluster."""
     notes: tuple[str, ...] = ()
     """What the source cannot tell."""
 
@@ -99,7 +99,7 @@ class Manifest(Struct, frozen=True):
     """A day's extract."""
 
     extract_id: str
-    """The same for the same books, day and rules."""
+    """Equal for equal books, day and rules."""
     name: str
     """The name of the rules."""
     rules_version: str
@@ -146,7 +146,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def own_id(self) -> str:
-        """The id by the content; for a past day it does not depend on the time of reading."""
+        """The id computed from the content; for a past day, the time of reading does not matter."""
         held = [(table.written, table.content, *table.quarantine) for table in self.tables]
         named = self.reading_digest, (self.start_ms, self.end_ms), self.as_of_ms, held
         return digest_of(named)[:16]

@@ -1,8 +1,7 @@
 """A PostgreSQL bank's books, read by several connections that share one snapshot.
 
 One transaction exports its snapshot and stays open; all others import it. So the extract has all
-rows of a booking or none, even if the bank books during the reading. The rows come as Arrow
-through ADBC.
+rows of a booking or none, even if the bank keeps booking. ADBC delivers the rows as Arrow.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CONNECT_S: Final = 15
 _LOCK_S: Final = 30
 _STATEMENT_S: Final = 4 * 3600
 _PAGES: Final = (256, 16_384)
-"""The minimum and maximum of pages in a slice."""
+"""The fewest and the most pages in a slice."""
 _SLICES_A_READER: Final = 6
 
 _TYPE: Final = b"POSTGRESQL:type"
@@ -49,7 +48,7 @@ _ISO: Final = (
     r"([ T]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?)?"
 )
 _ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
-"""A moment in a text, and its distance from UTC."""
+"""A moment in a text, and its UTC offset."""
 
 
 class PostgresDialect(Dialect):
@@ -81,7 +80,7 @@ class PostgresDialect(Dialect):
         if self.types.get(column) in _TEXTS:
             given = _moment_of_text(quoted, held)
         moment = f"({given} AT TIME ZONE {self.literal(zone)})" if held == "timestamp" else given
-        # A double still has the microseconds, and is much faster than a numeric.
+        # A double is still precise to the microsecond, and much faster than a numeric.
         micros = f"round(date_part('epoch', {moment}) * 1000000)"
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
 
@@ -99,7 +98,7 @@ def _moment_of_text(quoted: str, held: str) -> str:
 
 @contextmanager
 def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
-    """Keep a snapshot of a bank's database during the block: its name, and its time by the
+    """Keep a snapshot of a bank's database during the block; yields its name, and its time by the
     database's clock.
 
     Raises:
@@ -108,14 +107,14 @@ def export_snapshot(books: BookRequest) -> Iterator[tuple[str, int]]:
     time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
     with _transaction(books) as first:
         ((name, source_ms),) = _ask(first, f"SELECT pg_export_snapshot(), {time}")
-        # Nobody may rewrite the journal, as VACUUM FULL does: its rows would be on other pages.
+        # Lock the journal against rewrites such as VACUUM FULL, which move rows to other pages.
         journal = PostgresDialect().relation(books.bank.entries.table)
         _ask(first, f"SELECT 1 FROM {journal} LIMIT 0")
         yield name, source_ms
 
 
 def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
-    """The parts of a bank's entries that may be read at once, one for each reader."""
+    """The parts of a bank's entries that can be read in parallel, one for each reader."""
     with _transaction(books, snapshot) as connection:
         slices = _slices(connection, books.bank)
     parts = (slices[place :: books.bank.readers] for place in range(books.bank.readers))
@@ -124,7 +123,7 @@ def entry_parts(books: BookRequest, snapshot: str) -> list[BookPart]:
 
 @contextmanager
 def open_postgres(books: BookRequest, snapshot: str = "") -> Iterator[BookReader]:
-    """Open a bank's books for reading, under an exported snapshot or one of its own."""
+    """Open a bank's books for reading, in an exported snapshot or in a new one."""
     with _transaction(books, snapshot) as connection:
         yield _PostgresReader(books, connection)
 
@@ -153,7 +152,7 @@ class _PostgresReader(BookReader):
         types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
         check_columns(where, columns.names, types)
         if isinstance(columns, EntryColumns):
-            # In a wrong zone, moments are wrong by hours, unnoticed.
+            # In a wrong zone, moments would be off by hours, and nobody would notice.
             other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(columns.time)
             for column in (columns.booked, columns.recorded):
                 if column and types[column] == other:
@@ -163,7 +162,7 @@ class _PostgresReader(BookReader):
 
 
 def _driver_url(given: str) -> str:
-    """The URL for the driver's library, with a limit for the time to connect."""
+    """The URL for the driver's library, with a connect timeout."""
     scheme, colon, rest = given.partition("://")
     url = f"{scheme.partition('+')[0]}{colon}{rest}"
     limit = f"{'&' if urlsplit(url).query else '?'}connect_timeout={_CONNECT_S}"
@@ -172,7 +171,7 @@ def _driver_url(given: str) -> str:
 
 @contextmanager
 def _transaction(books: BookRequest, snapshot: str = "") -> Iterator[Any]:
-    """A connection in a transaction that only reads, and that sees the snapshot.
+    """A connection in a read-only transaction that sees the snapshot.
 
     Raises:
         ReconcileRefused: The database cannot be reached, or fails in the block.

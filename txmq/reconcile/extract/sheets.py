@@ -1,7 +1,7 @@
 """The tables of a source in one frame, each row with the name of its table.
 
-A source gives all of its tables in one reading. The frame has the columns of all of them; those
-that a row's table does not have are NULL. Spark writes it into a folder for each table.
+A source gives all of its tables in one reading. The frame has the columns of all tables; those that
+a row's table lacks are NULL. Spark writes it into a folder for each table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TABLE: Final = "table"
 
 
 class Sheets:
-    """Tables that can share a frame, because columns of one name have one type."""
+    """Tables that can share a frame, because columns with the same name have the same type."""
 
     def __init__(self, tables: Mapping[str, TableSchema]) -> None:
         self._schemas = {name: arrow_schema(table) for name, table in tables.items()}

@@ -1,7 +1,7 @@
 """A SQLite bank's books, read in one transaction and so in one state.
 
 In SQLite each value of a column has its own type. SQLite itself converts whole numbers; Python
-functions convert all other values, exactly as they are written.
+functions convert all other values, exactly as written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PATIENCE_S: Final = 30
 _CACHED: Final = 1 << 16
 """The SQL converts each value several times, and books repeat many values."""
 _EXACT: Final = Context(prec=10_000)
-"""By default, 28 digits are kept, and others are rounded away."""
+"""The default context would round to 28 digits."""
 
 
 class SqliteDialect(Dialect):
@@ -83,7 +83,7 @@ def open_sqlite(books: BookRequest) -> Iterator[BookReader]:
 
 
 def whole_number(given: object, factor: int, *, floored: bool = False) -> int | None:
-    """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
+    """A value times a factor, rounded down if wanted; ``None`` if it is not whole."""
     if isinstance(given, float):
         given = repr(given)  # The shortest text of the number, as it was written.
     if not isinstance(given, int | str):
@@ -98,7 +98,7 @@ def whole_number(given: object, factor: int, *, floored: bool = False) -> int | 
 
 
 def milliseconds(found: datetime, zone: str) -> int | None:
-    """A moment with a zone of its own, or in a zone; ``None`` if it has both or neither."""
+    """A moment in its own zone or in a given one; ``None`` if there are both or neither."""
     if bool(zone) == (found.tzinfo is not None):
         return None
     if zone:

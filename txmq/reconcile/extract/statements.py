@@ -1,7 +1,7 @@
 """The SQL that reads a bank, made from its rules; pure. Each dialect has its own expressions.
 
-An expression gives the extract's column, or NULL if the bank's value is invalid. Such a row is left
-out of all rows and sums, and listed for the quarantine.
+An expression gives the extract's column, or NULL if the bank's value is invalid. A row with an
+invalid value is left out of all rows and sums, and listed for the quarantine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["AccountStatements", "Dialect", "EntryStatements", "Statements", "Tab
 TableColumns: TypeAlias = EntryColumns | AccountColumns
 
 _TIME_SCALES: Final = {"milliseconds": "1", "seconds": "1000"}
-"""The milliseconds in a unit of numbers that are moments."""
+"""The milliseconds in each unit, for moments that are numbers."""
 _IN_MINOR: Final = "not a whole number of minor units"
 
 
@@ -25,17 +25,17 @@ class Dialect(Protocol):
     """The SQL expressions of a database; columns are given by their names."""
 
     types: Mapping[str, str]
-    """The database's types of columns, where it has any."""
+    """The database's types of columns, if it has any."""
     place: Mapping[str, str] = {}
-    """The columns that identify a row in an error; its id and its key if there are none."""
+    """The columns that identify a row in an error; if empty, its id and its key do."""
     damage: str = ""
-    """The column with the reason why a row has no other values, where there are such rows."""
+    """The column with the reason why a row is damaged; empty if rows cannot be damaged."""
 
     def __init__(self, types: Mapping[str, str] | None = None) -> None:
         self.types = types or {}
 
     def quoted(self, name: str) -> str:
-        """A name."""
+        """A name in quotes."""
         return '"' + name.replace('"', '""') + '"'
 
     def relation(self, table: str) -> str:
@@ -43,11 +43,11 @@ class Dialect(Protocol):
         return ".".join(map(self.quoted, table.split(".")))
 
     def literal(self, text: str) -> str:
-        """A text."""
+        """A text as a literal."""
         return "'" + text.replace("'", "''") + "'"
 
     def whole(self, number: str, most: int = LIMIT - 1) -> str:
-        """A number of 64 bits; NULL if it is not whole, or greater."""
+        """A 64-bit number; NULL if it is not whole, or exceeds ``most``."""
         return (
             f"(CASE WHEN {number} = floor({number}) AND abs({number}) <= {most} "
             f"THEN CAST({number} AS BIGINT) END)"
@@ -57,13 +57,13 @@ class Dialect(Protocol):
         """A column as text."""
 
     def code(self, text: str) -> str:
-        """A condition: the text is three capital letters."""
+        """A condition that a text is three capital letters."""
 
     def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
-        """The product of a column and a number, if it is whole or is to be rounded downwards."""
+        """A column times a number, rounded down if ``floored``; else NULL if it is not whole."""
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """A ``timestamp`` or a ``timestamptz``, which is in ``held``, as milliseconds."""
+        """A moment in milliseconds; ``held`` is ``timestamp`` or ``timestamptz``."""
 
 
 class RowFault(NamedTuple):
@@ -71,7 +71,7 @@ class RowFault(NamedTuple):
 
     column: str
     expected: str
-    """What the column should have; empty if it has the reason itself."""
+    """What is wrong with the column's value; empty if the value is itself the reason."""
     condition: str
     """An SQL condition that is true for such rows, and never NULL."""
     known: Collection[str] = ()
@@ -107,11 +107,11 @@ class Statements:
             damage = dialect.quoted(dialect.damage)
             self.faults.append(RowFault(dialect.damage, "", f"{damage} IS NOT NULL"))
         if isinstance(columns.currency, str):
-            # It comes first: the amounts of an unknown currency have no unit.
+            # This fault comes first: the amounts of an unknown currency have no unit.
             known = sorted(money)
             expected = f"not one of {', '.join(known)}" if known else "not a currency code"
             self._require(columns.currency, currency, expected, known)
-        # The least number has no opposite of 64 bits.
+        # The least 64-bit number cannot be negated.
         minor = f"NULLIF({self._minor(amount)}, CAST('{-LIMIT}' AS BIGINT))"
         self._require(amount, minor, _IN_MINOR)
         self._require(columns.account, account, "not an account")
@@ -131,9 +131,9 @@ class Statements:
         return self.select(self.table.names, condition)
 
     def unreadable(self, most: int) -> str:
-        """A query for the first rows that cannot be read, up to a number.
+        """A query for the first rows that cannot be read, up to ``most``.
 
-        A row has the number of all of them, the index of its first fault, the invalid value, and
+        Each has the number of all such rows, the index of its first fault, the invalid value, and
         the values of ``place``; the last two as text.
         """
         text, found = self.dialect.text, self._from(self._unreadable)
@@ -156,7 +156,7 @@ class Statements:
     def _from(self, *conditions: str) -> str:
         given = f"({self._columns.where})" if self._columns.where else ""
         if given and (damage := self.dialect.damage):
-            # A damaged row has no values that a condition could be about.
+            # A damaged row has no values that the condition could test.
             given = f"({given} OR {self.dialect.quoted(damage)} IS NOT NULL)"
         all_ = " AND ".join(filter(None, [given, *conditions]))
         return f"FROM {self.dialect.relation(self._columns.table)} WHERE {all_}"
@@ -165,11 +165,11 @@ class Statements:
         return self.dialect.scaled(column, self._scale)
 
     def _require(self, column: str, found: str, expected: str, known: Collection[str] = ()) -> None:
-        """Let a NULL or an invalid value be a fault."""
+        """Make NULL or an invalid value a fault."""
         self.faults.append(RowFault(column, expected, f"{found} IS NULL", known))
 
     def _check(self, column: str, found: str, expected: str) -> None:
-        """Let an invalid value be a fault."""
+        """Make an invalid value a fault, but not NULL."""
         condition = f"{found} IS NULL AND {self.dialect.text(column)} IS NOT NULL"
         self.faults.append(RowFault(column, expected, condition))
 
@@ -212,7 +212,7 @@ class EntryStatements(Statements):
         recorded = booked = self._moment(entries.booked, bank)
         if entries.recorded:
             recorded = self._moment(entries.recorded, bank)
-        # A blank is no id: all rows with one would be one transfer.
+        # A blank is not an id: all rows with a blank would be one transfer.
         has_key = f"coalesce(trim({text(entries.key)}), '') <> ''"
         key = f"CASE WHEN {has_key} THEN {self._issuer(entries)} || {text(entries.key)} END"
         if not isinstance(namespace := entries.namespace, str):
@@ -235,8 +235,9 @@ class EntryStatements(Statements):
         roles = {account: literal(role) for account, role in entries.roles.items()}
         role = self._case(entries.account, roles, "'customer'")
         if bank.files is not None and bank.files.is_dated:
-            # No file would have the later rows; earlier ones count on the date of the file. SQLite
-            # reads files: its max of two values is the greater one, or NULL.
+            # Later rows are a fault: they count on a date whose file does not have them. Earlier
+            # ones count on the date of the file. SQLite reads files: its max of two values is the
+            # greater one, or NULL.
             expected = "after the end of the file's date: compare day.cut_off and day.zone"
             is_later = f"coalesce({recorded} >= {window.end_ms}, FALSE)"
             self.faults.append(RowFault(entries.recorded or entries.booked, expected, is_later))
@@ -251,10 +252,10 @@ class EntryStatements(Statements):
         return self.select(self.table.names, condition, within)
 
     def sums(self) -> str:
-        """The sum of every account before the day and after it, and the rows that cannot be read:
-        all in one pass over the table.
+        """A query for the sums of every account before the day and after it, and for the rows that
+        cannot be read, in one pass over the table.
 
-        A row has the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
+        A row has the period (0 before, 1 after, 2 for rows that cannot be read), account, role,
         currency, the sums of the lower and the upper halves of the amounts, and the number of
         entries.
         """
@@ -280,7 +281,7 @@ class EntryStatements(Statements):
         return found
 
     def _issuer(self, entries: EntryColumns) -> str:
-        """The beginning of a key: the bank that issues it; NULL if it is unknown."""
+        """The prefix of a key: the bank that issues it; NULL if the bank is unknown."""
         namespace, text, literal = entries.namespace, self.dialect.text, self.dialect.literal
         if isinstance(namespace, str):
             return literal(f"{namespace}/")

@@ -1,10 +1,10 @@
 """Sheets as files: Spark writes them, and adds up what it has written.
 
-Control totals are numbers that detect any loss, copy or change: rows, sums and ids. They are those
-of the files, so writing needs no second reading of the source.
+Control totals are numbers that detect losses, copies and changes: rows, sums and ids. They are
+computed from the files, so the source is read only once.
 
-Moving an entry to another account changes no total. The hash of the content shows it: the sum of
-the hashes of all rows, so their order and their files do not matter.
+Moving an entry to another account changes no total, but it changes the hash of the content. This is
+the sum of the hashes of all rows, so their order and their files do not matter.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Written(NamedTuple):
     content: str
     """The hash of its rows."""
     files: dict[str, int]
-    """Its files, and their numbers of rows."""
+    """Its files, with their numbers of rows."""
     notes: list[Note]
-    """The rows of ``notes``; no other table has any."""
+    """The rows of the table ``notes``; empty for other tables."""
 
 
 def write_sheets(frame: DataFrame, folder: Folder) -> None:
-    """Write a frame of sheets with their source, a folder for each source and table."""
+    """Write a frame of sheets with their source, into a folder for each source and table."""
     options = {
         "compression": "zstd",
         "maxRecordsPerFile": str(_ROWS_A_FILE),
@@ -76,7 +76,7 @@ def write_sheets(frame: DataFrame, folder: Folder) -> None:
     # For keys and amounts a dictionary takes time and saves no space.
     plain = {f"parquet.enable.dictionary#{name}" for name in frame.columns if name not in RECURRING}
     options |= dict.fromkeys(plain, "false")
-    # A task has few tables; otherwise it would sort its rows by table first.
+    # A task has few tables: without open files for all, Spark would sort its rows by table first.
     with setting(frame.sparkSession, _WRITERS, str(_TABLES_A_TASK)):
         writer = frame.write.mode("append").partitionBy(*_PLACE).options(**options)
         writer.parquet(folder.spark_path)
@@ -97,7 +97,7 @@ def read_sheets(spark: SparkSession, folder: Folder, sheets: Sheets) -> DataFram
 def add_up(
     spark: SparkSession, extract: Folder, folders: Mapping[str, Sheets]
 ) -> dict[tuple[str, str], Written]:
-    """What the sheets in the folders of an extract hold, by source and table."""
+    """Add up the sheets in the folders of an extract, by source and table."""
     sums = [
         _sums(read_sheets(spark, extract.at(name), sheets), sheets)
         for name, sheets in folders.items()
@@ -112,11 +112,11 @@ def add_up(
 
 
 def _sums(frame: DataFrame, sheets: Sheets) -> DataFrame:
-    """The totals of each file, by currency; each note has a row of its own."""
+    """The totals of each file, by currency; each note has its own row."""
     schema = sheets.schema
     numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
     longs = {name: f.coalesce(f.col(name).cast("long"), f.lit(0)) for name in numbers}
-    # Numbers are never texts, so a NULL needs a mark of its own: Spark's hash leaves it out.
+    # Spark's hash leaves NULL out, so each column is hashed with a mark that tells if it is NULL.
     marked = [[f.col(one), f.col(one).isNull()] for one in sorted(schema.names) if one != TABLE]
     content = f.xxhash64(*(part for pair in marked for part in pair))
     number = f.col("id") if "id" in numbers else f.lit(None).cast("long")
@@ -162,6 +162,6 @@ def _written(source: str, table: str, rows: Sequence[Row], folder: Folder) -> Wr
 
 
 def _below(folder: Folder, path: str) -> str:
-    """The path of a file below a folder, whose own path Spark may write in another way."""
+    """The path of a file below a folder, whose own path Spark may spell differently."""
     name = folder.spark_path.rpartition("/")[2]
     return path.rpartition(f"/{name}/")[2]

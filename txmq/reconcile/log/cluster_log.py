@@ -1,7 +1,7 @@
 """The logs of a cluster's brokers, read over the wire in ranges that are fixed beforehand.
 
-A plan asks each queue for its end, and finds the part of it that matters for the day. A task reads
-a broker: it fills one temporary file for each range, in any order, and merges them.
+The planner asks each queue for its bounds, and finds the range that matters for the day. One task
+reads one broker: it fills a temporary file for each range, in any order, and merges the files.
 
 This is the only module of the reconciliation that uses the client (ADR 22).
 """
@@ -45,44 +45,44 @@ __all__ = ["ClusterPart", "number_brokers", "plan_cluster"]
 
 RECORDS_A_FILE: Final = 50_000
 PATIENCE_S: Final = 120.0
-"""How long a broker may be away; a restart takes seconds."""
+"""How long a broker may be unavailable; a restart takes seconds."""
 _PAUSES_S: Final = (0.1, 5.0)
 _ANSWER_S: Final = 10.0
 _MARGIN_MS: Final = 3_600_000
-"""How much more than the day is read. Half messages from before it are read one by one."""
+"""How far before and after the day the log is read. Earlier half messages are read one by one."""
 _READ_AT_ONCE: Final = 8
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
-"""A message counts as failed whenever that happened."""
+"""Topics that are read to their end: a message counts as failed whenever it failed."""
 _OF_TRANSACTIONS: Final = (OP_TOPIC, HALF_TOPIC)
-"""Without them the end of a transaction is unknown, so they are read even if pulls are refused."""
+"""Without these the end of a transaction is unknown: they are read even if pulls are refused."""
 _NUMBERS: Final = 1 << 15
-"""Above a broker's number, positions and queues have a sign."""
+"""How many brokers can be numbered: the next higher bit of positions and queues is the sign."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class QueueRange(NamedTuple):
-    """Offsets of one queue: from ``start`` on, and before ``end``."""
+    """Offsets of one queue: from ``start`` up to, but not including, ``end``."""
 
     queue: Queue
     start: int
     end: int
     is_hidden: bool = False
-    """True if the broker refuses pulls, and is read through the index of the queue instead."""
+    """True if the broker refuses pulls, so that the queue is read through its index instead."""
 
 
 class ClusterPart(NamedTuple):
-    """What is read of the log of a broker."""
+    """The part of a broker's log to read."""
 
     number: int
     name: str
     notes: list[tuple[str, str, str]]
-    """The first broker has those about the whole cluster, too."""
+    """Those of the first broker include the notes about the whole cluster."""
     offsets: list[GroupOffset]
     ranges: list[QueueRange]
     is_txmq: bool = True
-    """True if it tells who decided a transaction."""
+    """True for a txmq broker, which records who decided a transaction."""
 
     def read(self, request: LogRequest) -> Iterator[Piece]:
         """The rows of the log."""
@@ -108,7 +108,7 @@ class ClusterPart(NamedTuple):
 
 
 def plan_cluster(request: LogRequest) -> list[ClusterPart]:
-    """The parts of the logs.
+    """Plan the part to read of each broker's log.
 
     Raises:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
@@ -118,10 +118,10 @@ def plan_cluster(request: LogRequest) -> list[ClusterPart]:
 
 
 def number_brokers(names: Iterable[str]) -> dict[str, int]:
-    """The numbers of a cluster's brokers; they depend on the names, so that a new broker does not
-    change those of the others.
+    """Number a cluster's brokers by their names, so that a new broker does not change the numbers
+    of the others.
 
-    If two names have the same number, which happens to one pair in 30,000, one takes the next.
+    If two names get the same number, as one pair in 30,000 does, one takes the next number.
     """
     numbers: dict[str, int] = {}
     for name in sorted(names):
@@ -142,14 +142,14 @@ def _files(folder: Path, place: int, whole: QueueRange) -> list[tuple[Path, Queu
 
 
 class _ClusterReader:
-    """Requests to a cluster that wait while a broker restarts."""
+    """Sends requests to a cluster, and waits while a broker restarts."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.admin = Admin(session)
 
     async def ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """The answer to a call, which is repeated while repeating makes sense."""
+        """The answer to a call, which is retried while a retry may succeed."""
         clock = self.session.clock
         pauses = Backoff(self.session.entropy, *_PAUSES_S)
         deadline = clock.monotonic() + PATIENCE_S
@@ -177,7 +177,7 @@ class _ClusterReader:
     async def read(self, wanted: QueueRange, *, is_search: bool = False) -> list[bytes]:
         """The next records of a range; empty if it has none.
 
-        A search gets one record, and ignores that earlier ones were deleted meanwhile.
+        A search gets one record, and accepts that earlier ones were deleted.
         """
         queue, at, end, is_hidden = wanted
         most = 1 if is_search else PULL_MESSAGES_MAX
@@ -227,7 +227,7 @@ class _Planner(_ClusterReader):
         self._notes: list[str] = []
 
     async def plan(self) -> list[ClusterPart]:
-        """A part for each broker: it has all records from before the moment in the notes."""
+        """A part for each broker, with all records from before the moment in the notes."""
         known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             subscribed.update(await self.ask(self.admin.groups, cluster=name))
@@ -238,7 +238,7 @@ class _Planner(_ClusterReader):
             name: ClusterPart(number, name, [("broker", name, "")], [], [])
             for name, number in number_brokers({queue.broker for queue in own}).items()
         }
-        # First, so that every message that counts as delivered is in the plan.
+        # Ask for offsets first, so that every message that counts as delivered is in the plan.
         for queue in own:
             group = self._groups[queue.topic]
             offset = await self.ask(self.admin.committed_offset, group, queue) if group else None
@@ -247,7 +247,7 @@ class _Planner(_ClusterReader):
                 brokers[queue.broker].offsets.append(row)
         groups = sorted({*self._groups.values()} - {""})
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
-        # The half topic is last, so that it has the half message of each decision.
+        # The half topic comes last, so that it includes the half message of each decision.
         topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
         for topic in topics:
             for queue in await self._queues(topic) if topic in known else ():
@@ -267,8 +267,8 @@ class _Planner(_ClusterReader):
     async def _add_hidden(self, topic: str, brokers: Iterable[ClusterPart]) -> None:
         """Add a topic to the plans of brokers that refuse pulls of it.
 
-        Apache RocketMQ before version 5 never has settings for the topic of op messages, and those
-        for half messages only from its first round of checks on. It uses queue 0 of both.
+        Before version 5, Apache RocketMQ never creates a config for the op topic, and creates one
+        for the half topic only in its first round of checks. It uses queue 0 of both.
         """
         for broker in brokers:
             if not any(one.queue.topic == topic for one in broker.ranges):
@@ -289,7 +289,7 @@ class _Planner(_ClusterReader):
         return sorted(queues)
 
     async def _of_day(self, broker: ClusterPart) -> ClusterPart:
-        """The ranges of a broker cut to what can matter for the day."""
+        """Cut the ranges of a broker to the records that can matter for the day."""
         name, ranges = broker.name, broker.ranges
         # A queue may begin late because it was quiet, so the age of the whole log counts.
         stats = await self.ask(self.admin.broker_stats, name)
@@ -302,7 +302,7 @@ class _Planner(_ClusterReader):
             raise ReconcileRefused(f"the log of {name} begins too late: {why}; {remedy}")
         known = next(one.queue for one in ranges if not one.is_hidden)
         is_txmq = await self.ask(self._is_txmq, known)
-        if is_txmq:  # Its op topic tells what is parked.
+        if is_txmq:  # Its op topic shows what is parked.
             ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
             text = f"{name} does not keep who decided a transaction, and why: decided_by and reason"
@@ -328,7 +328,7 @@ class _Planner(_ClusterReader):
         return found._replace(end=await self._find(found, end_ms))
 
     async def _find(self, found: QueueRange, since_ms: int) -> int:
-        """The first offset of a range with a record of this time or later; or its end."""
+        """The first offset of a range with a record of this time or later; else its end."""
         low, high = found.start, found.end
         while low < high:
             middle = (low + high) // 2
@@ -342,7 +342,7 @@ class _Planner(_ClusterReader):
 
 
 def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> None:
-    """Read ranges into their files, some at a time."""
+    """Read ranges into their files, a few at a time."""
 
     async def fetch(session: Session) -> None:
         reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)

@@ -1,8 +1,8 @@
-"""Records of the log become one row per message, with its decision; pure.
+"""Collapses the records of a log into one row per message, with its decision; pure.
 
 The records come in the order of the log. A half message is held until it is decided, so memory
-grows with the undecided messages and not with the log. A part of a log can be collapsed by
-itself: records about earlier parts are left for :meth:`Collapse.join`.
+grows with the undecided messages and not with the log. A part of a log can be collapsed on its
+own: records about earlier parts are left for :meth:`Collapse.join`.
 
 Every sender can write anything into a body, so nothing here trusts it: a message that is not a
 valid order becomes a row with a problem, never an exception.
@@ -38,14 +38,14 @@ from txmq.text import printable
 __all__ = ["RECORDS_A_BATCH", "TEXT_CHARS_MAX", "Collapse", "LogRequest", "facts_of", "rows_at"]
 
 RECORDS_A_BATCH: Final = 16 * 1024
-"""The number of records after which a reader gives the rows that will not change any more."""
+"""The number of records after which a reader yields the rows that are final."""
 
 _REASON_CHARS_MAX: Final = 1_020
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
 TEXT_CHARS_MAX: Final = 4_096
-"""The maximum of characters of an id or an account: a body may have 4 MiB."""
+"""The most characters of an id or an account: a body may have 4 MiB."""
 _PROBLEM_CHARS_MAX: Final = 200
 _LONG: Final = range(-(2**63), 2**63)
 _DECODER: Final = msgspec.json.Decoder()
@@ -56,7 +56,7 @@ _UNFIT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 
 HalfOf: TypeAlias = Callable[[Decision], Record | None]
-"""Reads the half message of a decision from before the log; ``None`` if it was deleted."""
+"""Reads a decision's half message from before the log; gives ``None`` if it was deleted."""
 
 
 class LogRequest(NamedTuple):
@@ -66,14 +66,14 @@ class LogRequest(NamedTuple):
     money: Mapping[str, Money]
     window: DayWindow
     stretch: int = STRETCH_BYTES
-    """The size of a stretch of a log in a directory."""
+    """The size in bytes of a stretch of a log in a directory."""
 
     def check_names(self, where: str, topics: set[str], groups: set[str], remedy: str) -> None:
         """Check that the topics and groups of the flows exist; a retry topic proves its group.
 
         Raises:
-            ReconcileRefused: A name does not exist. The message suggests the nearest one, and the
-                remedy, with the kind of name for ``{}``.
+            ReconcileRefused: A name does not exist. The message suggests the nearest one, and
+                ``remedy``, whose ``{}`` stands for the kind of name.
         """
         groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
         wanted = [("topic", flow.topic, topics) for flow in self.log.flow]
@@ -85,10 +85,10 @@ class LogRequest(NamedTuple):
 
 
 def rows_at(broker: int, table: TableSchema, rows: Sequence[Any]) -> Piece:
-    """Rows of the log of the broker with a number.
+    """Rows of the log of the broker with this number.
 
-    A position and a queue are unique at one broker only, so its number is part of both, above their
-    own bits: everything after the extract compares plain numbers. It must be the same every night,
+    Positions and queues are unique only within a broker, so its number becomes their upper bits:
+    everything after the extract compares plain numbers. The number must be the same every night,
     since open items carry their rows into the next day.
     """
     schema, columns = arrow_schema(table), []
@@ -101,16 +101,16 @@ def rows_at(broker: int, table: TableSchema, rows: Sequence[Any]) -> Piece:
 
 
 class Collapse:
-    """Collapses the records of the log of a broker, or of a part of it.
+    """Collapses the records of a broker's log, or of a part of it.
 
-    Messages that were stored or decided in the window of the day have a row. Later decisions are
-    included too, except on messages parked in it.
+    Messages that were stored or decided in the day's window have a row. The row includes a later
+    decision, except for a message that was parked in the window.
 
     Args:
         request: The messages that count.
         broker: The broker's number.
-        half_of: Reads half messages from before the log; left out for a part that others precede.
-        tells_who: False if the broker does not tell who decided a transaction.
+        half_of: Reads half messages from before the log; left out for a part that follows others.
+        tells_who: False if the broker does not record who decided a transaction.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Collapse:
         tells_who: bool = True,
     ) -> None:
         self.messages: list[MessageRow] = []
-        """Rows that will not change any more."""
+        """The rows that are final."""
         self.failures: list[FailureRow] = []
         """Rows of failures; the last one of each group and message gives its state."""
         self._flows, self._money = request.log.flow, request.money
@@ -131,19 +131,19 @@ class Collapse:
         self._half_of = half_of
         self._tells_who = tells_who
         self.open: dict[int, MessageRow | None] = {}
-        """Undecided, parked and delayed messages, by position; those that do not count have no
-        row."""
+        """Undecided, parked and delayed messages, by position; ``None`` for those that do not
+        count."""
         self.recalled: dict[str, tuple[int, int]] = {}
         """The position and the time of the last recall of each id."""
         self._copied: dict[int, Decision] = {}
         """Decisions whose copies come next, by the position of the half message."""
         self._before: set[int] = set()
-        """The positions of half messages from before the log, which one decision ends."""
+        """The positions of half messages from before the log that were already taken up."""
         self.orphans: list[Callable[[Collapse], None]] = []
-        """Each applies a record to the parts before this one."""
+        """Functions that each apply a record to an earlier part."""
 
     def take_rows(self) -> list[Piece]:
-        """Take out the rows that will not change any more."""
+        """Take out the rows that are final."""
         found = [
             rows_at(self._broker, MESSAGES, self.messages),
             rows_at(self._broker, FAILURES, self.failures),
@@ -155,7 +155,7 @@ class Collapse:
     def take(self, found: Found) -> None:
         """Take the next record."""
         if isinstance(found, AcceptedLoss):
-            # It names missing offsets, not their messages; each of these becomes a break.
+            # It names missing offsets, not their messages; each lost message becomes a break.
             return
         if isinstance(found, Decision):
             if found.kind is DecisionKind.COMMITTED and found.queue_offset < 0:
@@ -217,13 +217,16 @@ class Collapse:
         self.failures.append(row)
 
     def _message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
-        """The row of a message, ``None`` without a flow; ``topic`` if it is stored in another."""
+        """The row of a message; ``None`` if it belongs to no flow.
+
+        ``topic`` is the message's own topic if it is stored in another one.
+        """
         topic = topic or record.topic
         flow = self._flow(topic, record.properties)
         if flow is None:
             return None
         key, payer, payee, amount, currency, problem = facts_of(record, flow, self._money)
-        # The offset of a half message is in the queue of half messages.
+        # The offset of a half message belongs to the queue of the half topic.
         offset = None if state == "prepared" else record.queue_offset
         return MessageRow(
             key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
@@ -250,7 +253,7 @@ class Collapse:
             if earlier is None:
                 return
             if record is None:
-                # The copy stands in: it was stored before all records that were read.
+                # The copy stands in for the half message, which is older than all records read.
                 earlier.stored_ms = min(earlier.stored_ms, self._start_ms - 1)
                 earlier.position = at
             if earlier.position in self._before:
@@ -300,7 +303,7 @@ class Collapse:
         self.recalled |= later.recalled
 
     def finish(self) -> None:
-        """End the log: messages that are undecided, wait or were recalled have a row too."""
+        """End the log: undecided, waiting and recalled messages also get a row."""
         for position, row in self.open.items():
             if row is not None:
                 recalled_at, moment_ms = self.recalled.get(row.id, (-1, None))
@@ -324,7 +327,7 @@ _Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | 
 
 
 def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
-    """Key, payer, payee, amount and currency in a message, and the problem with them.
+    """Key, payer, payee, amount and currency in a message, and any problem with them.
 
     Raises:
         ConfigError: The package that decompresses its body is not installed.
@@ -379,7 +382,7 @@ def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | N
 
 
 def _minor_units(amount: Any, money: Money) -> Any:
-    """The minor units of a number in major units; what is not one becomes text, or stays."""
+    """Convert a number in major units to minor units; another value becomes text or stays."""
     if not isinstance(amount, int | str | Decimal):
         return amount
     scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
@@ -393,7 +396,7 @@ def _own_key(record: Record, problems: list[str]) -> str | None:
 
 
 def _text(found: Any, name: str, problems: list[str]) -> str | None:
-    """A text as it is; a whole number counts as text."""
+    """A text unchanged, or a whole number as text; ``None`` for other values, with a problem."""
     if type(found) is int:
         found = str(found)
     if type(found) is str and found and _is_storable(found):
@@ -406,7 +409,7 @@ def _text(found: Any, name: str, problems: list[str]) -> str | None:
 
 
 def _cut(key: Any) -> str | None:
-    """The beginning of a text that is too long; its last character keeps it from matching."""
+    """The beginning of a text that is too long, with an end that keeps it from matching."""
     is_text = type(key) is str and key and _is_storable(key)
     return f"{key[:TEXT_CHARS_MAX]}…" if is_text else None
 

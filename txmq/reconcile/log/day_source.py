@@ -1,8 +1,8 @@
 """The messages of a day as a Spark data source: ``spark.read.format("txmq.log")``.
 
-A task reads the directory of a broker, a stretch of it if it is long, or a broker of a cluster over
-the wire, and collapses the records into one row for each message. Workers need the directory under
-the same path, or the same way to the cluster. Brokers may keep running.
+A task reads a broker's directory, a stretch of a long log, or a broker of a cluster over the wire.
+It collapses the records into one row for each message. Workers need the directory under the same
+path, or access to the cluster. Brokers may keep running.
 
 The source gives the tables ``messages``, ``failures`` and ``offsets``, the notes about the logs and
 the rests of their stretches in one frame, each row with the name of its table.
@@ -58,7 +58,8 @@ class DayLogSource(DataSource, DataSourceReader):
     """The messages of a day, from the log of each broker.
 
     Options: ``log``, the table of the rules as JSON; ``start_ms`` and ``end_ms``, the window of the
-    day; ``money`` as in the rules; and ``stretch``, the bytes of a log that are collapsed at once.
+    day; ``money`` as in the rules; and ``stretch``, the number of bytes of a log that are collapsed
+    at once.
     """
 
     @classmethod
@@ -71,7 +72,7 @@ class DayLogSource(DataSource, DataSourceReader):
         return from_arrow_schema(LOG_SHEETS.schema)
 
     def reader(self, schema: Any) -> DayLogSource:
-        """Itself."""
+        """This source is its own reader."""
         del schema
         return self
 
@@ -83,7 +84,7 @@ class DayLogSource(DataSource, DataSourceReader):
         """
         request = _request(self.options)
         if request.log.cluster:
-            # Only this one needs the client.
+            # Only a cluster needs the client.
             from txmq.reconcile.log.cluster_log import plan_cluster
 
             return [InputPartition(part) for part in plan_cluster(request)]
@@ -102,7 +103,7 @@ class DayLogSource(DataSource, DataSourceReader):
 
 
 def with_rests_joined(log: LogRequest, rests: DataFrame) -> DataFrame:
-    """The rows that stretches of long logs have together, as sheets."""
+    """Join the rests of long logs' stretches into rows, as sheets."""
 
     def join(of_broker: pa.Table) -> pa.Table:
         return in_sheets(join_rests(log, of_broker))

@@ -1,7 +1,7 @@
 """The logs of brokers in their directories, or in copies of them.
 
-A long log is cut into stretches of one size, which are tasks of their own. What each of them leaves
-for the others is a row of ``rests``, and :func:`join_rests` joins these in order.
+A long log is cut into stretches of about the same size, one for each task. A stretch leaves the
+records that it cannot settle alone as a row of ``rests``; :func:`join_rests` joins these in order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESTS: Final = TableSchema(
         Column("rest", "binary", is_optional=False),
     ),
 )
-"""What the stretches of long logs leave for one another, pickled."""
+"""The records that stretches of long logs leave for one another, pickled."""
 _STRETCHES_OF_A_TASK: Final = 8
 """The most stretches of a log that one task reads by itself."""
 _CLOCK: Final[Clock] = SystemClock()
@@ -48,7 +48,7 @@ class DirectoryPart(NamedTuple):
     number: int
 
     def read(self, request: LogRequest) -> Iterator[Piece]:
-        """The rows of the log, and the moment and the end of it.
+        """The rows of the log, and notes with the moment of reading and the log's end.
 
         The offsets of groups are read first, so that only messages in the log count as delivered.
         """
@@ -69,11 +69,11 @@ class StretchPart(NamedTuple):
     number: int
     stretch: LogStretch
     offsets: list[GroupOffset]
-    """Those of the broker, in its first stretch."""
+    """The broker's offsets in its first stretch; empty in the others."""
     taken_ms: int
 
     def read(self, request: LogRequest) -> Iterator[Piece]:
-        """The rows of the stretch, and what it leaves for the others."""
+        """The rows of the stretch, and the rest that it leaves for the others."""
         yield _note("taken_ms", Path(request.log.places[self.number]), self.taken_ms)
         yield rows_at(self.number, OFFSETS, self.offsets)
         collapse, start = Collapse(request, self.number), self.stretch.start
@@ -83,7 +83,7 @@ class StretchPart(NamedTuple):
 
 
 def join_rests(request: LogRequest, rests: pa.Table) -> Iterator[Piece]:
-    """The rows of a log that its stretches have together, and the end of it."""
+    """The rows of a log that its stretches give only together, and a note with the log's end."""
     found = rests.sort_by("start").to_pylist()
     number = found[0]["broker"]
     path = Path(request.log.places[number])
@@ -115,7 +115,7 @@ def _note(about: str, broker: Path, number: int) -> Piece:
 
 
 def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
-    """The parts of the logs.
+    """Plan the parts to read of each broker's log.
 
     Raises:
         ReconcileRefused: No broker has a topic or a group of the rules.
@@ -123,7 +123,7 @@ def plan_directories(request: LogRequest) -> list[DirectoryPart | StretchPart]:
     paths = [Path(place) for place in request.log.places]
     topics = [_read(path, "topics", TopicConfigs) for path in paths]
     groups = [_read(path, "groups", GroupConfigs) for path in paths]
-    if None not in topics and None not in groups:  # A copy of a directory may be without them.
+    if None not in topics and None not in groups:  # A copy of a directory may lack them.
         created = {topic for table in topics if table for topic in table.topic_config_table}
         known = {group for table in groups if table for group in table.subscription_group_table}
         known |= {offset.group for path in paths for offset in _read_offsets(path)}
@@ -156,7 +156,7 @@ def _read_offsets(broker: Path) -> list[GroupOffset]:
 
 
 def _read(broker: Path, name: str, kind: type[_Body]) -> _Body | None:
-    """A table that a broker saves beside its log, as it last saved it."""
+    """A table that a broker saves next to its log, in its last saved state."""
     path = broker / "config" / f"{name}.json"
     try:
         return kind.read(unpack(path.name, path.read_bytes()).text)

@@ -55,8 +55,8 @@ class LogFile(NamedTuple):
 
         Raises:
             FileNotFoundError: The broker has deleted it.
-            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
-                log's end.
+            ReconcileRefused: Bytes are missing, as in an older copy on a worker, which ends before
+                the log does.
         """
         with self.path.open("rb", buffering=0) as handle:
             if os.fstat(handle.fileno()).st_size < self.end - self.start:
@@ -74,7 +74,7 @@ class LogStretch(NamedTuple):
     end: int
 
     def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
-        """Its records, as :meth:`OpenFile.records` has them.
+        """Its records, as :meth:`OpenFile.records` yields them.
 
         Raises:
             ReconcileRefused: The file is damaged, or the broker has deleted it.
@@ -94,7 +94,7 @@ class OpenFile(NamedTuple):
     handle: int
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes from a position of the log on; fewer where the file ends.
+        """Bytes from a position of the log on; fewer at the end of the file.
 
         Raises:
             ReconcileRefused: The disk cannot read them.
@@ -166,7 +166,7 @@ class OpenFile(NamedTuple):
 def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]:
     """Open the files of a log as they are now.
 
-    Files with only records from before ``since_ms`` are not opened; all are if it is left out.
+    Files whose records are all from before ``since_ms`` are not opened; by default, all files are.
 
     Raises:
         ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
@@ -195,14 +195,15 @@ class LogFiles(NamedTuple):
     opened: tuple[OpenFile, ...]
 
     def records(self) -> Iterator[tuple[span.Found, int, bytes]]:
-        """The records of the open files, as :meth:`OpenFile.records` has them."""
+        """The records of the open files, as :meth:`OpenFile.records` yields them."""
         for opened in self.opened:
             yield from opened.records(opened.file.start, opened.file.end)
 
     def stretches(self, size: int) -> Iterator[LogStretch]:
         """Cut the open files into parts of about this size, which can be read separately.
 
-        Their reader checks the spans. If a head is broken, the rest of its file is one part.
+        Spans are checked only when a part is read. If a head is broken, the rest of its file is one
+        part.
         """
         for opened in self.opened:
             file = opened.file
@@ -300,6 +301,6 @@ def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
         return None, sys.maxsize
     found_ms = span.moment_of(first)
     if first[4:8] == span.LOSS:
-        with suppress(CorruptRecord):  # It is being written.
+        with suppress(CorruptRecord):  # The broker is still writing it.
             found_ms = span.AcceptedLoss.unpack(first, start).accepted_ms
     return head.log, sys.maxsize if found_ms is None else found_ms

@@ -1,8 +1,8 @@
-"""Records that were pulled from the queues of a broker become the records of its log again; pure
-but for reading the files that hold them.
+"""Rebuilds a broker's log from the records that were pulled from its queues; pure, except that it
+reads their files.
 
-A broker shows its log through queues, each in the order of the log, so the merge of all queues by
-position is the log.
+A broker shows its log through queues, each in the order of the log, so merging all queues by
+position gives the log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _DIGITS_MAX: Final = 18
 def merged_records(files: Sequence[Sequence[Path]], *, is_txmq: bool) -> Iterator[Record]:
     """The records in the files of each queue, in the order of the log.
 
-    A txmq broker decides with the record that makes the message visible, so both have one position,
-    and the decision comes first. Another broker marks the half message as done at last.
+    At a txmq broker, the record that makes a message visible is also the decision, so both have the
+    same position, and the decision comes first. Other brokers mark the half message as done later.
     """
     queues = [chain.from_iterable(map(_records_in, paths)) for paths in files]
     return merge(*queues, key=lambda one: (one.position, (one.topic == OP_TOPIC) != is_txmq))
@@ -112,7 +112,7 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
             at = held.pop(id_, record.prepared_position) if is_committed else 0
             if at:
                 yield _decision(record, DecisionKind.COMMITTED, at)
-            # Without a half message, only the sender has set the flag.
+            # Without a half message, the flag is only the sender's claim.
             flag = record.sys_flag if at else record.sys_flag & ~TYPE_BITS
             yield replace(record, sys_flag=flag, prepared_position=at)
         elif topic not in WAITING_TOPICS or record.real_place[0].startswith(RETRY):
@@ -121,12 +121,12 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
 
 
 def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -> Iterator[Found]:
-    """Decide the half messages that an op record names: one, or several with commas."""
+    """Decide the half messages that an op record names: one, or several separated by commas."""
     for word in record.body.decode("ascii", "replace").split(","):
         if word.isdecimal() and len(word) <= _DIGITS_MAX:
             offset = int(word)
-            # An unknown half message is from before the records; a known one that is not held is
-            # visible.
+            # An unknown half message is older than the records; a known one that is no longer held
+            # is visible.
             at = held.pop(marked.pop(offset), None) if offset in marked else -1
             if at is not None:
                 yield _decision(record, DecisionKind.ROLLED_BACK, at, offset)

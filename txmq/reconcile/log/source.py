@@ -46,10 +46,10 @@ COLUMNS: Final = pa.schema({
 
 
 class LogSource(DataSource, DataSourceReader):
-    """The records of a broker's log, in the order in which it has them.
+    """The records of a broker's log, in their order there.
 
     ``load`` takes the broker's directory. The option ``stretch`` is the size of a partition in
-    bytes of the log, 33554432 if left out. The error about a damaged log names the file and the
+    bytes of the log, by default 33554432. The error about a damaged log names the file and the
     position.
     """
 
@@ -63,7 +63,7 @@ class LogSource(DataSource, DataSourceReader):
         return from_arrow_schema(COLUMNS)
 
     def reader(self, schema: Any) -> LogSource:
-        """Itself."""
+        """This source is its own reader."""
         del schema
         return self
 
@@ -103,7 +103,7 @@ def raw_records(part: LogStretch) -> Iterator[dict[str, Any]]:
 
 
 def _raw_record(found: Found) -> dict[str, Any]:
-    """The columns of a record; those that its kind does not have are left out, or ``None``."""
+    """The columns of a record; those that its kind lacks are left out, or ``None``."""
     if isinstance(found, Decision):
         return {
             "kind": "decision",

@@ -1,4 +1,4 @@
-"""Figures of a run in the text format of Prometheus. Pure."""
+"""Figures of a run in the text format of Prometheus; pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ METRICS: Final[Mapping[str, MetricRow]] = {
 def exposition(run: Run) -> str:
     """Each figure of :data:`METRICS`, with the name of the rules as a label.
 
-    Every class has a value for every currency, also zero, so that an alert ends with its break.
+    Every class has a value for every currency, even zero, so that an alert ends with its break.
     Values are floats, as Prometheus keeps them.
     """
     table = {name: row._replace(labels=("name", *row.labels)) for name, row in METRICS.items()}

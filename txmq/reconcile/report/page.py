@@ -29,12 +29,12 @@ _PLOT: Final = 96
 are never floats."""
 _VALUES_MAX: Final = 10
 _FITTING: Final = 4
-"""The maximum of letters of a value above a column on a phone."""
+"""The most characters of a value that fit above a column on a phone."""
 _FLOORS: Final = tuple(map(Decimal, ("99.9", "99.5", "99", "98", "95", "90", "80", "50", "0")))
 
 
 class Trend(NamedTuple):
-    """The days beside each other: points of a line, or columns; ``about`` is for screen readers."""
+    """The days side by side: points of a line, or columns; ``about`` is for screen readers."""
 
     id: str
     title: str
@@ -52,8 +52,8 @@ def page(run: Run) -> bytes:
     """A run as HTML.
 
     The file loads no script, font or picture, and its content policy forbids them all. The policy
-    allows one style, by its hash, so a text from a ledger could not change even the look of the
-    page if it ever got past the escaping.
+    allows one style, by its hash, so a text from a ledger that got past the escaping could not even
+    change the look of the page.
     """
     style = (_HERE / "page.css").read_text()
     result = run.result
@@ -62,7 +62,7 @@ def page(run: Run) -> bytes:
         return words.amount(minor, result.places(currency))
 
     def amounts(sums: Mapping[str, int]) -> list[tuple[str, str]]:
-        """The sums with their currencies, without those of zero."""
+        """The sums that are not zero, with their currencies."""
         found = [(money(sum_, name), name) for name, sum_ in sorted(sums.items()) if sum_]
         return found or [("0", "")]
 
@@ -177,7 +177,7 @@ _ENVIRONMENT: Final = Environment(
 )
 _ENVIRONMENT.filters |= {
     "long_date": words.long_date,
-    # A place in a chart that fills its width.
+    # A position in a chart, as a share of its width.
     "percent": lambda part, whole: f"{Decimal(part * 10_000 // whole) / 100:.2f}%",
     "points": words.points,
     "rate": words.rate,

@@ -66,7 +66,7 @@ def show(run: Run, console: Console, report: str = "") -> None:
 
 
 def _counts(result: Result) -> str:
-    """The day's own transfers in one sentence, and what became of the items of earlier days."""
+    """One sentence on the day's own transfers and on what became of items of earlier days."""
     breaks = _count(result.breaks, "is a break", "are breaks")
     still_open = f", {_count(result.carried, 'is', 'are')} still open" if result.carried else ""
     if not result.own_transfers:
@@ -83,7 +83,7 @@ def _line(total: Total, result: Result) -> _Line:
 
 
 def _print_classes(lines: Sequence[_Line], console: Console) -> None:
-    """Each class with a line for each of its currencies; if these do not fit, one for each sum."""
+    """Print each class with a line for each currency; if that does not fit, one for each sum."""
     table = [["", *_HEADS], *(cells for *_, cells in lines)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     fits = sum(widths) + 2 * len(widths) <= console.width
@@ -153,5 +153,5 @@ def _count(count: int, one: str, several: str) -> str:
 
 def _say(console: Console, text: str, style: str = "") -> None:
     # Names come from ledgers: they must not act as markup or as terminal commands. Outside a
-    # terminal, lines are never broken, so that programs find them whole.
+    # terminal, lines are never wrapped, so that programs find them whole.
     console.print(Text(printable(text), style=style), soft_wrap=not console.is_terminal)

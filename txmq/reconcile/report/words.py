@@ -1,4 +1,4 @@
-"""Verdicts, amounts, moments and masked accounts as text for people. Pure; money is no float."""
+"""Verdicts, amounts, moments and masked accounts as text; pure. Money is never a float."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rate(day: Past) -> str:
 
 
 def points(day: Past, before: Past) -> str:
-    """The difference of the rates of two days in percentage points."""
+    """The difference between the rates of two days, in percentage points."""
     more = _percent(day.match_rate) - _percent(before.match_rate)
     return f"{more:+} points" if more else "±0"
 
@@ -57,9 +57,9 @@ def _percent(share: float) -> Decimal:
 
 
 def moment(at_ms: int, zone: str) -> str:
-    """A moment in a zone, with its distance from UTC: ``2026-03-31 23:00:00+08:00``.
+    """A moment in a zone, with its UTC offset: ``2026-03-31 23:00:00+08:00``.
 
-    A moment outside the calendar, as in a damaged row, is its number.
+    A moment outside the calendar, as in a damaged row, is shown as a number.
     """
     try:
         found = datetime.fromtimestamp(at_ms // 1000, ZoneInfo(zone))

@@ -82,7 +82,7 @@ _CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Converts one JSON text of many claims to a table."""
+"""Turns a JSON array of claims into a table."""
 
 _OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
 
@@ -91,9 +91,9 @@ class Fence:
     """The two tables under their configured names, and their statements.
 
     Args:
-        name: The fence table; the mark's name adds ``_mark``.
+        name: The fence table; the mark has the same name plus ``_mark``.
         schema: The schema of both tables; by default, the session's default schema.
-        metadata: Your own, if a tool such as Alembic should see the tables.
+        metadata: Your own metadata, if a tool such as Alembic should see the tables.
 
     Raises:
         ConfigError: The name needs quotes in some database.
@@ -165,7 +165,7 @@ class Fence:
         return self._insert(kind, rows)
 
     def _claim_of_checks(self, kind: str) -> Executable:
-        """Insert the rows of many checked transactions; the claims are one JSON text."""
+        """Insert the rows of many checked transactions; the claims are a JSON array."""
         mark = self.mark.c
         xid: ColumnElement[str] = literal_column("claim.xid")
         owner: ColumnElement[str] = literal_column("claim.owner")
@@ -218,13 +218,13 @@ def check_horizon(
 
     The broker sends the first check ``timeout`` after the half message, then one every
     ``check_interval``, ``check_max`` times; one more round may be in progress. A local
-    transaction may last ``longest_local``, and clocks may differ. The result is ``(check_max + 1)
-    * check_interval + timeout + longest_local + clocks_apart``; with the defaults 19
-    minutes.
+    transaction may last ``longest_local``, and clocks may differ. The result is
+    ``(check_max + 1) * check_interval + timeout + longest_local + clocks_apart``: 19 minutes with
+    the defaults.
 
-    A group without a live producer receives checks when it comes back, and a parked transaction is
-    checked when an operator asks for it. So a check presumes nothing about a transaction that is
-    older than the fence's oldest row.
+    Later checks are possible: a group without a live producer receives them when it comes back, and
+    a parked transaction is checked when an operator asks for it. So a check presumes nothing about
+    a transaction that is older than the fence's oldest row.
     """
     return (
         (check_max + 1) * seconds("check_interval", check_interval)

@@ -35,7 +35,7 @@ _STATES: Final = MappingProxyType(
 
 
 class Claim(NamedTuple):
-    """An outcome of a transaction to insert, and who inserts it."""
+    """A fence row to insert: a transaction's outcome, and who inserts it."""
 
     xid: str
     owner: str
@@ -44,7 +44,7 @@ class Claim(NamedTuple):
     born_ms: int
     """When the transaction began, by its producer's clock."""
     identity: str
-    """The fence it belongs in."""
+    """The identity of the fence that it belongs to."""
 
 
 class FenceRow(NamedTuple):
@@ -57,7 +57,7 @@ class FenceRow(NamedTuple):
 async def claim(
     fence: Fence, adapter: DatabaseAdapter[object], db: DatabaseSession[object], ours: Claim
 ) -> FenceRow | None:
-    """Insert a row; returns ``None`` on success, or else the existing row.
+    """Insert a row; returns ``None`` on success, otherwise the existing row.
 
     Raises:
         FenceElsewhere: The session sees another fence.
@@ -99,7 +99,7 @@ async def no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> Reso
 
 
 async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
-    """The outcome that the fence has now, if any.
+    """The fence's current outcome of a transaction, if any.
 
     Raises:
         Exception: Any error of the adapter's library.
@@ -123,7 +123,7 @@ class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
     - ``UNKNOWN`` while the commit is in progress, and from then on if its answer is lost;
     - ``COMMIT`` once the database has confirmed it.
 
-    Begin raises:
+    :meth:`begin` raises:
 
     - :class:`~txmq.errors.RolledBackByCheck` if a check decided first;
     - :class:`~txmq.errors.CommittedBefore` if an earlier attempt has committed;
@@ -136,7 +136,7 @@ class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
         self._fence = fence
         self._ours = ours
         self._final: LocalTransactionState | None = None
-        """The outcome that the fence has already, which this attempt cannot change."""
+        """The outcome already in the fence, which this attempt cannot change."""
 
     begin = GuardedTransaction.start
     end = GuardedTransaction.finish
@@ -217,8 +217,8 @@ class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
     async def _after_rollback(self) -> None:
         """Check whether the row is committed after all.
 
-        The application may have committed with a statement of its own and begun another
-        transaction; the driver does not notice.
+        The application may have committed with its own statement and begun another transaction,
+        which the driver does not notice.
         """
         if self._final is not None:
             return

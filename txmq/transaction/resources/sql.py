@@ -92,10 +92,10 @@ CLOCKS_APART_MS: Final = 600_000
 ANNOUNCE_WAIT_MS: Final = 1_000
 """Short, because in MySQL all local transactions queue behind a session that waits for the mark."""
 TRIAL_WAIT_MS: Final = 10_000
-"""Only a migration keeps a trial waiting for its lock for long."""
+"""Longer, because only a migration can hold the lock that a trial needs for several seconds."""
 SPENT_WAIT_MS: Final = 5
-"""The lock timeout of each check in a batch that has already waited: a row still locked is in
-progress."""
+"""The lock timeout of each check in a batch that has already waited: if a row is still locked, its
+transaction is in progress."""
 
 _ALWAYS_MS: Final = 2**62
 _XID: Final = re.compile(r"[ -~]*[!-~]")
@@ -107,7 +107,7 @@ _STATES: Final = {
 
 
 class ResourceOptions(TypedDict, total=False):
-    """The options of a resource beside its source."""
+    """The options of a resource, without its source."""
 
     fence: str
     schema: str | None
@@ -186,14 +186,14 @@ class SQLResource(Generic[S]):
         self._is_closed = False
 
     has_second_phase: ClassVar[bool] = False
-    """False: it has committed before the decision."""
+    """False: the database commits before the decision."""
 
     @property
     def identity(self) -> str:
         """The fence's identity, generated with its table and shared by all its users.
 
-        A resource with another identity does not answer checks of a half message that carries this
-        one.
+        Half messages carry it. A resource with another identity answers their checks with
+        ``UNKNOWN``.
 
         Raises:
             UsageError: The fence was not verified yet.
@@ -247,7 +247,7 @@ class SQLResource(Generic[S]):
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """The outcome of a local transaction. If it has not begun by now, it never commits.
+        """The outcome of a local transaction. One that has not begun yet can then never commit.
 
         ``UNKNOWN`` if it is in progress, if the database does not answer, or if its row may have
         been removed from the fence.
@@ -304,10 +304,11 @@ class SQLResource(Generic[S]):
         horizon: DurationLike | None = None,
         batch: int = FENCE_ROWS_REMOVED,
     ) -> int:
-        """Remove old rows in batches of some hundreds; call it regularly, from any process.
+        """Remove old rows in batches; call it regularly, from any process.
 
-        A call removes the rows that the previous call announced. From then on, a check of an older
-        transaction answers ``UNKNOWN``, so the broker parks it: the check presumes nothing.
+        Each call removes the rows that the previous call announced. From the announcement on, a
+        check that finds no row for such an old transaction answers ``UNKNOWN`` instead of presuming
+        a rollback, so the broker parks it.
 
         Args:
             older_than: The age of rows to remove; ten minutes are added for clock differences.
@@ -393,7 +394,7 @@ class SQLResource(Generic[S]):
             for one in wanted:
                 if one.xid not in found:
                     found[one.xid] = await no_row(fence, db, one)
-            # This includes our own rows; answers are sent only after the commit.
+            # ``found`` includes our own rows, so answer only after the commit.
             await db.commit()
         return [found[one.xid] for one in theirs]
 
@@ -508,8 +509,8 @@ class SQLResource(Generic[S]):
 
 
 def _are_alike(theirs: Sequence[Claim]) -> bool:
-    """Whether one statement is enough: the claims have one fence, and each transaction one
-    claim.
+    """Whether one statement is enough: all claims name one fence, and no transaction has two
+    different claims.
     """
     is_one_fence = len({one.identity for one in theirs}) == 1
     return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
@@ -560,7 +561,7 @@ class CheckBatches:
         It is settled even if the caller is cancelled.
 
         Raises:
-            Exception: The reason why the row is not known now.
+            Exception: Why the row is not known now.
         """
         loop = asyncio.get_running_loop()
         if loop not in self._lines:

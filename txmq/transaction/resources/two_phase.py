@@ -69,9 +69,9 @@ class Duty(Enum):
     COMMIT = "commit"
     ROLL_BACK = "roll back"
     ASK = "decide"
-    """It is not decided, and its process has had the time to decide."""
+    """It is undecided, although its process has had time to decide."""
     WAIT = "wait"
-    """It is not decided yet, and its process still may decide."""
+    """It is undecided, and its process may still decide."""
     NONE = "none of ours"
 
 
@@ -196,7 +196,8 @@ async def vote(db: DatabaseSession[Any], gid: str) -> None:
     # PREPARE silently rolls back a failed transaction.
     if answer != "PREPARE TRANSACTION":
         raise TransactionBroken(f"the database answered {answer!r} to the prepare of {gid}")
-    # Use a new transaction and close it: no session may be idle in one until the second phase.
+    # Query in a new transaction and close it, so that no session stays idle in one until the second
+    # phase.
     again = await db.begin_again()
     try:
         is_there = bool((await again.execute(_IS_PREPARED, of_gid=gid)).rows)

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 AT_ONCE_S: Final = 1.0
-"""How long the answer to a check waits until prepared branches are ended."""
+"""How long the answer to a check waits for the prepared branches to end."""
 
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
@@ -92,7 +92,7 @@ class Recovered(NamedTuple):
     committed: int = 0
     rolled_back: int = 0
     left: int = 0
-    """Not decided yet, and still may be; or the fence no longer remembers."""
+    """Left prepared: they may still be decided, or the fence no longer remembers them."""
     failed: int = 0
     """Their database refused, or did not answer."""
     silent: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Recovered(NamedTuple):
 
 
 class XAOptions(ResourceOptions, total=False):
-    """The options of a resource beside its sources."""
+    """The options of a resource, without its sources."""
 
     confirm_timeout: DurationLike
     horizon: DurationLike
@@ -281,7 +281,7 @@ class XAResource(Generic[S]):
 
         Raises:
             UsageError: The databases were not verified yet, or the id is invalid.
-            LimitExceeded: The id is longer than a prepared transaction's name may be.
+            LimitExceeded: The id is too long for the name of a prepared transaction.
         """
         branches = {
             name: Branch(name, adapter, gid_of(xid, name, self.identity))
@@ -293,7 +293,7 @@ class XAResource(Generic[S]):
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether a retry may succeed; see :meth:`SQLResource.may_retry`."""
-        # If a trace may remain, the error is a txmq error, whatever the cause.
+        # If a branch may still be prepared, the error is a txmq error, whatever its cause.
         return not isinstance(problem, DatabaseFailed) and self._fence.may_retry(problem)
 
     # The second phase
@@ -364,7 +364,7 @@ class XAResource(Generic[S]):
         """End decided prepared transactions, and roll back those undecided for longer than the
         horizon.
 
-        Any process may run it at any time, also concurrently: the row of the fence decides, and it
+        Any process may run it at any time, even concurrently: the row of the fence decides, and it
         never changes.
 
         Args:
@@ -439,7 +439,7 @@ class XAResource(Generic[S]):
             await self._second.end()
 
     async def _round(self) -> None:
-        """Recover once; if cancelled, wait briefly for its end."""
+        """Recover once; if cancelled, wait briefly for the recovery to end."""
         # A driver loses a connection if a statement is cancelled halfway.
         working = asyncio.ensure_future(self.recover())
         try:
@@ -533,7 +533,7 @@ class SecondPhase(Generic[S]):
         self._attended += 1
 
     async def end(self) -> None:
-        """Uncount a manager; the last one returns kept connections."""
+        """Stop counting a manager; the last one returns all kept connections."""
         self._attended -= 1
         if not self._attended:
             await self.give_back(self.kept)
@@ -545,7 +545,7 @@ class SecondPhase(Generic[S]):
                 stack.push_async_callback(self._close_all, self._kept.pop(xid, {}))
 
     async def _close_all(self, branches: Mapping[str, Branch[S]]) -> None:
-        # All of them, even if this task is cancelled at one.
+        # Close all branches, even if this task is cancelled while it closes one.
         async with AsyncExitStack() as stack:
             for name, branch in branches.items():
                 stack.push_async_callback(self._close, name, branch)
@@ -553,7 +553,7 @@ class SecondPhase(Generic[S]):
     async def _close(self, name: str, branch: Branch[S]) -> None:
         await self.turn(name, branch.close())
 
-    # What is decided
+    # Ending decided branches
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
         """End the prepared branches of a decided transaction, all databases in parallel.
@@ -579,7 +579,7 @@ class SecondPhase(Generic[S]):
     async def follow(self, xid: str, state: LocalTransactionState) -> None:
         """End the branches for the answer to a check, without retries.
 
-        The broker waits for the decision, and another database must not delay it.
+        The broker waits for the answer, so a slow database must not delay it.
         """
         kept = dict(self._kept.pop(xid, {}))
         names = [name for name in self._adapters if can_name(xid, name, self._fence.identity)]

@@ -71,8 +71,8 @@ class Branch(Generic[S]):
         return OneConnectionAdapter(self.adapter, self.db)
 
     async def finish(self, *, commits: bool) -> bool:
-        """End the prepared branch over its own connection, and return that; false if it has already
-        ended.
+        """End the prepared branch over its own connection, and give the connection back; returns
+        false if the branch has already ended.
 
         Raises:
             Exception: Any error of the adapter's library; the branch may still be prepared.
@@ -83,8 +83,8 @@ class Branch(Generic[S]):
             await self.close()
 
     async def undo(self) -> Exception | None:
-        """Roll back the possibly prepared branch; returns the error that rules out another
-        attempt.
+        """Roll back the branch, which may be prepared; returns the error that rules out another
+        attempt, if any.
         """
         if not self.may_be_prepared:
             await self.close()
@@ -194,8 +194,9 @@ class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
             OutcomeUnknown: The first database did not confirm the decision, or another process runs
                 this transaction concurrently.
             TransactionBroken: A database had rolled back its branch; all branches are rolled back.
-            TwoPhaseUnavailable: A database has no free slot to prepare; likewise.
-            Exception: Why a database refused; likewise.
+            TwoPhaseUnavailable: A database has no free slot to prepare; all branches are rolled
+                back.
+            Exception: A database refused; all branches are rolled back.
         """
         try:
             self._check_none_ended(problem)
@@ -212,7 +213,7 @@ class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
             await self._close()
 
     async def _undo(self, why: BaseException) -> None:
-        """Undo this attempt."""
+        """Roll back all branches of this attempt."""
         branches = self._branches.values()
         left = [branch.name for branch in branches if await branch.undo() is not None]
         if left and isinstance(why, Exception):
@@ -270,7 +271,7 @@ class XALocalTransaction(DualContext[Mapping[str, S]], Generic[S]):
         note(self._xid, "the decision is claimed: commit")
 
     async def _close(self) -> None:
-        # Close all of them, even if this task is cancelled at one.
+        # Close all branches, even if this task is cancelled while it closes one.
         async with AsyncExitStack() as stack:
             for branch in self._branches.values():
                 stack.push_async_callback(branch.close)

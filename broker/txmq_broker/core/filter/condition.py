@@ -1,7 +1,7 @@
 """A condition compiled to functions: once for each condition, called for every message.
 
 A function takes the text of a message's properties, with a separator before and after it, and
-returns true, false or ``None`` for unknown. Each function searches its property in the text,
+returns true, false or ``None`` for unknown. Each function searches the text for its property,
 because one or two of dozens of properties usually decide. The most frequent case, a property and a
 constant, has specialized functions; the others use :func:`values.equal` and :func:`values.order`.
 """
@@ -71,7 +71,7 @@ class Condition:
     def admits(self, text: str) -> bool:
         """Return true if the condition is true for these properties.
 
-        It is not true if a property that is compared with a number is not a number.
+        False if it compares a number with a property that is not a number.
         """
         try:
             return self._test(f"\x02{text}\x02") is True

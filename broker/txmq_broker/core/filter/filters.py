@@ -45,7 +45,7 @@ _HOW_TO: Final = "set filter.sql = true (RocketMQ's enablePropertyFilter) in the
 
 
 class Filters:
-    """A cache of compiled conditions, or of the errors of invalid ones; drops the least recent."""
+    """A least-recently-used cache of compiled conditions, and of the errors of invalid ones."""
 
     def __init__(self, settings: FilterSettings, chars_max: int = FILTERS_CHARS_MAX) -> None:
         self.settings = settings

@@ -262,7 +262,7 @@ def _unquoted(token: Token) -> str:
 
 def _decimal(token: Token) -> Number:
     digits = token.text.rstrip("lL")
-    # Twenty digits are always too many, and converting thousands of them takes long.
+    # Twenty digits are always too many, and converting thousands of digits is slow.
     value = int(digits) if len(digits) < 20 else _LONG_END
     if value >= _LONG_END:
         raise invalid_filter(token.at, f"a whole number is at most {_LONG_END - 1}")
@@ -272,7 +272,7 @@ def _decimal(token: Token) -> Number:
 def _floating(token: Token) -> Number:
     value = float(token.text)
     if not _DOUBLE_MIN <= value < _INFINITE:
-        # As RocketMQ, which also refuses 0.0.
+        # Like RocketMQ, which also refuses 0.0.
         why = "a number with a point or an exponent is from 4.9E-324 to 1.7976931348623157E308"
         raise invalid_filter(token.at, f"{why}; write 0 in place of 0.0")
     return Number(NumberKind.DOUBLE, value)

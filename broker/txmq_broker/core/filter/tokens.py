@@ -54,7 +54,7 @@ def invalid_filter(at: int, why: str) -> SubscriptionInvalid:
 
 
 def tokens_of(expression: str) -> Iterator[Token]:
-    """Yield the tokens of an expression, then end tokens for ever.
+    """Yield the tokens of an expression, then end tokens forever.
 
     Raises:
         SubscriptionInvalid: The expression has an invalid token.
@@ -69,7 +69,7 @@ def tokens_of(expression: str) -> Iterator[Token]:
             raise invalid_filter(match.end(), _strange(expression, match.end()))
         text, at = match[found], match.start(found)
         if found == "comment":
-            # In the last line dashes are a comment only where an operator is due.
+            # In the last line dashes are a comment only where an operator is expected.
             if text == "/*" or at < last_line or kind in _CLOSING:
                 at = _comment_end(expression, at)
                 continue
@@ -88,9 +88,9 @@ def tokens_of(expression: str) -> Iterator[Token]:
 def _comment_end(expression: str, at: int) -> int:
     """The position after a comment.
 
-    In RocketMQ's grammar a comment of dashes ends with its line. In the last line the dashes are
-    two minus signs where a value is due. After a value RocketMQ ignores the rest, which has the
-    same effect as a comment.
+    In RocketMQ's grammar a comment of dashes needs the end of a line. So in the last line, where a
+    value is expected, the dashes are two minus signs. After a value RocketMQ ignores the rest,
+    which has the effect of a comment.
     """
     if expression[at] == "-":
         return _line_end(expression, at)

@@ -43,15 +43,15 @@ _RECENT_BYTES: Final = 32 * 1024 * 1024
 """After a pass that copies more than this, another pass reads the tables again."""
 
 _SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
-"""Small, because a broker on the same disk waits with its own sync until these are written: the
-99th percentile of its sends was 7 ms beside a copy with 4 MiB, and 97 ms with whole files.
+"""Small, because the sync of a broker on the same disk waits until these bytes are written: with
+4 MiB, the 99th percentile of its sends was 7 ms during a backup; with whole files it was 97 ms.
 """
 
 _NOTED_AT_ONCE: Final = 64 * 1024 * 1024
-"""The bytes of a first backup that an interruption may cost."""
+"""An interrupted first backup copies at most this many bytes again."""
 
 _LOOKS_MAX: Final = 5
-"""A broker deletes files only a few times an hour."""
+"""How often to look at files that the broker deletes; it does so only a few times an hour."""
 
 _KEPT_NAMES: Final = frozenset({"lock", "lost+found", "manifest.json.new", "manifest.json.old.new"})
 """Names in a folder that may receive a first backup."""
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class _Listing(NamedTuple):
-    """The log's files at one moment, and the mark from before."""
+    """The log's files, and the high-water mark that was read just before."""
 
     extents: list[Extent]
     mark: Mark | None
@@ -81,7 +81,7 @@ class Creation:
     Args:
         source: The broker's directory; nothing in it is changed.
         folder: The backup's folder, locked by the caller.
-        link: Used for complete files of the log instead of a copy, if given.
+        link: Links complete files of the log instead of copying them, if given.
         progress: Called with the number of bytes of the log that were copied.
 
     Attributes:
@@ -117,10 +117,10 @@ class Creation:
             source: The name of the broker's directory for the manifest.
 
         Raises:
-            BackupRefused: One of the two is not what it should be, or the folder belongs to another
-                log, or to another history of this log.
+            BackupRefused: The source is not a broker's directory, the folder has other files and no
+                backup, or its backup has another log, or another history of this log.
             StoreError: A file that names the log, or the manifest, is damaged.
-            OSError: One of the two cannot be read.
+            OSError: One of the two directories cannot be read.
         """
         found, _ = _despite_deletions(lambda: known_log(self._source))
         if found is None or not self._source.names("config"):
@@ -302,7 +302,7 @@ class Creation:
             return _Listing(extents, high_water.mark, segments.end)
 
     def _copy_log(self, listing: _Listing) -> tuple[list[CopiedFile], int]:
-        """Copy what is new up to the last intact span; return all files, and the log's end."""
+        """Copy new data up to the last intact span; return all files, and the log's end."""
         files: list[CopiedFile] = []
         end = listing.extents[0].start if listing.extents else listing.end
         for extent in listing.extents:
@@ -351,8 +351,8 @@ class Creation:
                 with self._continued(known) as target:
                     file = self._copy_spans(source, extent, known, target, before)
             if extent.start + file.size > durable:
-                # The broker must not lose in a power cut what the backup has: the next run would
-                # find another history.
+                # Otherwise the broker could lose bytes in a power cut that the backup has, and the
+                # next run would find another history.
                 source.sync()
         finally:
             source.close()
@@ -408,7 +408,7 @@ class Creation:
             try:
                 size = target.size()
                 if size > known.size:
-                    # An earlier run left them when it was interrupted.
+                    # An interrupted run left the surplus.
                     target.truncate(known.size)
             except BaseException:
                 target.close()
@@ -466,7 +466,7 @@ class Creation:
         Raises:
             CorruptRecord: A later span declares these bytes durable.
         """
-        # The first look may see a write in progress, and then a later one that knows it durable.
+        # The first look may see a write in progress, then a later one that declares it durable.
         for _ in range(2):
             with self._segments() as segments:
                 if segments.start > end:
@@ -514,7 +514,7 @@ class Creation:
     # The folder
 
     def _tidy(self) -> None:
-        """Delete files that the manifest does not name, and bytes behind those that it names."""
+        """Delete files that the manifest does not name, and surplus bytes of those it does name."""
         kept = {file.place: file for file in self._saved.files}
         for folder in (FOLDER, INDEX_FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
             for name in self._folder.names(folder):
@@ -527,7 +527,7 @@ class Creation:
 
 
 def _despite_deletions(look: Callable[[], T]) -> T:
-    """Look at the files of the log, and again if the broker has just deleted the oldest one."""
+    """Look at the files of the log; look again if the broker has just deleted the oldest one."""
     for _ in range(_LOOKS_MAX - 1):
         with suppress(FileNotFoundError):
             return look()
@@ -536,7 +536,7 @@ def _despite_deletions(look: Callable[[], T]) -> T:
 
 @contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Name the backup's disk in write errors.
+    """Raise write errors that name the backup's disk.
 
     Raises:
         DiskFull: The disk is full.
@@ -560,7 +560,7 @@ def check_history(before: BackupManifest, disk: Disk, segments: Segments, source
         source: The name of the directory, for the error.
 
     Raises:
-        BackupRefused: It does not.
+        BackupRefused: The log does not continue the one in the backup.
     """
     mark, last = before.mark, before.last_span
     has_end = before.end <= segments.end
@@ -592,7 +592,7 @@ def check_history(before: BackupManifest, disk: Disk, segments: Segments, source
 
 
 def _cut_with(before: BackupManifest, disk: Disk) -> str:
-    """The folder in which a member keeps the last span of a backup that it cut; empty if none."""
+    """The side folder of the cut that removed the backup's last span; empty if there is none."""
     for folder in disk.names(CUT_FOLDER):
         inside = f"{CUT_FOLDER}/{folder}/{FOLDER}"
         for name in disk.names(inside):

@@ -1,4 +1,4 @@
-"""The manifest of a backup: which files it consists of, and the broker's small tables themselves.
+"""The manifest of a backup: the list of its files, and the contents of the broker's small tables.
 
 A new backup becomes valid when this one file is replaced. Until then, every file that the old
 manifest names keeps its bytes. A file may be longer than the manifest says if a later ``create``
@@ -61,7 +61,7 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one backup holds."""
+    """The contents of one backup."""
 
     version: int = _VERSION
     log: str
@@ -94,7 +94,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> Mark | None:
-        """The high-water mark of the copied log; ``None`` if that is empty."""
+        """The high-water mark of the copied log; ``None`` if the log is empty."""
         if self.end == self.start:
             return None
         return Mark(
@@ -145,7 +145,7 @@ class ManifestFile:
 
 
 def read_whole(file: File, size: int, take: Callable[[int, bytes], None]) -> tuple[int, int]:
-    """Read the first bytes of a file; return how many there were, and their checksum.
+    """Read the first bytes of a file; return their number and their checksum.
 
     Args:
         file: The file.

@@ -39,7 +39,7 @@ class Verification:
         manifest: The manifest of the backup.
         summary: The totals, once all findings were read.
         bytes_to_read: The number of bytes that the progress adds up to.
-        damaged: The files with damage or loss, by their paths in the broker's directory.
+        damaged: The paths, in the broker's directory, of the files with damage or loss.
     """
 
     def __init__(self, folder: Disk, progress: Callable[[int], None] = lambda _: None) -> None:
@@ -138,7 +138,7 @@ class Verification:
         return None
 
     def _read(self, file: CopiedFile) -> tuple[int, int]:
-        """The number of bytes that exist of a copied file, and their checksum."""
+        """The number of bytes of a copied file that exist, and their checksum."""
         opened = self._folder.open(file.place)
         try:
             return read_whole(opened, file.size, lambda _, data: self._progress(len(data)))
@@ -152,9 +152,9 @@ def _severity(file: CopiedFile) -> Severity:
 
 
 class BackupContents:
-    """The contents of a backup as a broker's directory, so that an inspection can read it in place.
+    """Presents a backup as a broker's directory, so that an inspection can read it in place.
 
-    Small files, and all changes to them, are in memory only.
+    Small files, and all changes to them, stay in memory.
     """
 
     def __init__(self, folder: Disk, manifest: BackupManifest) -> None:

@@ -56,7 +56,7 @@ class Inspection:
 
     Args:
         disk: The broker's directory, locked by the caller.
-        progress: Called with the number of bytes of the log that were read, after each span.
+        progress: Called after each span, with the number of bytes of the log that were read.
     """
 
     _log: LogReader
@@ -154,7 +154,7 @@ class Inspection:
                 "unnoticed; the broker writes it again",
             )
         places, mark = self._high_water.damaged_slots(), self._high_water.mark
-        # A clean stop makes both durable; a power cut may tear the newer one.
+        # A clean stop makes both slots durable; a power cut may tear the newer one.
         is_torn = len(places) == 1 and mark is not None and not mark.is_clean
         for place in places:
             yield Finding(
@@ -307,7 +307,7 @@ class Inspection:
                 )
 
     def _ends(self, queues: QueueEnds) -> list[ConsumeQueue]:
-        """Every queue that the broker would load at a start, with its end."""
+        """Every queue that the broker would load when it starts, with its end."""
         floors = self._floors or {}
         names = dict.fromkeys(queues)
         for topic, numbers in floors.items():

@@ -88,7 +88,7 @@ def log_finding(
 
 
 class InspectionSummary(msgspec.Struct, kw_only=True):
-    """The totals of what was read, and the number of findings of each severity."""
+    """The totals of an inspection, and its number of findings of each severity."""
 
     kind: str = "summary"
 
@@ -108,7 +108,7 @@ class InspectionSummary(msgspec.Struct, kw_only=True):
 
 
 def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[OffsetRange]:
-    """Runs of offsets; adjacent ones are joined."""
+    """Runs of offsets, with adjacent ones joined."""
     found: dict[QueueKey, list[OffsetRange]] = {}
     count = 0
     for topic, queue, first, last in items:
@@ -124,7 +124,7 @@ def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[OffsetRan
 def offsets_in(
     records: Iterable[tuple[Found, int, bytes]], find_half: HalfFinder
 ) -> tuple[int, list[OffsetRange]]:
-    """The number of records, and the offsets that they have in their queues."""
+    """The number of records, and their offsets in their queues."""
     count = 0
 
     def places() -> Iterator[tuple[str, int, int, int]]:

@@ -30,7 +30,7 @@ __all__ = ["FileInspection", "RecordInspection"]
 
 
 class RecordInspection:
-    """The queues and transactions, as the records read so far describe them.
+    """The state of queues and transactions after the records read so far.
 
     Args:
         log: The inspected log.
@@ -38,7 +38,7 @@ class RecordInspection:
         floors: Offsets below which queues were emptied, by topic and queue; ``None`` if they
             cannot be read.
         has_mark: True if the high-water mark can be read.
-        progress: Called with the number of bytes of the log that were read, after each span.
+        progress: Called after each span, with the number of bytes of the log that were read.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RecordInspection:
         self.open_halves: set[int] = set()
         """The positions of undecided half messages."""
         self.lost_halves: dict[int, Finding] = {}
-        """Half messages in damaged parts, each with its finding if no decision follows."""
+        """Half messages in damaged parts, each with the finding to report unless it is decided."""
         self.gaps: list[tuple[int, int]] = []
         """The damaged parts so far, by start and end."""
         self.floors = floors
@@ -80,7 +80,7 @@ class RecordInspection:
             self.summary.messages += 1
 
     def _accepted(self, loss: AcceptedLoss, position: int) -> Finding:
-        """Note an accepted loss: some queues continue behind it at later offsets."""
+        """Note an accepted loss, after which some queues continue at later offsets."""
         lost: list[OffsetRange] = []
         for topic, numbers in loss.offsets.items():
             for number, offset in numbers.items():
@@ -174,7 +174,7 @@ class RecordInspection:
             return 0
         if self.floors is None or self._has_mark:
             return entry.offset  # The mark records the log's beginning.
-        # Older messages of a deleted topic may lie there.
+        # The log may still have older messages of a deleted topic.
         return min(self.floors.get(entry.queue[0], {}).get(entry.queue[1], 0), entry.offset)
 
     def note_lost_half(self, position: int, gap: Gap) -> None:
@@ -326,7 +326,7 @@ class FileInspection:
         )
 
     def _compare_to(self, position: int) -> None:
-        """Compare the chunks that end at a position or before it."""
+        """Compare the chunks that end at or before a position."""
         while self._index is not None and self._next < len(self._chunks):
             chunk = self._chunks[self._next]
             if chunk.part.end > position:

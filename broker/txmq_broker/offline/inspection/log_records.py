@@ -1,4 +1,4 @@
-"""The records of a stopped broker's log: their kind, their topic, and a selection of them."""
+"""Reads and selects the records of a stopped broker's log."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ Item: TypeAlias = LogRecord | Gap | Broken
 
 
 class Selection(NamedTuple):
-    """Which records are wanted. An empty field selects all."""
+    """The criteria for records. An empty field selects all."""
 
     kinds: frozenset[RecordKind] = frozenset()
     topic: str = ""
@@ -138,7 +138,7 @@ def select(
         after = extents[number + 1] if number + 1 < len(extents) else None
         if extent.start >= selection.end:
             return
-        # Times in a log never decrease, so the next file's first record bounds those of this file.
+        # Times in a log never decrease, so the next file's first record bounds the times in this.
         until_ms = log.first_ms(after) if after is not None else None
         from_ms = log.first_ms(extent)
         is_early = until_ms is not None and until_ms < selection.since_ms
@@ -198,8 +198,9 @@ def _place(found: Record) -> tuple[RecordKind, str, int, int]:
 
 
 def committed_message(log: LogReader, found: LogRecord) -> LogRecord | None:
-    """The message that a decision put into a queue, as consumers read it, or ``None`` if the
-    decision put none there or its half message cannot be read.
+    """The message that a decision put into a queue, as consumers read it.
+
+    ``None`` if the decision did not put it into a queue, or the half message cannot be read.
     """
     decision = found.decision
     if decision is None or decision.queue_offset < 0:

@@ -27,7 +27,7 @@ __all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "RemoveIndex", "Repair", "RepairLo
 
 
 class RepairLoss(NamedTuple):
-    """The bytes, records and offsets that a repair takes from the log."""
+    """The bytes, records and offsets that a repair removes from the log."""
 
     size: int
     records: int
@@ -45,7 +45,7 @@ class RemoveIndex(NamedTuple):
         return _named_loss(self.finding) if self.finding.offsets else RepairLoss(0, 0, [])
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
-        """Delete it without a copy.
+        """Delete the index, and keep no copy.
 
         Raises:
             OSError: The disk refused.
@@ -155,7 +155,7 @@ def plan(findings: Iterable[Finding]) -> list[Repair]:
         if finding.refuses_start and finding.cut_at is not None
     ]
     cut = min(cuts, key=lambda cut: cut.position, default=None)
-    # The cut removes the later index files, and with them the reason to delete them.
+    # The cut removes the later files of the log, so their indexes need no repair now.
     repairs: list[Repair] = [
         RemoveIndex(finding.remove, finding)
         for finding in known

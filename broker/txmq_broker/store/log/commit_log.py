@@ -1,10 +1,10 @@
 """The log of all topics, and its high-water mark.
 
 Records are staged during a turn, then written together as one span. The mark says how far the log
-was durable; it is noted in a file of its own after every sync. A log whose newest file was cut
-looks like a shorter log, and only the mark shows the difference. It is written without a sync of
-its own, so it survives the death of the process; after a power cut it may be older than the log,
-but it never claims more than was durable. A clean stop syncs it.
+was durable; it is written to a separate file after every sync. A log whose newest file was cut
+looks like a shorter log, and only the mark shows the difference. The mark is written without a
+sync: it survives the death of the process, but after a power cut it may be older than the log. It
+never claims more than was durable. A clean stop syncs it.
 
 The mark's file has two slots that are written in turn, so that a torn write leaves the other one.
 """
@@ -68,7 +68,7 @@ class Mark(NamedTuple):
 
 
 class HighWater:
-    """The mark of one log. A write that fails is reported once: the log itself is unharmed."""
+    """The mark of one log. A failed write is only logged, once, as the log itself is unharmed."""
 
     def __init__(self, disk: Disk, log_id: int) -> None:
         self._disk = disk
@@ -113,7 +113,7 @@ class HighWater:
         return damaged
 
     def advance(self, mark: Mark) -> None:
-        """Record a durable state; the record itself need not be durable."""
+        """Record a durable state; the mark itself need not be durable."""
         if self.mark is not None and self.mark.accepted:
             mark = mark._replace(accepted=self.mark.accepted)
         self.mark = mark
@@ -125,10 +125,10 @@ class HighWater:
             self._is_failing = False
 
     def settle(self, mark: Mark) -> None:
-        """Replace all recorded states by one, durably.
+        """Replace all recorded states with this one, durably.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         self.mark = mark
         self._write(mark)
@@ -140,7 +140,7 @@ class HighWater:
         """Remove the mark.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         if self._file is not None:
             self.close()
@@ -201,7 +201,7 @@ def _read(data: bytes) -> tuple[int, int, Mark] | None:
 
 _NO_HEAD: Final = bytes(HEAD_BYTES)
 _LARGE_PIECE_BYTES: Final = 8 * 1024
-"""Pieces with this mean size are written as they are; smaller ones are joined, which is faster."""
+"""From this mean size on, pieces are written as they are; joining smaller ones is faster."""
 
 _SIZE_MAGIC: Final = Struct(">II")
 _READ_AT_ONCE: Final = 2048
@@ -292,11 +292,11 @@ class CommitLog:
         """Write the staged records as one span and return its end.
 
         Args:
-            stay: True if it must lie in the current file, even beyond that file's limit.
+            stay: True if it must go to the current file, even beyond that file's limit.
 
         Raises:
-            DiskFull: The disk is full. Nothing of the span is part of the log.
-            WriteFailed: The disk refused. Nothing of the span is part of the log.
+            DiskFull: The disk is full. The log has no part of the span.
+            WriteFailed: The write failed. The log has no part of the span.
         """
         segments, staged = self.segments, self.staged
         log_id, start, tail = segments.log_id, segments.end, segments.files[-1:]
@@ -308,7 +308,7 @@ class CommitLog:
             span_head = head_of(log_id, start, self.durable, size, checksum, self.epoch)
             pieces = [span_head, *staged]
         else:
-            # The head is written into the joined bytes: to put it before them would copy them
+            # The head is written into the joined bytes, because prepending it would copy them
             # again.
             span = bytearray().join((_NO_HEAD, *staged))
             with memoryview(span) as view:
@@ -336,8 +336,8 @@ class CommitLog:
 
         Raises:
             RemoteProtocolError: This copy has another file there.
-            DiskFull: The disk is full. Nothing of the spans is part of the log.
-            WriteFailed: The disk refused. Nothing of the spans is part of the log.
+            DiskFull: The disk is full. The log has no part of the spans.
+            WriteFailed: The write failed. The log has no part of the spans.
         """
         segments = self.segments
         start, tail = segments.end, segments.files[-1:]
@@ -359,12 +359,12 @@ class CommitLog:
         return SyncPoint(files, start, self.segments.end, span_head)
 
     def synced(self, point: SyncPoint) -> None:
-        """Record that the files of this point were synced, in the high-water mark as well."""
+        """Record that the files of this point were synced, also in the high-water mark."""
         self.confirm(point)
         self.mark(point)
 
     def confirm(self, point: SyncPoint) -> None:
-        """Record that the files of this point were synced; :meth:`mark` it soon."""
+        """Record that the files of this point were synced; call :meth:`mark` soon after."""
         # The last of them may have grown since the sync began.
         completed = point.files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
@@ -373,7 +373,7 @@ class CommitLog:
     def mark(self, point: SyncPoint) -> None:
         """Note a point that was synced in the high-water mark."""
         _, start, end, span_head = point
-        # Of two syncs that overlapped, the one that began earlier may end later.
+        # If two syncs overlap, the one that began earlier may end later.
         if span_head and end > self._marked:
             self._marked = end
             checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
@@ -383,7 +383,7 @@ class CommitLog:
     # Reading
 
     def bytes_at(self, position: int) -> bytes | None:
-        """The bytes of the record at one of our own positions; ``None`` if no record begins."""
+        """The record at a trusted position, as bytes; ``None`` if no record begins there."""
         data = self.read(position, _READ_AT_ONCE) if position >= self.segments.start else b""
         if len(data) < records.SMALLEST:
             return None

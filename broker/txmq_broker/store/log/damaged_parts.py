@@ -1,4 +1,4 @@
-"""The damaged parts of a log: where each begins, where whole spans go on, and which are known."""
+"""The damaged parts of a log: how to find where each ends, and a table of the known ones."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DamagedParts:
     """The known damaged parts of one log, oldest first.
 
     Attributes:
-        save: Keeps them durably; called after each change.
-        on_change: Called after each change, too.
+        save: Saves them durably; called after each change.
+        on_change: Called after each change, once it is saved.
     """
 
     def __init__(self, save: Callable[[list[DamagedPart]], None] = lambda _: None) -> None:
@@ -46,13 +46,13 @@ class DamagedParts:
         return len(self._parts)
 
     def __str__(self) -> str:
-        """What is damaged, in words; empty if nothing is."""
+        """The damage in words; empty if there is none."""
         if not self._parts:
             return ""
         return f"its log is damaged in {quantity(len(self), 'part')}, first {self._parts[0]}"
 
     def load(self, parts: Iterable[tuple[int, int]]) -> None:
-        """Take over what was saved."""
+        """Load the saved parts."""
         self._parts = [DamagedPart(*part) for part in parts]
 
     def holds(self, position: int) -> bool:
@@ -60,24 +60,24 @@ class DamagedParts:
         return any(part.start <= position < part.end for part in self._parts)
 
     def begin_behind(self, position: int) -> int | None:
-        """Where the first part begins that lies at or behind a position; ``None`` without one."""
+        """The start of the first part that ends after a position; ``None`` without one."""
         return next((part.start for part in self._parts if part.end > position), None)
 
     def add(self, found: DamagedPart) -> None:
-        """Note a part; the log has a line for each one."""
+        """Add a part and log it, unless it is known."""
         if any(part.start <= found.start and found.end <= part.end for part in self._parts):
             return
-        # A part that has grown takes the place of what was known of it.
+        # A part that has grown replaces the smaller parts that were known.
         apart = [part for part in self._parts if part.end <= found.start or found.end <= part.start]
         log.error("the log is damaged %s: the disk has other bytes than were written", found)
         self._change(sorted([*apart, found]))
 
     def remove(self, whole: DamagedPart) -> None:
-        """Note that a part is whole again."""
+        """Remove a part that is intact again."""
         self._change([part for part in self._parts if part != whole])
 
     def keep_within(self, start: int, end: int) -> None:
-        """Forget what lies before the log's start or behind its end."""
+        """Forget the parts before the log's start or after its end."""
         kept = [
             DamagedPart(part.start, min(part.end, end))
             for part in self._parts
@@ -93,9 +93,9 @@ class DamagedParts:
 
 
 def look_at(segments: Segments, position: int) -> tuple[int, bool]:
-    """Where the span at a position ends, and whether it is whole.
+    """Where the span at a position ends, and whether it is intact.
 
-    A damaged part ends where the next whole span begins, or with its file.
+    A damaged part ends where the next intact span begins, or with its file.
     """
     extent = segments.extent_at(position)
     try:

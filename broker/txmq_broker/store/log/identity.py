@@ -1,8 +1,8 @@
 """The identity of a log: a random number that every file of the directory repeats.
 
-A file of its own holds it, and each span of the log, each chunk of an index and the high-water mark
-repeat it. So the broker detects files that were swapped between two directories, and the number
-survives the loss of its file.
+It has its own file, and each span of the log, each chunk of an index and the high-water mark repeat
+it. So the broker detects files that were swapped between two directories, and the number survives
+the loss of its file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _BYTES: Final = 8
 def log_identity(
     disk: Disk, entropy: Entropy, *, has_indexes: bool = False, copied: int | None = None
 ) -> int:
-    """The directory's log.
+    """The identity of the directory's log.
 
-    An empty directory gets a new log, or the one of which it becomes a copy. If only the identity
-    file is missing or damaged, it is restored from the other files.
+    An empty directory gets a new identity, or ``copied`` if it becomes a copy of that log. If only
+    the identity file is missing or damaged, it is restored from the other files.
 
     Raises:
         ForeignFile: The identity file belongs to another directory.
         CorruptRecord: The identity is missing, and nothing else names the log.
-        OSError: The disk refused.
+        OSError: A disk operation failed.
     """
     known, is_kept = known_log(disk)
     if known is not None and is_kept:
@@ -58,12 +58,12 @@ def log_identity(
 
 
 def write_identity(disk: Disk, log_id: int, folder: str = "") -> None:
-    """Name the log in a directory, or in a folder of it with a part that was cut off.
+    """Write the log's identity into a directory, or into its folder for a part that was cut off.
 
-    The spans also name it, but the first one of such a part is often the damaged one.
+    The spans also name the log, but the first span of such a part is often the damaged one.
 
     Raises:
-        OSError: The disk refused.
+        OSError: A disk operation failed.
     """
     disk.replace(f"{folder}/{PATH}" if folder else PATH, _content(log_id))
 
@@ -119,7 +119,7 @@ def _read(disk: Disk) -> int | None:
         log_id = int(data.partition(b" ")[0], 16)
     except ValueError:
         return None
-    # Every byte counts: `int` also takes other letters, signs and blanks.
+    # Compare every byte: `int` also accepts capital letters, signs and blanks.
     return log_id if data == _content(log_id) else None
 
 

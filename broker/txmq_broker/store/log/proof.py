@@ -1,7 +1,7 @@
 """What the files of a stopped broker prove about the end of its log, without changing them.
 
-A member of a broker set looks here before it leads: a directory that lost a part of its log, or
-that was put back to an earlier state, looks like that of a member that is only behind.
+A member of a broker set looks here before it leads. Without these proofs, a directory that lost a
+part of its log or was restored to an earlier state looks like one that is only behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txmq_broker.store.log.spans import span_at
 __all__ = ["NO_MARK", "Proof", "proof_of"]
 
 NO_MARK: Final = f"{HIGH_WATER} is missing or damaged"
-"""A doubt that a power cut may leave: the mark is not synced by itself."""
+"""A doubt that a power cut may leave, because the mark has no sync of its own."""
 
 
 class Proof(NamedTuple):
@@ -30,9 +30,9 @@ class Proof(NamedTuple):
     end: LogEnd
     """The end of the log, without a torn tail."""
     doubt: str
-    """Why the log may lack something that it had; empty if there is no sign of that."""
+    """Why the log may have lost something; empty if there is no sign of that."""
     had: int = 0
-    """Where the log ended by a mark that it contradicts; otherwise 0."""
+    """The end of the log according to a mark that the log contradicts; otherwise 0."""
 
 
 def proof_of(disk: Disk) -> Proof:
@@ -90,7 +90,7 @@ def _newest(segments: Segments) -> SpanHead | None:
 
 
 def _last_whole(segments: Segments, start: int) -> SpanHead | None:
-    """The last of the whole spans that follow each other from a position on."""
+    """The last intact span in the unbroken sequence that starts at a position."""
     last, at = None, start
     while segments.start <= at < segments.end:
         try:

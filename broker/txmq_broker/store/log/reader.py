@@ -82,7 +82,7 @@ class LogReader:
         log_id: The log that the directory holds; spans of any other are gaps.
 
     Attributes:
-        proven: What heads say about bytes at this position or behind it does not count, as in
+        proven: Ignore what heads say about bytes from this position on, as in
             :func:`~txmq_broker.store.log.spans.scan`.
     """
 
@@ -122,7 +122,7 @@ class LogReader:
         return self._segments.extent_at(position)
 
     def reach(self, extent: Extent) -> int:
-        """Return the end of a file's bytes; it lies before the file's end if bytes are missing."""
+        """Return where a file's bytes end; that is before the file's end if bytes are missing."""
         return self._segments.reach(extent)
 
     def read(self, position: int, size: int) -> bytes:
@@ -150,7 +150,7 @@ class LogReader:
             at = piece.end
 
     def _piece(self, extent: Extent, at: int) -> Piece:
-        # Unreadable bytes and those of another broker count as damage.
+        # Unreadable bytes and bytes of another broker count as damage.
         with suppress(CorruptRecord):
             if (span := span_at(self._segments, at, extent.end)) is not None:
                 head, payload = span

@@ -43,17 +43,17 @@ def cut_folder(position: int, now_ms: int) -> str:
 
 
 def keep_aside(disk: Disk, extent: Extent, start: int, folder: str, end: int | None = None) -> None:
-    """Copy a file of the log durably into a separate folder; what the disk cannot read stays blank.
+    """Copy a file of the log durably into a separate folder; unreadable bytes stay blank.
 
     Args:
         disk: The directory.
         extent: The file.
         start: The position of the first byte to copy.
         folder: The folder.
-        end: The position behind the last one; the end of the file if left out.
+        end: The position after the last byte to copy; by default the end of the file.
 
     Raises:
-        OSError: The disk refused.
+        OSError: A disk operation failed.
     """
     source = disk.open(path_of(extent.start))
     try:
@@ -103,8 +103,8 @@ class Segments:
         next one begins does not count as damage here; recovery judges it (:meth:`goes_on_at`).
 
         Args:
-            tidy: Remove what a failed write left behind, and refuse another log's files. A reader
-                passes over both.
+            tidy: Remove what a failed write left behind, and refuse another log's files. Readers
+                leave it false, which ignores both.
 
         Raises:
             ForeignFile: A file was written for another log.
@@ -139,7 +139,7 @@ class Segments:
         return self.starts[0] if self.starts else 0
 
     def extent_at(self, position: int) -> Extent:
-        """The file that holds a position, or will hold it."""
+        """The file that holds or will hold a position."""
         at = max(bisect_right(self.starts, position) - 1, 0)
         end = self.starts[at + 1] if at + 1 < len(self.starts) else self.end
         return Extent(self.starts[at], end)
@@ -152,7 +152,7 @@ class Segments:
         return [Extent(start, end) for start, end in zip(self.starts, ends, strict=True)]
 
     def reach(self, extent: Extent) -> int:
-        """Return the end of an extent's file; it is too short only after a crash or damage."""
+        """Return where an extent's bytes end; a file is too short only after a crash or damage."""
         file = self.files[self.starts.index(extent.start)]
         return min(extent.end, extent.start + file.size())
 
@@ -162,13 +162,13 @@ class Segments:
         return extent.end if self.reach(extent) < extent.end else None
 
     def harden(self, start: int, end: int) -> None:
-        """Make found bytes of one file durable, because they may be in the cache only.
+        """Make the bytes found in a file durable, because they may be only in the page cache.
 
         This writes them again: after a failed sync the system may consider them clean although the
         disk does not have them, and then another sync has no effect on them.
 
-        A full disk may refuse even that. The bytes are readable at once, and are made durable
-        before the next write.
+        On a full disk even that may fail. The bytes are readable at once, and become durable before
+        the next write.
         """
         try:
             self._write_again(start, end)
@@ -184,10 +184,10 @@ class Segments:
         return not self._unhardened
 
     def harden_rest(self) -> None:
-        """Make the bytes durable that a full disk refused at the opening.
+        """Make the bytes durable that :meth:`harden` could not, because the disk was full.
 
         Raises:
-            OSError: The disk refuses again.
+            OSError: That failed again.
         """
         while self._unhardened:
             self._write_again(*self._unhardened[0])
@@ -216,10 +216,10 @@ class Segments:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
     def replace(self, position: int, data: bytes) -> File:
-        """Write other bytes in place of some of one file; returns the file, which is not synced.
+        """Overwrite some bytes of one file; returns the file, which is not synced.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         extent = self.extent_at(position)
         assert self.start <= position, "it was deleted"
@@ -234,7 +234,7 @@ class Segments:
 
         Raises:
             DiskFull: The disk is full. The end of the log is unchanged.
-            WriteFailed: The disk refused. The end of the log is unchanged.
+            WriteFailed: The write failed. The end of the log is unchanged.
         """
         size = sum(map(len, pieces))
         try:
@@ -259,7 +259,7 @@ class Segments:
         """Begin the first file, at a position.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         assert not self.starts, "only an empty log begins anywhere"
         self.end = position
@@ -289,11 +289,11 @@ class Segments:
 
         Args:
             position: The end.
-            is_last: True if nothing will be written here. Otherwise a cut that a full disk refuses
-                is carried out before the next write.
+            is_last: True if nothing will be written here afterwards. Otherwise a cut that fails on
+                a full disk is made before the next write.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         at = bisect_right(self.starts, position) - 1
         inside = position - self.starts[at]
@@ -311,10 +311,10 @@ class Segments:
             self._is_tidy = False
 
     def drop_empty(self) -> None:
-        """Delete the newest file, which is empty; the log goes on in the one before.
+        """Delete the newest file, which is empty; the log continues in the previous one.
 
         Raises:
-            OSError: The disk refused.
+            OSError: A disk operation failed.
         """
         assert len(self.files) > 1, "the first file is never deleted"
         assert self.starts[-1] == self.end, "the newest file has bytes"

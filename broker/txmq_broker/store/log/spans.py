@@ -60,8 +60,8 @@ def scan(
         extent: The segment.
         start: The position of the first span that no index covers.
         found: Called with each record: decoded, its position, and its bytes.
-        proven: What heads say about bytes at this position or behind it does not count. The heads
-            of a copy say what was durable at the leader that wrote them.
+        proven: Ignore what heads say about bytes from this position on. The heads of a copy say
+            what was durable at the leader that wrote them.
 
     Raises:
         CorruptRecord: A durable span is damaged, or holds an invalid record.
@@ -117,7 +117,7 @@ def check_spans(
         newest: The epoch of the leader that sent them.
 
     Raises:
-        RemoteProtocolError: They are not intact spans of this log, one behind the other, or their
+        RemoteProtocolError: They are not an unbroken sequence of intact spans of this log, or their
             epochs go back.
     """
     heads: list[SpanHead] = []
@@ -161,7 +161,7 @@ def last_head(segments: Segments, known: int) -> SpanHead | None:
 
     Args:
         segments: The log.
-        known: The start of a span near its end; a wrong one only costs time.
+        known: The start of a span near its end; a wrong position only costs time.
     """
     for extent in reversed(segments.extents()):
         start = None
@@ -177,11 +177,10 @@ def last_head(segments: Segments, known: int) -> SpanHead | None:
 def whole_spans(
     file: File, extent: Extent, start: int, log_id: int, window: int | None = None
 ) -> Iterator[tuple[bytes, SpanHead]]:
-    """The bytes of one file from a position on, as far as its spans are intact.
+    """The bytes of one file from a position on, up to the first span that is not intact.
 
-    They come in large pieces, or in those of a given size, each with the head of its last span. The
-    caller copies them, so the file may grow during the read: a span that is being written ends the
-    pieces.
+    They come in large pieces, or in pieces of a given size, each with the head of its last span.
+    The file may grow during the read; the pieces end before a span that is still being written.
     """
     window = window or _WINDOW
     at, size = start, window
@@ -219,7 +218,7 @@ def durable_behind(segments: Segments, bad: int) -> int | None:
 
 
 def whole_behind(segments: Segments, bad: int, extent: Extent) -> int:
-    """Return the place of the next intact span after a bad one, or the end of the file.
+    """Return the position of the next intact span after a bad one, or the end of the file.
 
     Raises:
         CorruptRecord: The disk cannot read the following bytes.
@@ -237,7 +236,7 @@ def whole_behind(segments: Segments, bad: int, extent: Extent) -> int:
 
 
 def _heads(segments: Segments, start: int, extent: Extent) -> Iterator[SpanHead]:
-    """The heads of this log in a file, from a position on."""
+    """The span heads of this log in a file, from a position on."""
     at = max(start, extent.start)
     while at < extent.end:
         window = segments.read(at, _WINDOW + HEAD_BYTES)

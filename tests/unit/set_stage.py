@@ -71,13 +71,13 @@ class SetMember:
             replication=ReplicationSettings(role=role, member=self.name),
         )
 
-    async def lead(self, epoch=0, role="async-leader", **copies):
+    async def lead(self, epoch=0, role="leader", **copies):
         """Start a leader and have the others find it; a promoted copy leads in this epoch."""
         machine = self.machine
         promote(machine.disk, epoch)
         self.broker = Broker(
             replace(
-                self.settings("async-leader"),
+                self.settings("leader"),
                 replication=ReplicationSettings(role=role, **copies),
             ),
             clock=machine.clock,
@@ -105,7 +105,7 @@ class SetMember:
         machine = self.machine
         pool = ConnectionPool(machine.network, machine.clock)
         settings = replace(
-            self.settings("async-leader"),
+            self.settings("leader"),
             replication=ReplicationSettings(role="follower", member=self.name),
             names="names:9876",
         )
@@ -125,7 +125,7 @@ class SetMember:
         machine = self.machine
         server = FollowerServer(
             replace(
-                self.settings("async-leader"),
+                self.settings("leader"),
                 replication=ReplicationSettings(
                     role="follower", member=self.name, **({"reads": True} | copies)
                 ),

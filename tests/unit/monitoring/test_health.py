@@ -158,7 +158,7 @@ def test_a_follower_is_not_ready_and_names_the_leader():
 
 def follower_settings(stage):
     return replace(
-        stage.second.settings("async-leader"), replication=ReplicationSettings(member="m2")
+        stage.second.settings("leader"), replication=ReplicationSettings(member="m2")
     )
 
 

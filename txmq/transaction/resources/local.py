@@ -138,8 +138,8 @@ class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
         self._final: LocalTransactionState | None = None
         """The outcome already in the fence, which this attempt cannot change."""
 
-    begin = GuardedTransaction.start
-    end = GuardedTransaction.finish
+    begin = GuardedTransaction[S].start
+    end = GuardedTransaction[S].finish
 
     @property
     def state(self) -> LocalTransactionState:

@@ -157,9 +157,7 @@ def test_a_follower_is_not_ready_and_names_the_leader():
 
 
 def follower_settings(stage):
-    return replace(
-        stage.second.settings("leader"), replication=ReplicationSettings(member="m2")
-    )
+    return replace(stage.second.settings("leader"), replication=ReplicationSettings(member="m2"))
 
 
 def test_a_process_that_does_neither_waits():

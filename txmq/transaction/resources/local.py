@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure
@@ -138,8 +139,15 @@ class SQLLocalTransaction(GuardedTransaction[S], DualContext[S]):
         self._final: LocalTransactionState | None = None
         """The outcome already in the fence, which this attempt cannot change."""
 
-    begin = GuardedTransaction[S].start
-    end = GuardedTransaction[S].finish
+    # Not `async def`: every await inside would pass through one coroutine more.
+
+    def begin(self) -> Coroutine[Any, Any, S]:
+        """Open a session and claim the fence row, as the class says."""
+        return self.start()
+
+    def end(self, problem: BaseException | None) -> Coroutine[Any, Any, None]:
+        """Commit, or roll back because of an exception; see :meth:`GuardedTransaction.finish`."""
+        return self.finish(problem)
 
     @property
     def state(self) -> LocalTransactionState:

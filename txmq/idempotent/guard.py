@@ -38,7 +38,7 @@ from txmq.databases.guarded_transaction import DualContext
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
 from txmq.limits import KEY_CHARS_MAX, STORED_RESULT_BYTES_MAX
 from txmq.message import HANDLED_BODY, Later
-from txmq.runtime.signatures import object_parameter, signature_of
+from txmq.runtime.signatures import is_async, object_parameter, signature_of
 from txmq.settings.units import DurationLike, seconds
 
 __all__ = [
@@ -541,12 +541,6 @@ def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> boo
             f"{_name_of(function)} keeps its result, but its guard cannot store results"
         )
     return bool(default) if wanted is None else wanted
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """True if a call must be awaited; an object may have an async ``__call__``."""
-    call = getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not its presence
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def _scope_of(function: Callable[..., Any]) -> str:

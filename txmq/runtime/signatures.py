@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 
-__all__ = ["object_parameter", "signature_of"]
+__all__ = ["is_async", "object_parameter", "signature_of"]
 
 
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
@@ -24,6 +24,12 @@ def signature_of(function: Callable[..., object]) -> inspect.Signature:
 
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
     return inspect.signature(function)
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether a call must be awaited; an object may have an ``async`` ``__call__``."""
+    call = getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not its presence
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def object_parameter(signature: inspect.Signature) -> inspect.Parameter | None:

@@ -40,8 +40,8 @@ from txmq.errors import (
     UsageError,
     VersionGap,
 )
-from txmq.idempotent.guard import is_async
 from txmq.message import DEAD_LETTER, Later, LogPosition, Queue, QueueOffset, ReceivedMessage
+from txmq.runtime.signatures import is_async
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.kill_points import Killed, Point, guarded_of, mortal, points_of
 from txmq.testing.reports import DeliveryAttempt, End, Report

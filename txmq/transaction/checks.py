@@ -22,9 +22,10 @@ from txmq.limits import HUNG_CHECKS_MAX
 from txmq.message import ReceivedMessage
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
+from txmq.runtime.signatures import is_async
 from txmq.runtime.tasks import Tasks, Threads
 from txmq.transaction.listener import LocalState
-from txmq.transaction.machine import EndAnswer, EndSender, LocalAnswer, ask, is_async
+from txmq.transaction.machine import EndAnswer, EndSender, LocalAnswer, ask
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,

@@ -67,7 +67,6 @@ __all__ = [
     "ProducerContext",
     "Transaction",
     "ask",
-    "is_async",
 ]
 
 log = logging.getLogger(__name__)
@@ -504,12 +503,6 @@ class LocalAnswer(NamedTuple):
 
     state: LocalTransactionState
     problem: Exception | None = None
-
-
-def is_async(method: Callable[..., object]) -> bool:
-    """Whether a method is ``async``, or an object whose call is."""
-    call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
-    return inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
 
 
 async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> LocalAnswer:

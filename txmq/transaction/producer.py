@@ -25,13 +25,14 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.signatures import is_async
 from txmq.runtime.tasks import Runner, Tasks
 from txmq.settings.values import settings_or
 from txmq.text import quantity
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import LocalState, TransactionListener, check_listener
-from txmq.transaction.machine import LocalAnswer, ProducerContext, Transaction, is_async
+from txmq.transaction.machine import LocalAnswer, ProducerContext, Transaction
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (

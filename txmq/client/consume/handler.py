@@ -19,7 +19,7 @@ from txmq.client.observe.worker_process import AfterVerdict
 from txmq.errors import KeyConflict, KeyInProgress, PayloadInvalid, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, HANDLED_BODY, Later, ReceivedMessage
-from txmq.runtime.signatures import object_parameter
+from txmq.runtime.signatures import is_async, object_parameter
 from txmq.runtime.tasks import Threads
 
 __all__ = [
@@ -60,10 +60,7 @@ class BoundHandler:
         self._arguments = None if takes_batch else arguments_of(handler)
         self._guarded = self._arguments and getattr(handler, "__idempotent__", None)
         self._handler = cast("Callable[..., Awaitable[Verdict]]", handler)
-        call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async: bool = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            call
-        )
+        self.is_async: bool = is_async(handler)
         self.call: Callable[[Sequence[ReceivedMessage]], Awaitable[Verdict]] = self._call
         """Handle messages; exactly one, unless the handler takes batches."""
         self._threads: Threads | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from txmq.message import Queue
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq.runtime.signatures import is_async
 from txmq.runtime.tasks import Tasks
 from txmq.settings.units import DurationLike, seconds
 
@@ -192,8 +192,7 @@ class ScheduledPull(Lifecycle):
             check_name("topic", topic)
             if topic in self._pull_tasks:
                 raise UsageError(f"topic {topic} has a task already")
-            call = getattr(task, "__call__", None)  # noqa: B004 - an object may have an async call
-            if not (inspect.iscoroutinefunction(task) or inspect.iscoroutinefunction(call)):
+            if not is_async(task):
                 raise UsageError("a task awaits the consumer it is given: define it with async def")
             self._puller.subscribe(topic)
             self._pull_tasks[topic] = task

@@ -16,7 +16,8 @@ from txmq.errors import TxmqError
 
 __all__ = ["NotStarted", "Program", "free_port"]
 
-START_S: Final = 30.0
+START_S: Final = 60.0
+"""A machine that is busy with other work needs half of it."""
 STOP_S: Final = 20.0
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections: a killed program finds its port free
@@ -59,6 +60,7 @@ class Program:
             NotStarted: It did not become ready.
         """
         with self._log.open("ab") as log:
+            began = log.tell()
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE, stderr=log,
@@ -76,7 +78,7 @@ class Program:
                         break
         if not line.startswith(b"ready"):
             await self.kill()
-            raise NotStarted(f"{self.name} is not ready: {self._last_words()}")
+            raise NotStarted(f"{self.name} is not ready: {self._words_since(began)}")
 
     async def kill(self) -> None:
         """Kill it, as a power cut does."""
@@ -98,8 +100,8 @@ class Program:
                 process.send_signal(by)
             await process.wait()
 
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
+    def _words_since(self, began: int) -> str:
+        lines = self._log.read_bytes()[began:].decode(errors="replace").splitlines()
         return " | ".join(lines[-3:]) or "it has printed nothing"
 
 

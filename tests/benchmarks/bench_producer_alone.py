@@ -98,7 +98,7 @@ DRIVES = {
 
 async def main():
     row, names, topic, in_flight, body_bytes, warm_up_s, seconds = sys.argv[1:]
-    settings = ProducerSettings(linger=LINGER_S if row == "linger" else 0.0)
+    settings = ProducerSettings(linger=LINGER_S) if row == "linger" else ProducerSettings()
     message = Message(topic=topic, body=b"x" * int(body_bytes))
     drive = DRIVES[row]
     async with Producer("bench-txmq", names, settings) as producer:

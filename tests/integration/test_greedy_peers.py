@@ -25,11 +25,11 @@ from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import TopicDefaults
-from txmq_broker.core import arrival
 from txmq_broker.core import clients as client_table
 from txmq_broker.core import groups as group_table
 from txmq_broker.core import locks as lock_table
 from txmq_broker.core import offsets as offset_table
+from txmq_broker.core import sent_properties
 from txmq_broker.core.admission import RateLimit
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.groups import Groups
@@ -91,8 +91,8 @@ def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask, monkeypatch
         examined.append(given)
         return real(*given)
 
-    real = arrival.examine
-    monkeypatch.setattr(arrival, "examine", examine)
+    real = sent_properties.examine
+    monkeypatch.setattr(sent_properties, "examine", examine)
     shared = "SHARED\x01" + "y" * 30_000 + "\x02"
 
     def nothing_is_stored(broker):

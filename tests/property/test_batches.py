@@ -8,8 +8,8 @@ from txmq.errors import MessageIllegal
 from txmq.limits import PROPERTIES_BYTES_MAX
 from txmq.protocol import batch, properties
 from txmq.protocol.batch import BatchColumns
-from txmq_broker.core.arrival import PatternShelf, examine, examine_all
 from txmq_broker.core.batches import BatchShapes
+from txmq_broker.core.sent_properties import examine, examine_all
 from txmq_broker.store.queue_store import topic_seed
 
 SEED = topic_seed("T")
@@ -51,11 +51,9 @@ def test_each_message_of_a_batch_is_examined_as_if_it_were_alone(texts, shared):
 
     alone = [(properties.join(text, shared), *rules) for text in texts]
 
-    patterns = PatternShelf().new_topic()
-    for _ in range(2):  # The second time by the patterns of the first.
-        assert outcomes(examine_all(texts, shared, *rules, patterns)) == outcomes(
-            examine(*given) for given in alone
-        )
+    assert outcomes(examine_all(texts, shared, *rules)) == outcomes(
+        examine(*given) for given in alone
+    )
 
 
 FEW = st.text("uk \x01\x02ä", min_size=1, max_size=2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.remoting.remoting_stage import ADDRESS, SERVER, Stage, echo
 from txmq.limits import TLS_HANDSHAKE_S
-from txmq.remoting.arrival import ServerTls
+from txmq.remoting.handshake import ServerTls
 from txmq.remoting.listener import IDLE_S
 from txmq.remoting.pool import ConnectionPool
 from txmq.security.tls import ClientContext, ClientTls, server_context
@@ -51,7 +51,7 @@ def test_garbage_ends_its_connection_alone(contexts, pieces, is_greeted, is_requ
             transport.close()
             await asyncio.sleep(1)
             assert stage.ends == [stage.ends[0]]
-            assert stage.listener._arrivals == set()
+            assert stage.listener._handshakes == set()
             await pool.close()
 
     simulate(scenario, 1, timeout=3600.0)

@@ -11,8 +11,8 @@ from typing import Final, Generic, TypeVar
 from txmq.errors import RemoteProtocolError
 from txmq.limits import OWED_BYTES_MAX, UNFINISHED_BYTES_MAX
 from txmq.protocol.command import Command, Frame, decode
-from txmq.remoting.arrival import Arrival, ServerTls
 from txmq.remoting.connection import Connection, Service
+from txmq.remoting.handshake import Handshake, ServerTls
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network, ServerSocket
 from txmq.text import RepeatedLines
@@ -87,7 +87,7 @@ class Listener:
         self._service_for = service_for
         self._tls = tls
         self._connections: dict[Connection, None] = {}
-        self._arrivals: set[Arrival] = set()
+        self._handshakes: set[Handshake] = set()
         self._refusals = RepeatedLines()
         self._connections_refused = self._handshakes_refused = self._broken_frames = 0
         self._silent_until = 0.0
@@ -117,7 +117,7 @@ class Listener:
     @property
     def _taken(self) -> int:
         """All connections, even if they have not sent a byte or finished their handshake."""
-        return len(self._connections) + len(self._arrivals)
+        return len(self._connections) + len(self._handshakes)
 
     def figures(self) -> dict[str, int]:
         """What the server holds for its peers, and what it has refused since it started."""
@@ -153,8 +153,8 @@ class Listener:
             self._sweep.cancel()
         for connection in list(self._connections):
             connection.close()
-        for arrival in list(self._arrivals):
-            arrival.abort()
+        for handshake in list(self._handshakes):
+            handshake.abort()
 
     def _take(self) -> asyncio.Protocol:
         if self._taken >= self._connections_max:
@@ -165,9 +165,9 @@ class Listener:
             return _Refusal()
         if self._tls is None:
             return self._accept()
-        arrival = Arrival(self._tls, self._accept, self._arrived)
-        self._arrivals.add(arrival)
-        return arrival
+        handshake = Handshake(self._tls, self._accept, self._end_handshake)
+        self._handshakes.add(handshake)
+        return handshake
 
     def _accept(self) -> Connection:
         connection = Connection(
@@ -181,13 +181,13 @@ class Listener:
         self._connections[connection] = None
         return connection
 
-    def _arrived(self, arrival: Arrival, refusal: str) -> None:
-        is_first = arrival in self._arrivals
-        self._arrivals.discard(arrival)
+    def _end_handshake(self, handshake: Handshake, refusal: str) -> None:
+        is_first = handshake in self._handshakes
+        self._handshakes.discard(handshake)
         if not (refusal and is_first):
             return
         self._handshakes_refused += 1
-        self._warn(f"refused a connection of {arrival.host}: {refusal}")
+        self._warn(f"refused a connection of {handshake.host}: {refusal}")
 
     def _warn(self, line: str, kind: str = "") -> None:
         """Log a line, but not every line of a flood; pass a kind if the peer chooses the text."""

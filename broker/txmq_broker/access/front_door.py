@@ -13,9 +13,9 @@ from txmq.limits import TOPICS_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SignedSend
-from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Authorize
+from txmq.remoting.handshake import ServerTls
 from txmq.runtime.network import Network
 from txmq.security.signatures import ACCESS_KEY
 from txmq.security.tls import server_context

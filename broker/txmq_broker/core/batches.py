@@ -25,8 +25,8 @@ from txmq.protocol.command import Command
 from txmq.protocol.headers import SendMessage
 from txmq.protocol.record import SMALLEST, TYPE_BITS, Postmark, head_size, tail_of
 from txmq.protocol.topics import RETRY
-from txmq_broker.core.arrival import examine, examine_all, refuse_delay, terms_of
 from txmq_broker.core.identity import Identity
+from txmq_broker.core.sent_properties import examine, examine_all, refuse_delay, terms_of
 from txmq_broker.core.topics import Topic
 from txmq_broker.store.equal_records import EqualRecords
 from txmq_broker.store.message_store import MessageStore
@@ -126,7 +126,7 @@ class BatchShapes:
         self._shapes: dict[tuple[int, bytes, str, int], BatchShape] = {}
 
     def read(self, data: bytes, shared: str, key_seed: int) -> UniformBatch | None:
-        """Do :func:`~txmq_broker.core.arrival.examine` for all messages of a batch at once.
+        """Do :func:`~txmq_broker.core.sent_properties.examine` for all messages of a batch at once.
 
         Returns ``None`` if the messages are not uniform, or if the batch is broken.
 
@@ -329,9 +329,9 @@ class Batches:
         size = len(items) * SMALLEST
         cluster, new_key = self._identity.cluster_property, self._identity.unique_id
         texts = [text for _, _, text in items]
-        arrivals = examine_all(texts, shared, cluster, topic.key_seed, new_key, topic.patterns)
-        for (flag, body, _), arrival in zip(items, arrivals, strict=True):
-            data, unique, tags_code, hashes, special = arrival
+        found = examine_all(texts, shared, cluster, topic.key_seed, new_key)
+        for (flag, body, _), sent in zip(items, found, strict=True):
+            data, unique, tags_code, hashes, special = sent
             first_unique = first_unique or unique
             _refuse_alone(special)
             tail = tail_of(topic.name_field, data)

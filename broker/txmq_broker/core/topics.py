@@ -25,7 +25,6 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
-from txmq_broker.core.arrival import PatternShelf, TopicPatterns
 from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
@@ -84,21 +83,17 @@ class Topic:
         "key_seed",
         "name",
         "name_field",
-        "patterns",
         "put_bytes",
         "put_count",
         "queues",
     )
 
-    def __init__(
-        self, config: TopicConfig, queues: list[ConsumeQueue], patterns: TopicPatterns
-    ) -> None:
+    def __init__(self, config: TopicConfig, queues: list[ConsumeQueue]) -> None:
         self.config = config
         self.name = config.topic_name
         self.name_field = topic_field(self.name)
         self.key_seed = topic_seed(self.name)
         self.queues = queues
-        self.patterns = patterns
         self.put_count = 0
         self.put_bytes = 0
 
@@ -118,7 +113,6 @@ class Topics:
 
     def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
         self._store = store
-        self._shelf = PatternShelf()
         self.defaults = defaults
         self.by_name: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
@@ -258,7 +252,7 @@ class Topics:
         queues = [self._store.queue(name, number) for number in range(count)]
         topic = self.by_name.get(name)
         if topic is None:
-            topic = self.by_name[name] = Topic(config, queues, self._shelf.new_topic())
+            topic = self.by_name[name] = Topic(config, queues)
         else:
             topic.config, topic.queues = config, queues
         self._configs[name] = config

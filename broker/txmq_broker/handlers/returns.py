@@ -15,7 +15,6 @@ from txmq.protocol.record import Postmark, Record, tail_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, RETRY, WAITING_TOPICS
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.arrival import examine
 from txmq_broker.core.identity import host_bits
 from txmq_broker.core.retry import (
     ATTEMPTS_TOP,
@@ -24,6 +23,7 @@ from txmq_broker.core.retry import (
     judge_retry,
     retry_maximum,
 )
+from txmq_broker.core.sent_properties import examine
 from txmq_broker.core.topics import Topic, check_name, queues_to_write
 from txmq_broker.parts import Parts
 from txmq_broker.store.delay_store import Unstored
@@ -107,8 +107,9 @@ class ReturnHandlers:
         verdict: RetryVerdict,
         now_ms: int,
     ) -> None:
-        arrival = examine(text, self._cluster, topic.key_seed, self._identity.unique_id)
-        data, _, tags_code, hashes, _ = arrival
+        data, _, tags_code, hashes, _ = examine(
+            text, self._cluster, topic.key_seed, self._identity.unique_id
+        )
         sys_flag = record.sys_flag & _KEPT | host_bits(record.born_host, self._store_host)
         attempts = min(record.attempts + 1, ATTEMPTS_TOP)
         postmark: Postmark = (

@@ -30,11 +30,17 @@ from txmq.protocol.record import PREPARED, TYPE_BITS, head_size
 from txmq.protocol.topics import DLQ, RETRY
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler, RunHandler
-from txmq_broker.core.arrival import NO_TERMS, Arrival, examine, missing_marks, terms_of
 from txmq_broker.core.batches import Batches
 from txmq_broker.core.clients import producer_group_fault
 from txmq_broker.core.identity import host_bits
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
+from txmq_broker.core.sent_properties import (
+    NO_TERMS,
+    SentProperties,
+    examine,
+    missing_marks,
+    terms_of,
+)
 from txmq_broker.core.topics import Topic, config_for_group, queues_to_write
 from txmq_broker.parts import Parts
 from txmq_broker.store.delay_store import Unstored
@@ -47,7 +53,6 @@ __all__ = ["SendHandlers"]
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 """The flags of a message that are up to its client."""
 _length: Final = Struct(">H").pack
-_NOT_JUDGED: Final[dict[str, str]] = {}
 
 
 class SendHandlers:
@@ -140,7 +145,6 @@ class SendHandlers:
         topic_name = group_name = ""
         origin: str | None = None
         topic = cleared
-        judged: dict[str, str] | None = _NOT_JUDGED
         terms = NO_TERMS
         for request in requests:
             header = request.ext
@@ -150,7 +154,7 @@ class SendHandlers:
                 topic = cleared or sendable.get(header.topic)
                 if topic is None:
                     break
-                topic_name, queues, patterns = header.topic, topic.queues, topic.patterns
+                topic_name, queues = header.topic, topic.queues
                 name_field, key_seed = topic.name_field, topic.key_seed
             group = header.producer_group
             if group != group_name:
@@ -168,15 +172,14 @@ class SendHandlers:
             queue = queues[number]
             try:
                 data, unique, tags_code, hashes, special = examine(
-                    header.properties or "", cluster, key_seed, new_key, patterns
+                    header.properties or "", cluster, key_seed, new_key
                 )
             except MessageIllegal:
                 break
             sys_flag = header.sys_flag & _CLIENTS_BITS | v6_bits
             half_queue = None
             if special is not None or sys_flag & TYPE_BITS:
-                if special is not judged:  # Messages of one pattern share theirs.
-                    judged, terms = special, terms_of(special)
+                terms = terms_of(special)
                 if sys_flag & TYPE_BITS or terms.is_marked:
                     if room < 0:
                         table, opening = halves.pending.table, halves.opening
@@ -261,12 +264,10 @@ class SendHandlers:
             reply = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
             self._follow(connection, request, reply)
             return
-        arrival = examine(
-            header.properties or "", self._cluster, topic.key_seed, self._new_key, topic.patterns
-        )
-        data, unique, _, _, special = arrival
+        sent = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
+        data, unique, _, _, special = sent
         if header.sys_flag & TYPE_BITS or terms_of(special).is_marked:
-            earlier = self._clear_half(header, topic, body, arrival)
+            earlier = self._clear_half(header, topic, body, sent)
             if earlier is not None:
                 number, offset, position = header.queue_id, earlier.offset, earlier.position
                 host = self._store_host_hex
@@ -300,7 +301,7 @@ class SendHandlers:
         return host + hexlify(positions, ",", 8).upper().replace(b",", b"," + host)
 
     def _clear_half(
-        self, header: SendMessage, topic: Topic, body: bytes, arrival: Arrival
+        self, header: SendMessage, topic: Topic, body: bytes, sent: SentProperties
     ) -> Half | RecentDecision | None:
         """Make a half message ready for :meth:`send_run`, or find the earlier one with its id.
 
@@ -317,9 +318,9 @@ class SendHandlers:
         if topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
         self._admission.check_halves()
-        marks = missing_marks(arrival, header.producer_group)
+        marks = missing_marks(sent, header.producer_group)
         header.properties = properties.join(header.properties or "", marks)
-        unique = arrival[1]
+        unique = sent[1]
         known = self._known(transaction_key(unique), topic, unique, body)
         if known is None and not self._room_for_halves():
             most = self._transactions.settings.pending_max

@@ -11,7 +11,7 @@ from tests.unit.remoting.remoting_stage import ADDRESS, Stage, echo, failure
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.limits import CONNECTION_BACKLOG_BYTES, TLS_HANDSHAKE_BYTES_MAX, TLS_HANDSHAKE_S
 from txmq.protocol import command as commands
-from txmq.remoting.arrival import ServerTls
+from txmq.remoting.handshake import ServerTls
 from txmq.remoting.pool import ConnectionPool
 from txmq.security.tls import ClientContext, ClientTls, server_context
 from txmq.testing import simulate

@@ -5,7 +5,13 @@ from txmq.limits import KEYS_PER_MESSAGE_MAX, PROPERTIES_BYTES_MAX, PROPERTIES_O
 from txmq.protocol import properties
 from txmq.protocol.java import string_hash
 from txmq.protocol.record import real_place
-from txmq_broker.core.arrival import examine, examine_all, missing_marks, refuse_delay, terms_of
+from txmq_broker.core.sent_properties import (
+    examine,
+    examine_all,
+    missing_marks,
+    refuse_delay,
+    terms_of,
+)
 from txmq_broker.store.queue_store import key_hash, topic_seed
 
 SEED = topic_seed("T")

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol, cast
 from txmq.limits import TLS_HANDSHAKE_S
 from txmq.remoting.tls_stream import TlsStream
 
-__all__ = ["Arrival", "ServerTls"]
+__all__ = ["Handshake", "ServerTls"]
 
 _TLS_HANDSHAKE: Final = 22
 
@@ -36,7 +36,7 @@ class ServerTls(NamedTuple):
     """Whether peers without TLS are refused."""
 
 
-class Arrival(asyncio.Protocol):
+class Handshake(asyncio.Protocol):
     """A new connection, until its first byte shows the protocol and its handshake is complete.
 
     Args:
@@ -50,7 +50,7 @@ class Arrival(asyncio.Protocol):
         self,
         tls: ServerTls,
         accept: Callable[[], asyncio.Protocol],
-        on_end: Callable[[Arrival, str], None],
+        on_end: Callable[[Handshake, str], None],
     ) -> None:
         self._tls = tls
         self._accept = accept

@@ -244,7 +244,7 @@ class Broker:
         self._flusher.start()
         self._complete_tables()
         if self._gate is not None:
-            await self._copies.opened()
+            await self._copies.until_start_copied()
             self._gate.is_open = True
         self._registrar = await self._open_names()
         await self._registrar.start()
@@ -487,7 +487,7 @@ class Broker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
-                await self._copies.settled()
+                await self._copies.until_all_copied()
         if self.failure is None:
             try:
                 self._housekeeping.save_tables()

@@ -16,7 +16,8 @@ from tests.soak import only_in_soak
 from txmq.client.client import Client
 from txmq.client.consume.assignment import QueueAssignment
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
-from txmq.client.consume.fetcher import ConsumeWindow, QueueFetcher
+from txmq.client.consume.consume_window import ConsumeWindow
+from txmq.client.consume.fetcher import QueueFetcher
 from txmq.client.consume.offset_store import BrokerOffsets
 from txmq.client.consume.orderly_workers import HeldLocks, OrderlyWorkers
 

@@ -272,8 +272,8 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
 class _Typed(Command, gc=False, kw_only=True):
     """A request whose fields are decoded together with the rest.
 
-    A header that names ``kind`` or ``fields`` decodes only if it gives their defaults, so a decoded
-    request need not reset them.
+    A peer cannot set ``kind`` and ``fields``: a header with another value than the default is
+    refused.
     """
 
     kind: Literal[0] = 0

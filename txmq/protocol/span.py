@@ -7,8 +7,8 @@ distinguish a tail torn by a crash, which it may cut, from damage to acknowledge
 may not: a bad span that a later head declares durable is damage.
 
 Every head carries the random number of its log, so recovery recognizes files of another broker,
-and the epoch of the leadership that wrote it. Heads from before there were epochs hold a count in
-that place, under another magic number; their epoch is 0.
+and the epoch of the leadership that wrote it. An older format, with a magic number of its own, has
+a count in the place of the epoch; its epoch is 0.
 
 Besides messages, a span holds markers, each with the decision about a half message, and records of
 losses that an operator accepted. RocketMQ writes a committed message a second time, and an op

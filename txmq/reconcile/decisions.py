@@ -78,8 +78,9 @@ class Decisions(NamedTuple):
     def prove(self, place: Place, expected: int, now: int, off_today: int, day: str) -> None:
         """Add two values, which must be equal, to the sums of a proof.
 
-        A row lists them if they differ, or if they are equal again. ``off_today`` is the difference
-        that the day's own rows made. The row is dated ``day`` only if that is the whole difference.
+        A row lists them if they differ, or if they are equal again. ``off_today`` is the part of
+        the difference that the day's own rows made. If it is the whole difference, ``day`` is the
+        date on which the row was first seen.
         """
         proof, bank, _, currency = place
         for name, value in (("rows", 1), ("expected", expected), ("found", now)):

@@ -129,8 +129,8 @@ class Server(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether connections without long headers are waiting. A connection with several requests
-        then waits too; a single request is served at once.
+        """Whether connections wait for a turn, apart from those with long headers. If so, a
+        connection with several requests waits for its turn too; one with a single request does not.
         """
         ...
 

@@ -255,7 +255,7 @@ class MemoryDisk:
         twin._device = self._device.clone()
         return twin
 
-    def succeed(self) -> MemoryDisk:
+    def successor(self) -> MemoryDisk:
         """Move the state and the hook to a new object; every later use of this one raises
         ``PowerCut``.
 

@@ -133,7 +133,7 @@ class Machine:
             program.kill()
         self._loop.freeze()
         self._whole.crash(self.address, silently=silently)
-        self.disk = self.disk.succeed()
+        self.disk = self.disk.successor()
         for killed in programs.values():
             if not killed.done():
                 killed.set_result(None)

@@ -223,11 +223,12 @@ class Transaction(Generic[S]):
     # Begin
 
     async def begin(self, message: Message) -> SendResult:
-        """Send the half message. If the local transaction is already running, because its result
-        makes the message, it must not commit when this fails.
+        """Send the half message, before the local transaction begins, or during it if its result
+        makes the message.
 
         Raises:
-            TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
+            TxmqError: As for :meth:`TransactionProducer.send_in_transaction`. A local transaction
+                that is already running must roll back.
         """
         stories, xid = self.context.stories, self.xid
         is_late = self.after(Verb.BEGIN) is Phase.WORKING  # Refused before anything is sent.

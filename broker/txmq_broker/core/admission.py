@@ -21,7 +21,8 @@ class Admission:
     copies are in sync: a decision must be as safe as its half message.
 
     Attributes:
-        reasons: Why sends are refused, by cause; empty if they are accepted.
+        reasons: Why sends are refused, by cause; empty if they are accepted. The flusher asks for
+            these when a turn begins.
         half_reasons: Why half messages are refused although other sends may be accepted, by cause.
         halves_refused: The number of half messages refused for these reasons since the start.
     """

@@ -67,9 +67,9 @@ def retry_maximum(
 ) -> int:
     """The maximum number of retries of a group, after a request that may state one.
 
-    A member's number holds for all members while the group is online; the latest number wins. The
-    default of stock consumers, or no number, changes nothing: an earlier member's number holds, or
-    else the group's setting.
+    While the group is online, the latest number that a member stated holds for all members;
+    without one, the group's setting does. A request with no number or with 16, the default of stock
+    consumers, states none.
     """
     if requested is not None and requested >= 0 and requested != USUAL_MAXIMUM:
         if online is not None and connection in online.members:

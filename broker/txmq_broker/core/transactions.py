@@ -164,9 +164,9 @@ class Transactions:
     def end(self, ends: Sequence[EndTransaction], now_ms: int) -> int:
         """Stage the decisions of ENDs, from the first one on.
 
-        It stops at an END that does not match an open transaction in id, place and group, or whose
-        message must be copied. That END needs :meth:`find` and :meth:`decide`. This method does not
-        look into STEPS, because an open transaction, parked or not, takes every END.
+        It stops at the first END that needs :meth:`find` and :meth:`decide`: its id, place or group
+        does not match an open transaction, or the message must be copied. It does not consult
+        STEPS, because an open transaction, parked or not, takes every END.
 
         Returns:
             How many ENDs it took.

@@ -67,8 +67,8 @@ class CopyHandlers:
             self._refusal,
             parts.verifier,
         )
-        self.opened = self.answers.opened
-        self.settled = self.answers.settled
+        self.until_start_copied = self.answers.until_start_copied
+        self.until_all_copied = self.answers.until_all_copied
         copies = parts.settings.replication
         self.choice: ReplicaChoice | None = None
         """Which replica consumers pull from next, if followers serve reads."""

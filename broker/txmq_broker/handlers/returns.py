@@ -87,7 +87,7 @@ class ReturnHandlers:
         self._put(topic, number, record, text, verdict, now_ms)
         self._count(record, group)
         if not request.is_oneway:
-            self._flusher.follow(connection, [request], [answer(request)])
+            self._flusher.answer(connection, [request], [answer(request)])
         return None
 
     def _message_at(self, position: int) -> Record:

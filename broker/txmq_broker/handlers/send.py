@@ -235,7 +235,7 @@ class SendHandlers:
                 answered.append(request)
                 number, offset, position = record[0].number, place[0], place[1]
                 answers.append(sent_one(request, host, position, number, offset, unique))
-        flusher.follow(connection, answered, answers)
+        flusher.answer(connection, answered, answers)
         return len(new)
 
     def _send_alone(self, connection: Connection, request: Command, header: SendMessage) -> None:
@@ -293,7 +293,7 @@ class SendHandlers:
 
     def _follow(self, connection: Connection, request: Command, reply: bytes) -> None:
         if not request.flag & ONEWAY:
-            self._flusher.follow(connection, [request], [reply])
+            self._flusher.answer(connection, [request], [reply])
 
     def _offset_ids(self, positions: bytes) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.
@@ -446,4 +446,4 @@ class SendHandlers:
         self._schedule.recall(found, (flags, now_ms, host, now_ms, host, 0, 0))
         if not request.is_oneway:
             recalled = answer(request, 0, RecallAnswer(handle.message_id))
-            self._flusher.follow(connection, [request], [recalled])
+            self._flusher.answer(connection, [request], [recalled])

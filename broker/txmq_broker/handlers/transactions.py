@@ -125,7 +125,7 @@ class TransactionHandlers:
             return 0
         count = self._transactions.end(ends, now_ms)
         answered = [request for request in requests[:count] if not request.flag & ONEWAY]
-        self._flusher.follow(connection, answered, done_all(answered))
+        self._flusher.answer(connection, answered, done_all(answered))
         return count
 
     def end(self, connection: Connection, request: Command) -> bytes | None:
@@ -174,7 +174,7 @@ class TransactionHandlers:
         else:
             reply = done(request)
         if not request.flag & ONEWAY:
-            self._flusher.follow(connection, [request], [reply])
+            self._flusher.answer(connection, [request], [reply])
 
     # Operators
 

@@ -46,17 +46,17 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
     },
     "Messages": {
         "messages_received_total": counter("Messages stored for readers, with committed halves."),
-        "received_bytes_total": counter("The bodies of these."),
+        "received_bytes_total": counter("Bytes of their bodies."),
         "messages_delivered_total": counter("Messages in answers to pulls.", origin=Origin.BOTH),
-        "delivered_bytes_total": counter("The records of these.", origin=Origin.BOTH),
+        "delivered_bytes_total": counter("Bytes of their records.", origin=Origin.BOTH),
         "topic_messages_received_total": counter("Messages stored for readers.", "topic"),
-        "topic_received_bytes_total": counter("The bodies of these.", "topic"),
+        "topic_received_bytes_total": counter("Bytes of their bodies.", "topic"),
         "topic_messages_stored": gauge("Messages that consumers can read.", "topic"),
         "group_messages_delivered_total": counter(
             "Messages in answers to the pulls of a group.", "group", "topic", origin=Origin.BOTH
         ),
         "group_delivered_bytes_total": counter(
-            "The records of these.", "group", "topic", origin=Origin.BOTH
+            "Bytes of their records.", "group", "topic", origin=Origin.BOTH
         ),
         "group_lag_messages": gauge(
             "The consumer lag: messages stored that a group has not consumed.", "group", "topic"
@@ -96,7 +96,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         ),
         "transactions_prepared_total": counter("Half messages stored."),
         "transactions_decided_total": counter("Decisions.", "outcome"),
-        "transactions_decided_by_operators_total": counter("Those of operators among these."),
+        "transactions_decided_by_operators_total": counter("Decisions by operators."),
         "transaction_parkings_total": counter("Times that the broker parked a transaction."),
         "transactions_repeated_total": counter("Half messages and decisions that came again."),
         "transaction_conflicts_total": counter(

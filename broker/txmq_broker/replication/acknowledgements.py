@@ -184,7 +184,7 @@ class Acknowledgements:
         held = self._held
         return bool(held) and held[-1].span.end - held[0].span.end > UNSYNCED_BYTES_MAX
 
-    async def opened(self) -> None:
+    async def until_start_copied(self) -> None:
         """Wait until every follower in the set has the log that this leader began with.
 
         Until then readers see nothing, because messages that only one copy has may still be lost.
@@ -192,7 +192,7 @@ class Acknowledgements:
         if self._awaits:
             await self._until_copied(self._answered)
 
-    async def settled(self) -> None:
+    async def until_all_copied(self) -> None:
         """Wait up to two seconds until every follower in the set has the whole log."""
         if self.holds_answers:
             with suppress(TimeoutError):

@@ -383,7 +383,7 @@ class LogShipper:
     ) -> bytes:
         spans = self._spans(wanted.position) if is_shared else b""
         is_end = wanted.position + len(spans) == self._store.log.segments.end
-        tables = self._news(wanted, link, is_end=is_end)
+        tables = self._changed_tables(wanted, link, is_end=is_end)
         is_deflated = wanted.takes_deflated and len(tables) > _DEFLATED_FROM
         if is_deflated:
             tables = zlib.compress(tables, _LEVEL)
@@ -456,7 +456,7 @@ class LogShipper:
         self._verifier.suspect(position)
         raise CorruptRecord(position, reason)
 
-    def _news(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
+    def _changed_tables(self, wanted: FollowLog, link: FollowerLink, *, is_end: bool) -> bytes:
         """The tables that the follower needs before the spans in this answer, as JSON."""
         now = self._clock.monotonic()
         versions = self._tables.versions()

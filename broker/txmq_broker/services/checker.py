@@ -159,7 +159,8 @@ class Checks(Generic[C]):
 
     Attributes:
         asked: The open checks.
-        current: The valid bucket of transactions that were rescheduled before they came due.
+        current: The bucket that counts, by transaction, for those rescheduled before they came due.
+            They stay in their earlier bucket, too.
         stranded: The transactions that wait for a producer, by group.
     """
 

@@ -267,7 +267,7 @@ class Flusher:
         # This begins no turn, so the next send is still checked for admission.
         return self._plan_turn()
 
-    def follow(
+    def answer(
         self, connection: Connection, requests: Sequence[Command], answers: Sequence[bytes]
     ) -> None:
         """Send these answers once every record that is staged or written now is durable."""

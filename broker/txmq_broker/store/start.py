@@ -1,7 +1,7 @@
 """The start of a store: it brings the indexes up to the end of the log and cuts a torn tail.
 
-It refuses a log that is shorter than other files prove, unless the loss is accepted. Then every
-queue continues after all offsets that it may have assigned.
+It refuses a log that is shorter than other files prove, unless the loss is accepted. If it is, no
+queue assigns an offset again that a lost message may have had.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from txmq.client.consume.fetcher import ConsumeWindow
+from txmq.client.consume.consume_window import ConsumeWindow
 
 
 def message(offset, size=1):

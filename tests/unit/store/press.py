@@ -89,7 +89,7 @@ class Press:
         request = Command(code=310, opaque=len(self.sent))
         self.sent[request.opaque] = placed
         peer = peer or self.peer
-        self.flusher.follow(peer.connection, [request], [commands.answer(request)])
+        self.flusher.answer(peer.connection, [request], [commands.answer(request)])
         return placed
 
     def send_oneway(self, body, topic="T", number=0):

@@ -71,7 +71,7 @@ class Life:
         press = self._press
         request = Command(code=0, opaque=len(press.sent))
         press.sent[request.opaque] = what
-        press.flusher.follow(press.peer.connection, [request], [commands.answer(request)])
+        press.flusher.answer(press.peer.connection, [request], [commands.answer(request)])
 
     def _plain(self, number, chance):
         try:

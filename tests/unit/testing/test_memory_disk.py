@@ -413,7 +413,7 @@ def test_old_handles_are_stale_after_a_crash():
 def test_a_disk_that_was_succeeded_cannot_be_touched():
     disk = MemoryDisk()
     file = disk.open("f", create=True)
-    successor = disk.succeed()
+    successor = disk.successor()
 
     uses = (
         lambda: file.write(0, b"x"),

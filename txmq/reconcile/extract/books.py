@@ -1,7 +1,8 @@
 """Reading a bank's tables: the code that the readers of all databases share.
 
-A reader gives the rows of all tables of a bank in one stream. So they have one state even if the
-source keeps a state for one connection only, as an SQLite file does.
+A reader gives the rows of all tables of a bank in one stream, over one connection. So all tables
+are read as of one moment, also from a database whose snapshots belong to a connection, as SQLite's
+do.
 """
 
 from __future__ import annotations

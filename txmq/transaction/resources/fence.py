@@ -223,8 +223,8 @@ def check_horizon(
     the defaults.
 
     Later checks are possible: a group without a live producer receives them when it comes back, and
-    a parked transaction is checked when an operator asks for it. So a check presumes nothing about
-    a transaction that is older than the fence's oldest row.
+    a parked transaction is checked when an operator asks for it. If the transaction is older than
+    the fence's oldest row, its row may have been removed, so the answer to such a check is UNKNOWN.
     """
     return (
         (check_max + 1) * seconds("check_interval", check_interval)

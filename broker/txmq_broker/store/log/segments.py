@@ -164,8 +164,8 @@ class Segments:
     def harden(self, start: int, end: int) -> None:
         """Make the bytes found in a file durable, because they may be only in the page cache.
 
-        This writes them again: after a failed sync the system may consider them clean although the
-        disk does not have them, and then another sync has no effect on them.
+        Another sync is not enough. After a failed one, the system may count the bytes as written
+        although the disk does not have them, and skip them. So they are written again.
 
         On a full disk even that may fail. The bytes are readable at once, and become durable before
         the next write.

@@ -60,8 +60,8 @@ def scan(
         extent: The segment.
         start: The position of the first span that no index covers.
         found: Called with each record: decoded, its position, and its bytes.
-        proven: Ignore what heads say about bytes from this position on. The heads of a copy say
-            what was durable at the leader that wrote them.
+        proven: Where the claims of heads end: what they call durable from this position on may
+            not be. The heads of a copy were written by a leader, and tell what was durable there.
 
     Raises:
         CorruptRecord: A durable span is damaged, or holds an invalid record.

@@ -51,7 +51,7 @@ format: $(READY)  ## format every file, and mend what ruff can
 	$(VENV)/bin/ruff check --fix .
 
 bench: $(READY)  ## the benchmarks, JSON on stdout; AGAINST=REVISION compares two commits
-	@$(RUN) -m tests.benchmarks $(if $(AGAINST),--against $(AGAINST))
+	@$(RUN) -m benchmarks $(if $(AGAINST),--against $(AGAINST))
 
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md

@@ -71,7 +71,7 @@ LONGEST = (
     "integration/test_partitions.py",
     "integration/console/test_console_browser.py",
     "reconcile/test_spark_start.py",
-    "benchmarks/test_bench.py",
+    "integration/test_benchmarks.py",
     "reconcile/test_extract_books.py",
     "simulation/test_simulated_crash_points.py",
     "simulation/test_seeds.py",

@@ -1,7 +1,7 @@
 """The benchmarks: one JSON document on stdout, progress on stderr.
 
-    python tests/benchmarks/run.py [--quick] [--full] [--seconds S] [--only NAME ...] [--check]
-    python tests/benchmarks/run.py --against REVISION    a table of this tree and another
+    python benchmarks/run.py [--quick] [--full] [--seconds S] [--only NAME ...] [--check]
+    python benchmarks/run.py --against REVISION    a table of this tree and another
 
 All figures that must hold are ratios taken within this run; they stand under ``checks`` with their
 limits. The exit code is 0 whatever they are, unless ``--check`` asks for a verdict.

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parents[1]
+CHECKOUT = HERE.parent
 START_S = 300
 CPUCLOCK_SCHED = 2
 

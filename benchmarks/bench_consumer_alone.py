@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from txmq.client.client import Client  # noqa: E402
 from txmq.client.consume import PushConsumer  # noqa: E402

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks`` is ``python tests/benchmarks/run.py``."""
+"""``python -m benchmarks`` is ``python benchmarks/run.py``."""
 
 import sys
 from pathlib import Path

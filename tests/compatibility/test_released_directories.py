@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from tests.compatibility.conftest import ARCHIVES
 from tests.compatibility.writer import BANK, seen_by
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq import Admin, LocalTransactionState, Message, Relay, SQLResource, TransactionManager
 from txmq.cli.root import app
@@ -62,30 +63,28 @@ def test_verify_finds_no_fault(left):
     assert printed.exit_code == 0, printed.output
 
 
-def test_a_broker_serves_what_was_written(left):
-    async def scenario():
-        async with broker_on(left.data) as broker, Session(broker.names) as session:
-            admin = Admin(session)
-            assert await seen_by(admin) == facts_of(left.facts)
-            (found,) = await admin.query("Orders", "order-7")
-            assert found.body == b"order 7"
-            queue = found.queue
-            while not (await admin.pull(await delayed_queue(admin), 0)).messages:
-                await asyncio.sleep(0.05)
+@run_by(run)
+async def test_a_broker_serves_what_was_written(left):
+    async with broker_on(left.data) as broker, Session(broker.names) as session:
+        admin = Admin(session)
+        assert await seen_by(admin) == facts_of(left.facts)
+        (found,) = await admin.query("Orders", "order-7")
+        assert found.body == b"order 7"
+        queue = found.queue
+        while not (await admin.pull(await delayed_queue(admin), 0)).messages:
+            await asyncio.sleep(0.05)
 
-            end = await admin.max_offset(queue)
-            sent = await admin.send(Message(topic="Orders", body=b"of today"), queue)
-            assert sent.offset == end
+        end = await admin.max_offset(queue)
+        sent = await admin.send(Message(topic="Orders", body=b"of today"), queue)
+        assert sent.offset == end
 
-        async with broker_on(left.data) as broker, Session(broker.names) as session:
-            admin = Admin(session)
-            again = await seen_by(admin)
-            news = [found for found in again["messages"] if found["body"] == "of today"]
-            assert [found["offset"] for found in news] == [end]
-            again["messages"].remove(news[0])
-            assert again == facts_of(left.facts)
-
-    run(scenario)
+    async with broker_on(left.data) as broker, Session(broker.names) as session:
+        admin = Admin(session)
+        again = await seen_by(admin)
+        news = [found for found in again["messages"] if found["body"] == "of today"]
+        assert [found["offset"] for found in news] == [end]
+        again["messages"].remove(news[0])
+        assert again == facts_of(left.facts)
 
 
 async def delayed_queue(admin):
@@ -94,30 +93,28 @@ async def delayed_queue(admin):
     return max(ends, key=lambda pair: pair[0])[1]
 
 
-def test_the_database_decides_transactions_that_were_open(left):
-    async def scenario():
-        resource = SQLResource(left.engine)
-        async with (
-            broker_on(left.data, check_s=0.05) as broker,
-            Session(broker.names) as session,
-            TransactionManager(BANK, broker.names, resource),
-        ):
-            admin = Admin(session)
-            async with asyncio.timeout(15):
-                while await admin.transactions():
-                    await asyncio.sleep(0.02)
-            visible = {
-                message["keys"][0]
-                for message in (await seen_by(admin))["messages"]
-                if message["topic"] == "Transfers"
-            }
-            assert visible == {"committed", "end-lost"}
-        commit, rollback = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-        states = {name: await resource.decided(xid) for name, xid in left.facts["xids"].items()}
-        assert (states["committed"], states["end-lost"]) == (commit, commit)
-        assert states["killed"] is rollback
-
-    run(scenario)
+@run_by(run)
+async def test_the_database_decides_transactions_that_were_open(left):
+    resource = SQLResource(left.engine)
+    async with (
+        broker_on(left.data, check_s=0.05) as broker,
+        Session(broker.names) as session,
+        TransactionManager(BANK, broker.names, resource),
+    ):
+        admin = Admin(session)
+        async with asyncio.timeout(15):
+            while await admin.transactions():
+                await asyncio.sleep(0.02)
+        visible = {
+            message["keys"][0]
+            for message in (await seen_by(admin))["messages"]
+            if message["topic"] == "Transfers"
+        }
+        assert visible == {"committed", "end-lost"}
+    commit, rollback = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+    states = {name: await resource.decided(xid) for name, xid in left.facts["xids"].items()}
+    assert (states["committed"], states["end-lost"]) == (commit, commit)
+    assert states["killed"] is rollback
 
 
 def test_the_tables_are_the_ones_that_this_version_needs(left):
@@ -139,17 +136,15 @@ def test_work_that_was_done_is_not_done_again(left):
     assert booked == ["billed", "committed", "new"]
 
 
-def test_a_relay_sends_what_waited(left):
-    async def scenario():
-        async with (
-            broker_on(left.data) as broker,
-            Session(broker.names) as session,
-            Relay(left.engine, broker.names) as relay,
-        ):
-            await until(lambda: relay.tally.published == 2)
-            statuses = await Admin(session).topic_status("Outbox")
-            pulled = [await Admin(session).pull(status.queue, 0) for status in statuses]
-            bodies = [message.body for batch in pulled for message in batch.messages]
-            assert bodies == [b"first", b"second"]
-
-    run(scenario)
+@run_by(run)
+async def test_a_relay_sends_what_waited(left):
+    async with (
+        broker_on(left.data) as broker,
+        Session(broker.names) as session,
+        Relay(left.engine, broker.names) as relay,
+    ):
+        await until(lambda: relay.tally.published == 2)
+        statuses = await Admin(session).topic_status("Outbox")
+        pulled = [await Admin(session).pull(status.queue, 0) for status in statuses]
+        bodies = [message.body for batch in pulled for message in batch.messages]
+        assert bodies == [b"first", b"second"]

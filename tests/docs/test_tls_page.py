@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from tests.docs.pages import ROOT, Page
+from tests.running import in_loop, run_by
 from tools.packages import Unprepared
 from txmq import Client, Message, Producer
 from txmq.errors import ConnectionLost, NoPermission
@@ -94,15 +95,13 @@ OPERATOR = """
 """
 
 
-def test_one_file_may_hold_certificate_and_key(folder):
+@run_by(in_loop)
+async def test_one_file_may_hold_certificate_and_key(folder):
     both = folder / "both.pem"
     both.write_bytes((folder / "broker.pem").read_bytes() + (folder / "broker.key").read_bytes())
     both.chmod(0o600)
     chosen = [f"tls.{name}={both}" for name in ("certificate", "key")]
 
-    async def scenario():
-        settings = load(BrokerSettings, arguments=[*chosen, "tls.mode=permissive"])
-        async with embedded(settings) as broker:
-            await send(broker)
-
-    asyncio.run(scenario())
+    settings = load(BrokerSettings, arguments=[*chosen, "tls.mode=permissive"])
+    async with embedded(settings) as broker:
+        await send(broker)

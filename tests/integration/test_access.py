@@ -8,6 +8,7 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
+from tests.running import in_loop, run_by
 from txmq import (
     Client,
     ClientSettings,
@@ -69,105 +70,90 @@ def as_(broker, account, secret=None):
     return Client(broker.names, ClientSettings(credentials=credentials))
 
 
-def test_each_account_does_what_its_file_says(acl):
-    async def scenario():
-        async with guarded(acl) as broker:
-            async with as_(broker, "operator") as client:
-                await client.admin.create_topic("Orders", queues=1)
-                await client.admin.create_topic("Wages", queues=1)
-            async with as_(broker, "the-shop") as shop, Producer("shop", shop) as producer:
-                await producer.send(Message(topic="Orders", body=b"tea"))
-                assert await producer.send_batch(
-                    [Message(topic="Orders", body=b"1"), Message(topic="Orders", body=b"2")]
-                )
-                with pytest.raises(
-                    NoPermission, match="the-shop needs PUB of topic Wages for SEND"
-                ):
-                    await producer.send(Message(topic="Wages", body=b"1,000"))
-                with pytest.raises(NoPermission, match="the-shop needs an administrator for"):
-                    await shop.admin.create_topic("Mine", queues=1)
-            arrived = asyncio.Event()
-
-            bill = as_(broker, "the-bill")
-
-            @bill.on("Orders", group="billing", settings=FIRST)
-            async def handle(message):
-                if message.body == b"tea":
-                    arrived.set()
-
-            async with bill:
-                await asyncio.wait_for(arrived.wait(), 20)
-
-    asyncio.run(scenario())
-
-
-def test_strangers_and_liars_are_refused(acl):
-    async def scenario():
-        async with guarded(acl) as broker:
-            async with as_(broker, "operator") as client:
-                await client.admin.create_topic("Orders", queues=1)
-            for client, why in (
-                (Client(broker.names), "no accessKey is configured"),
-                (as_(broker, "unknown-name"), "no account has the accessKey 'unknown-name'"),
-                (as_(broker, "the-shop", "wrong-secret"), "check signature failed"),
-            ):
-                async with client:
-                    with pytest.raises(NoPermission, match=why):
-                        await client.session.route("Orders")
-
-    asyncio.run(scenario())
-
-
-def test_changed_accounts_are_in_force_without_a_restart(acl):
-    async def scenario():
-        async with guarded(acl) as broker, as_(broker, "the-shop") as shop:
-            async with as_(broker, "operator") as client:
-                await client.admin.create_topic("Wages", queues=1)
-            async with Producer("shop", shop) as producer:
-                with pytest.raises(BrokerRefused):
-                    await producer.send(Message(topic="Wages", body=b"1"))
-                acl.write_text(ACCOUNTS.replace("Orders=PUB", "Wages=PUB"))
-                await broker.refresh_files()
-                await producer.send(Message(topic="Wages", body=b"1"))
-                acl.write_text("accounts: [{accessKey: short}]")
-                await broker.refresh_files()
-                await producer.send(
-                    Message(topic="Wages", body=b"the rules from before are in force")
-                )
-
-    asyncio.run(scenario())
-
-
-def test_a_captured_read_sent_again_under_another_code_deletes_a_topic(acl):
-    """The page about the threat model says that a signature does not cover the code."""
-
-    async def scenario():
-        async with guarded(acl) as broker, as_(broker, "operator") as client:
+@run_by(in_loop)
+async def test_each_account_does_what_its_file_says(acl):
+    async with guarded(acl) as broker:
+        async with as_(broker, "operator") as client:
             await client.admin.create_topic("Orders", queues=1)
-            fields = OPERATOR.sign({"topic": "Orders"}, b"")
-            read = commands.encode(RequestCode.GET_TOPIC_CONFIG, 1, fields)
-            deletion = read.replace(b'"code":351', b'"code":215')
-            assert deletion != read
-            for captured in (read, deletion):
-                reader, writer = await asyncio.open_connection(*split_address(broker.address))
-                writer.write(captured)
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                assert b'"code":0' in await reader.readexactly(size)
-                writer.close()
-            assert "Orders" not in broker.topics.by_name
+            await client.admin.create_topic("Wages", queues=1)
+        async with as_(broker, "the-shop") as shop, Producer("shop", shop) as producer:
+            await producer.send(Message(topic="Orders", body=b"tea"))
+            assert await producer.send_batch(
+                [Message(topic="Orders", body=b"1"), Message(topic="Orders", body=b"2")]
+            )
+            with pytest.raises(NoPermission, match="the-shop needs PUB of topic Wages for SEND"):
+                await producer.send(Message(topic="Wages", body=b"1,000"))
+            with pytest.raises(NoPermission, match="the-shop needs an administrator for"):
+                await shop.admin.create_topic("Mine", queues=1)
+        arrived = asyncio.Event()
 
-    asyncio.run(scenario())
+        bill = as_(broker, "the-bill")
+
+        @bill.on("Orders", group="billing", settings=FIRST)
+        async def handle(message):
+            if message.body == b"tea":
+                arrived.set()
+
+        async with bill:
+            await asyncio.wait_for(arrived.wait(), 20)
+
+
+@run_by(in_loop)
+async def test_strangers_and_liars_are_refused(acl):
+    async with guarded(acl) as broker:
+        async with as_(broker, "operator") as client:
+            await client.admin.create_topic("Orders", queues=1)
+        for client, why in (
+            (Client(broker.names), "no accessKey is configured"),
+            (as_(broker, "unknown-name"), "no account has the accessKey 'unknown-name'"),
+            (as_(broker, "the-shop", "wrong-secret"), "check signature failed"),
+        ):
+            async with client:
+                with pytest.raises(NoPermission, match=why):
+                    await client.session.route("Orders")
+
+
+@run_by(in_loop)
+async def test_changed_accounts_are_in_force_without_a_restart(acl):
+    async with guarded(acl) as broker, as_(broker, "the-shop") as shop:
+        async with as_(broker, "operator") as client:
+            await client.admin.create_topic("Wages", queues=1)
+        async with Producer("shop", shop) as producer:
+            with pytest.raises(BrokerRefused):
+                await producer.send(Message(topic="Wages", body=b"1"))
+            acl.write_text(ACCOUNTS.replace("Orders=PUB", "Wages=PUB"))
+            await broker.refresh_files()
+            await producer.send(Message(topic="Wages", body=b"1"))
+            acl.write_text("accounts: [{accessKey: short}]")
+            await broker.refresh_files()
+            await producer.send(Message(topic="Wages", body=b"the rules from before are in force"))
+
+
+@run_by(in_loop)
+async def test_a_captured_read_sent_again_under_another_code_deletes_a_topic(acl):
+    """The page about the threat model says that a signature does not cover the code."""
+    async with guarded(acl) as broker, as_(broker, "operator") as client:
+        await client.admin.create_topic("Orders", queues=1)
+        fields = OPERATOR.sign({"topic": "Orders"}, b"")
+        read = commands.encode(RequestCode.GET_TOPIC_CONFIG, 1, fields)
+        deletion = read.replace(b'"code":351', b'"code":215')
+        assert deletion != read
+        for captured in (read, deletion):
+            reader, writer = await asyncio.open_connection(*split_address(broker.address))
+            writer.write(captured)
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            assert b'"code":0' in await reader.readexactly(size)
+            writer.close()
+        assert "Orders" not in broker.topics.by_name
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
-def test_a_file_that_others_may_read_is_refused(acl):
-    async def scenario():
-        acl.chmod(0o644)
-        with pytest.raises(ConfigError, match="other users may read it; run: chmod 600"):
-            async with guarded(acl):
-                pass
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_file_that_others_may_read_is_refused(acl):
+    acl.chmod(0o644)
+    with pytest.raises(ConfigError, match="other users may read it; run: chmod 600"):
+        async with guarded(acl):
+            pass
 
 
 class Listener:
@@ -183,31 +169,29 @@ class Listener:
         return self.state
 
 
-def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
-    async def scenario():
-        async with guarded(acl) as broker:
-            async with as_(broker, "operator") as client:
-                await client.admin.create_topic("Orders", queues=1)
-            async with as_(broker, "the-shop") as shop:
-                listener = Listener(LocalTransactionState.COMMIT)
-                async with TransactionProducer("shop", shop, listener) as producer:
-                    outcome = await producer.send_in_transaction(TEA)
-                    assert outcome.state is TransactionState.COMMITTED
-                listener = Listener(LocalTransactionState.UNKNOWN)
-                async with TransactionProducer("open", shop, listener) as producer:
-                    await producer.send_in_transaction(TEA)
-            pending = broker.transactions.halves.pending
-            half = pending.find(next(iter(pending)))
-            end = EndTransaction("open", half.offset, half.position, ROLLBACK)
-            async with as_(broker, "the-bill") as bill:
-                with pytest.raises(NoPermission, match="the-bill needs PUB of topic Orders"):
-                    await bill.session.request(broker.address, RequestCode.END_TRANSACTION, end)
-            assert len(pending) == 1
-            async with as_(broker, "the-shop") as shop:
-                await shop.session.request(broker.address, RequestCode.END_TRANSACTION, end)
-            assert len(pending) == 0
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
+    async with guarded(acl) as broker:
+        async with as_(broker, "operator") as client:
+            await client.admin.create_topic("Orders", queues=1)
+        async with as_(broker, "the-shop") as shop:
+            listener = Listener(LocalTransactionState.COMMIT)
+            async with TransactionProducer("shop", shop, listener) as producer:
+                outcome = await producer.send_in_transaction(TEA)
+                assert outcome.state is TransactionState.COMMITTED
+            listener = Listener(LocalTransactionState.UNKNOWN)
+            async with TransactionProducer("open", shop, listener) as producer:
+                await producer.send_in_transaction(TEA)
+        pending = broker.transactions.halves.pending
+        half = pending.find(next(iter(pending)))
+        end = EndTransaction("open", half.offset, half.position, ROLLBACK)
+        async with as_(broker, "the-bill") as bill:
+            with pytest.raises(NoPermission, match="the-bill needs PUB of topic Orders"):
+                await bill.session.request(broker.address, RequestCode.END_TRANSACTION, end)
+        assert len(pending) == 1
+        async with as_(broker, "the-shop") as shop:
+            await shop.session.request(broker.address, RequestCode.END_TRANSACTION, end)
+        assert len(pending) == 0
 
 
 def test_what_operators_did_is_on_record(acl, tmp_path):
@@ -253,32 +237,30 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
     assert "Orders" not in shown
 
 
-def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
+@run_by(in_loop)
+async def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
     settings = BrokerSettings(
         store=StoreSettings(flush="async"),
         acl=str(acl),
         transaction=CheckBackSettings(timeout=0.05, check_interval=0.05),
     )
 
-    async def scenario():
-        async with embedded(settings) as broker:
-            async with as_(broker, "operator") as client:
-                await client.admin.create_topic("Orders", queues=1)
-            stranger = Listener(LocalTransactionState.COMMIT)
-            shop = Listener(LocalTransactionState.UNKNOWN)
-            async with (
-                as_(broker, "the-bill") as bill,
-                TransactionProducer("shop", bill, stranger),
-                as_(broker, "the-shop") as client,
-                TransactionProducer("shop", client, shop) as producer,
-            ):
-                await producer.send_in_transaction(TEA)
-                async with asyncio.timeout(20):
-                    while shop.checks < 3:
-                        await asyncio.sleep(0.01)
-            assert stranger.checks == 0
-
-    asyncio.run(scenario())
+    async with embedded(settings) as broker:
+        async with as_(broker, "operator") as client:
+            await client.admin.create_topic("Orders", queues=1)
+        stranger = Listener(LocalTransactionState.COMMIT)
+        shop = Listener(LocalTransactionState.UNKNOWN)
+        async with (
+            as_(broker, "the-bill") as bill,
+            TransactionProducer("shop", bill, stranger),
+            as_(broker, "the-shop") as client,
+            TransactionProducer("shop", client, shop) as producer,
+        ):
+            await producer.send_in_transaction(TEA)
+            async with asyncio.timeout(20):
+                while shop.checks < 3:
+                    await asyncio.sleep(0.01)
+        assert stranger.checks == 0
 
 
 def test_accounts_are_changed_over_the_wire(acl, tmp_path):
@@ -325,30 +307,25 @@ def test_accounts_are_changed_over_the_wire(acl, tmp_path):
     assert "planted-secret" not in record
 
 
-def test_a_file_that_no_tool_has_changed_has_the_time_of_its_last_change(acl):
+@run_by(in_loop)
+async def test_a_file_that_no_tool_has_changed_has_the_time_of_its_last_change(acl):
     """``mqadmin clusterAclConfigVersion`` shows this time; it was 1970."""
-
-    async def scenario():
-        os.utime(acl, (1_790_000_000, 1_790_000_000))
-        async with guarded(acl) as broker, as_(broker, "operator") as client:
-            asked = client.session.request(broker.address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
-            found = (await asked).field_map()
-            version = json.loads(found["version"])
-            assert (version["timestamp"], version["counter"]) == (1_790_000_000_000, 0)
-            assert json.loads(found["allAclFileVersion"]) == {str(acl): version}
-
-    asyncio.run(scenario())
+    os.utime(acl, (1_790_000_000, 1_790_000_000))
+    async with guarded(acl) as broker, as_(broker, "operator") as client:
+        asked = client.session.request(broker.address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        found = (await asked).field_map()
+        version = json.loads(found["version"])
+        assert (version["timestamp"], version["counter"]) == (1_790_000_000_000, 0)
+        assert json.loads(found["allAclFileVersion"]) == {str(acl): version}
 
 
-def test_a_broker_without_accounts_changes_none():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            with pytest.raises(UnknownRefusal, match="start it with --acl FILE"):
-                await client.admin.put_account("new-shop", "planted-secret")
-            stats = await client.admin.broker_stats("broker-a")
-            assert stats["access"] == "no accounts: loopback alone"
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_broker_without_accounts_changes_none():
+    async with embedded() as broker, Client(broker.names) as client:
+        with pytest.raises(UnknownRefusal, match="start it with --acl FILE"):
+            await client.admin.put_account("new-shop", "planted-secret")
+        stats = await client.admin.broker_stats("broker-a")
+        assert stats["access"] == "no accounts: loopback alone"
 
 
 def test_commands_change_a_file(acl):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.certificates import Authority
+from tests.running import in_loop, run_by
 from tests.unit.access.test_authorizer import ACCOUNTS, ADMIN, ALLOWED, BODY, FIELDS
 from txmq import Client, ClientSettings, Credentials, Message, Producer
 from txmq.protocol import command as commands
@@ -143,7 +144,8 @@ def requests_to(handlers, fields):
     ]
 
 
-def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, way):
+@run_by(in_loop)
+async def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, way):
     acl = tmp_path / "plain_acl.yml"
     accounts = [
         f"- accessKey: {name}\n  secretKey: {SECRETS[name]}\n  {PERMISSIONS[name]}\n"
@@ -160,19 +162,14 @@ def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, way):
         store=StoreSettings(flush="async"),
     )
 
-    async def scenario():
-        async with Broker(settings) as broker:
-            fields = {**FIELDS, **await fields_of_stored(broker)}
-            fields |= {"queueId": "0", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "0"}
-            for address, handlers in zip((broker.address, broker.names), broker.served()):  # noqa: B905
-                requests = requests_to(handlers, fields)
-                assert await passing(way, address, requests) == set()
-                assert await passing(way, address, requests, "operator", "wrong-one") == set()
-                for account in ACCOUNTS:
-                    found = await passing(way, address, requests, account)
-                    expected = {
-                        code for code, _, _ in requests if account in ALLOWED.get(code, ADMIN)
-                    }
-                    assert found == expected, account
-
-    asyncio.run(scenario())
+    async with Broker(settings) as broker:
+        fields = {**FIELDS, **await fields_of_stored(broker)}
+        fields |= {"queueId": "0", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "0"}
+        for address, handlers in zip((broker.address, broker.names), broker.served()):  # noqa: B905
+            requests = requests_to(handlers, fields)
+            assert await passing(way, address, requests) == set()
+            assert await passing(way, address, requests, "operator", "wrong-one") == set()
+            for account in ACCOUNTS:
+                found = await passing(way, address, requests, account)
+                expected = {code for code, _, _ in requests if account in ALLOWED.get(code, ADMIN)}
+                assert found == expected, account

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from tests.failing_disk import BYTES_MAX, FailingDisk
+from tests.running import run_by
 from tests.serving import BrokerProcess
 from tests.waiting import run
 from tools.packages import Unprepared
@@ -35,28 +36,26 @@ def failing(tmp_path):
         raise Unprepared(f"{NEEDS}: {error.cmd[0]} is not permitted") from error
 
 
-def test_a_sync_by_the_kernel_reports_what_the_disk_did_not_keep(failing):
-    async def scenario():
-        before = set(threading.enumerate())
-        disk = LocalDisk(failing)
-        # On a busy machine the thread may be faster; by this clock neither is.
-        disk._choice = SyncChoice(lambda: 0.0)
-        file = disk.open("file", create=True)
+@run_by(run)
+async def test_a_sync_by_the_kernel_reports_what_the_disk_did_not_keep(failing):
+    before = set(threading.enumerate())
+    disk = LocalDisk(failing)
+    # On a busy machine the thread may be faster; by this clock neither is.
+    disk._choice = SyncChoice(lambda: 0.0)
+    file = disk.open("file", create=True)
 
-        async def fill():
-            for position in range(0, 2 * BYTES_MAX, len(BODY)):
-                file.write(position, BODY)
-                await disk.sync_soon([file])
+    async def fill():
+        for position in range(0, 2 * BYTES_MAX, len(BODY)):
+            file.write(position, BODY)
+            await disk.sync_soon([file])
 
-        with pytest.raises(OSError) as failure:
-            await fill()
-        assert failure.value.errno in FAILURES
-        # A file reports it once, so the broker must not sync again.
-        await disk.sync_soon([file])
-        assert set(threading.enumerate()) == before
-        file.close()
-
-    run(scenario)
+    with pytest.raises(OSError) as failure:
+        await fill()
+    assert failure.value.errno in FAILURES
+    # A file reports it once, so the broker must not sync again.
+    await disk.sync_soon([file])
+    assert set(threading.enumerate()) == before
+    file.close()
 
 
 @pytest.mark.fault("S6")

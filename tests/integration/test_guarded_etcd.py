@@ -11,6 +11,7 @@ import pytest
 from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.certificates import Authority
+from tests.running import in_loop, run_by
 from tests.serving import environment
 from txmq.errors import ConfigError, TransportError
 from txmq.runtime.coordinator import Leader, LogEnd
@@ -94,19 +95,17 @@ def test_a_set_is_kept_by_a_user(with_users):
     asyncio.run(use(coordinator(with_users, USER)))
 
 
-def test_a_token_that_etcd_has_forgotten_is_replaced(with_users):
-    async def main():
-        etcd = coordinator(with_users, USER)
-        leadership = await etcd.lead(M1, await etcd.view(), 5, LogEnd(0, 0))
-        etcd._token = "forgotten.1"
-        seen = await etcd.view()
-        etcd._token = "forgotten.1"
-        assert await etcd.change(leadership, seen, seen._replace(in_sync=("m1", "m2"))) is not None
-        etcd._token = "forgotten.1"
-        await etcd.resign(leadership)
-        assert (await etcd.view()).leader is None
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_token_that_etcd_has_forgotten_is_replaced(with_users):
+    etcd = coordinator(with_users, USER)
+    leadership = await etcd.lead(M1, await etcd.view(), 5, LogEnd(0, 0))
+    etcd._token = "forgotten.1"
+    seen = await etcd.view()
+    etcd._token = "forgotten.1"
+    assert await etcd.change(leadership, seen, seen._replace(in_sync=("m1", "m2"))) is not None
+    etcd._token = "forgotten.1"
+    await etcd.resign(leadership)
+    assert (await etcd.view()).leader is None
 
 
 def test_a_user_is_no_harm_at_an_etcd_without_users(etcd):

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.integration.loopback_stage import on_sockets
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import sending
 from tests.unit.handlers.transaction_stage import GROUP, prepare, quick
 from txmq.protocol.bodies import TopicRoute
@@ -15,35 +16,33 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 
 
-def test_the_name_server_hears_of_every_change():
-    async def main(stage):
-        client = await stage.client()
-        names = ConnectionPool(SystemNetwork(), SystemClock())
-        asking = await names.connection(stage.broker.names)
+@run_by(on_sockets)
+async def test_the_name_server_hears_of_every_change(stage, /):
+    client = await stage.client()
+    names = ConnectionPool(SystemNetwork(), SystemClock())
+    asking = await names.connection(stage.broker.names)
 
-        async def queues(topic):
-            answer = await asking.ask(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic), timeout_s=5
-            )
-            if answer.code:
-                return None
-            (found,) = TopicRoute.read(answer.body).queue_datas
-            return found.read_queue_nums
+    async def queues(topic):
+        answer = await asking.ask(
+            RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic), timeout_s=5
+        )
+        if answer.code:
+            return None
+        (found,) = TopicRoute.read(answer.body).queue_datas
+        return found.read_queue_nums
 
-        async def until(wanted, topic):
-            while await queues(topic) != wanted:
-                continue
+    async def until(wanted, topic):
+        while await queues(topic) != wanted:
+            continue
 
-        assert await queues("TBW102") == 8
-        await client.topic("T", 2)
-        await until(2, "T")
-        await client.topic("T", 3)
-        await until(3, "T")
-        await client.ok(RequestCode.SEND_MESSAGE, sending("made"), body=b"x")
-        await until(4, "made")
-        await names.close()
-
-    on_sockets(main)
+    assert await queues("TBW102") == 8
+    await client.topic("T", 2)
+    await until(2, "T")
+    await client.topic("T", 3)
+    await until(3, "T")
+    await client.ok(RequestCode.SEND_MESSAGE, sending("made"), body=b"x")
+    await until(4, "made")
+    await names.close()
 
 
 @pytest.mark.fault("T4")

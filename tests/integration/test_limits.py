@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.honest_client import frame
+from tests.running import in_loop, run_by
 from txmq import limits
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.bodies import TextTable
@@ -438,16 +439,14 @@ def test_a_flood_of_broken_requests_does_not_fill_the_log(server, tmp_path, capl
         assert [line.endswith("(10 times)") for line in lines] == [False, True]
 
 
-def test_the_broker_limits_connections_of_its_own_name_server(tmp_path):
-    async def main():
-        settings = replace(settings_for_test(str(tmp_path)), connections_max=2)
-        async with Broker(settings) as broker:
-            pool = ConnectionPool(SystemNetwork(), SystemClock())
-            stage = Stage(broker.names, pool)
-            await stage.figures()
-            await too_many_connections(stage)
-            assert int((await stage.figures())["connectionsRefused"]) >= 1
-            stage.close()
-            await pool.close()
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_the_broker_limits_connections_of_its_own_name_server(tmp_path):
+    settings = replace(settings_for_test(str(tmp_path)), connections_max=2)
+    async with Broker(settings) as broker:
+        pool = ConnectionPool(SystemNetwork(), SystemClock())
+        stage = Stage(broker.names, pool)
+        await stage.figures()
+        await too_many_connections(stage)
+        assert int((await stage.figures())["connectionsRefused"]) >= 1
+        stage.close()
+        await pool.close()

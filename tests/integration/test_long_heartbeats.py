@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.running import run_by
 from txmq.limits import GROUPS_PER_CLIENT_MAX
 from txmq.protocol.headers import ClientGroups, GroupHeader
 from txmq.remoting.pool import ConnectionPool
@@ -52,74 +53,66 @@ async def ask_until(other, condition):
         await other.ask(IDS, GroupHeader("unknown"), timeout_s=PATIENCE_S)
 
 
-def test_other_connections_are_served_between_the_parts(serve):
-    async def main(broker, client, other):
-        beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
-        seen = set()
-        await ask_until(other, lambda: seen.add(broker.clients.members) or beating.done())
+@run_by("serve")
+async def test_other_connections_are_served_between_the_parts(broker, client, other, /):
+    beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
+    seen = set()
+    await ask_until(other, lambda: seen.add(broker.clients.members) or beating.done())
 
-        assert (await beating).code == 0
-        assert broker.clients.members == COUNT
-        assert len(seen) > 10
-
-    serve(main)
+    assert (await beating).code == 0
+    assert broker.clients.members == COUNT
+    assert len(seen) > 10
 
 
-def test_a_connection_that_closes_half_way_leaves_nothing_behind(serve):
-    async def main(broker, client, other):
-        beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
-        beating.add_done_callback(lambda done: done.exception())
-        await ask_until(other, lambda: broker.clients.members)
-        assert broker.clients.members < COUNT
-        client.abort()
-        await ask_until(other, lambda: not broker.clients.members)
+@run_by("serve")
+async def test_a_connection_that_closes_half_way_leaves_nothing_behind(broker, client, other, /):
+    beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
+    beating.add_done_callback(lambda done: done.exception())
+    await ask_until(other, lambda: broker.clients.members)
+    assert broker.clients.members < COUNT
+    client.abort()
+    await ask_until(other, lambda: not broker.clients.members)
 
-        # The next one is worked off after whatever is left of the first.
-        assert (await other.ask(BEAT, body=beat(500), timeout_s=PATIENCE_S)).code == 0
-        assert broker.clients.members == len(broker.clients.producer_groups) == 500
-
-    serve(main)
+    # The next one is worked off after whatever is left of the first.
+    assert (await other.ask(BEAT, body=beat(500), timeout_s=PATIENCE_S)).code == 0
+    assert broker.clients.members == len(broker.clients.producer_groups) == 500
 
 
-def test_what_a_client_says_after_a_long_heartbeat_comes_after_it(serve):
-    async def main(broker, client, other):
-        name = "a-long-name-of-a-producer-group-999"
-        leaving = ClientGroups("c", name)
-        answers = await asyncio.gather(
-            client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
-            client.ask(LEAVE, leaving, timeout_s=PATIENCE_S),
-        )
+@run_by("serve")
+async def test_what_a_client_says_after_a_long_heartbeat_comes_after_it(broker, client, other, /):
+    name = "a-long-name-of-a-producer-group-999"
+    leaving = ClientGroups("c", name)
+    answers = await asyncio.gather(
+        client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
+        client.ask(LEAVE, leaving, timeout_s=PATIENCE_S),
+    )
 
-        assert [answer.code for answer in answers] == [0, 0]
-        assert broker.clients.members == COUNT - 1
-        assert name not in broker.clients.producer_groups
-
-    serve(main)
+    assert [answer.code for answer in answers] == [0, 0]
+    assert broker.clients.members == COUNT - 1
+    assert name not in broker.clients.producer_groups
 
 
-def test_a_long_heartbeat_with_a_bad_name_is_refused_whole(serve):
-    async def main(broker, client, other):
-        body = beat().replace(b"group-999", b"group-\\u0007")
-        answer = await client.ask(BEAT, body=body, timeout_s=PATIENCE_S)
+@run_by("serve")
+async def test_a_long_heartbeat_with_a_bad_name_is_refused_whole(broker, client, other, /):
+    body = beat().replace(b"group-999", b"group-\\u0007")
+    answer = await client.ask(BEAT, body=body, timeout_s=PATIENCE_S)
 
-        assert answer.code == 1
-        assert "not printable" in answer.remark
-        assert broker.clients.members == 0
-
-    serve(main)
+    assert answer.code == 1
+    assert "not printable" in answer.remark
+    assert broker.clients.members == 0
 
 
-def test_a_long_heartbeat_beyond_the_limit_is_refused_and_counted(serve, monkeypatch):
+@run_by("serve")
+async def test_a_long_heartbeat_beyond_the_limit_is_refused_and_counted(
+    broker, client, other, /, monkeypatch
+):
     monkeypatch.setattr(long_requests, "LONG_REQUESTS_BYTES_MAX", 60_000)
 
-    async def main(broker, client, other):
-        answers = await asyncio.gather(
-            client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
-            other.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
-        )
+    answers = await asyncio.gather(
+        client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
+        other.ask(BEAT, body=beat(), timeout_s=PATIENCE_S),
+    )
 
-        assert [answer.code for answer in answers] == [0, 14]
-        assert broker.clients.members == COUNT
-        assert broker.clients.refused == 1
-
-    serve(main)
+    assert [answer.code for answer in answers] == [0, 14]
+    assert broker.clients.members == COUNT
+    assert broker.clients.refused == 1

@@ -1,7 +1,6 @@
 """The name server on the sockets of this machine."""
 
-import asyncio
-
+from tests.running import in_loop, run_by
 from tests.unit.names.names_peer import (
     registration,
 )
@@ -14,18 +13,16 @@ from txmq.runtime.network import SystemNetwork
 from txmq_broker.names.server import NameServer
 
 
-def test_it_serves_real_sockets():
-    async def main():
-        network, clock = SystemNetwork(), SystemClock()
-        async with NameServer(network, clock) as server:
-            await server.open("127.0.0.1", 0)
-            pool = ConnectionPool(network, clock)
-            peer = await pool.connection("{}:{}".format(*server.address))
-            await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
+@run_by(in_loop)
+async def test_it_serves_real_sockets():
+    network, clock = SystemNetwork(), SystemClock()
+    async with NameServer(network, clock) as server:
+        await server.open("127.0.0.1", 0)
+        pool = ConnectionPool(network, clock)
+        peer = await pool.connection("{}:{}".format(*server.address))
+        await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
 
-            found = TopicRoute.read((await route(peer)).body)
+        found = TopicRoute.read((await route(peer)).body)
 
-            assert found.queue_datas[0].broker_name == "broker-a"
-            await pool.close()
-
-    asyncio.run(main())
+        assert found.queue_datas[0].broker_name == "broker-a"
+        await pool.close()

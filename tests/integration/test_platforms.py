@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.loopback_stage import on_sockets
+from tests.running import in_loop, run_by
 from txmq.cli.common import stop_at_signals
 from txmq.runtime import file_room
 from txmq.runtime.disk import LocalDisk
@@ -175,19 +176,17 @@ def test_the_client_and_its_commands_load_without_modules_that_windows_lacks():
     assert (done.returncode, done.stdout) == (0, "True None\n"), done.stderr
 
 
-def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatch):
-    async def main():
-        loop = asyncio.get_running_loop()
+@run_by(in_loop)
+async def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatch):
+    loop = asyncio.get_running_loop()
 
-        def refuse(*given):
-            raise NotImplementedError
+    def refuse(*given):
+        raise NotImplementedError
 
-        monkeypatch.setattr(loop, "add_signal_handler", refuse)
-        monkeypatch.setattr(loop, "remove_signal_handler", refuse)
-        with stop_at_signals(asyncio.Event()):
-            assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-
-    asyncio.run(main())
+    monkeypatch.setattr(loop, "add_signal_handler", refuse)
+    monkeypatch.setattr(loop, "remove_signal_handler", refuse)
+    with stop_at_signals(asyncio.Event()):
+        assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def test_room_behind_a_file_is_no_part_of_it_and_is_returned(tmp_path):

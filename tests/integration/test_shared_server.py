@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq.protocol import command as commands
 from txmq.remoting import connection as module
@@ -40,23 +41,21 @@ def listening(scenario, handlers):
     run(main)
 
 
-def test_unfinished_frames_of_all_peers_share_one_budget():
+@run_by(listening, {})
+async def test_unfinished_frames_of_all_peers_share_one_budget(listener, opened, /):
     begin = (1_000_000).to_bytes(4, "big") + (10).to_bytes(4, "big") + b"x" * 60_000
 
-    async def scenario(listener, opened):
-        listener.unfinished._limit = 150_000
-        first, second, third = [await opened() for _ in range(3)]
-        for number, (_, writer) in enumerate((first, second), 1):
-            writer.write(begin)
-            await until(lambda number=number: listener.unfinished.total == number * 60_008)
-        third[1].write(begin)
-        assert await first[0].read() == b""
-        await until(lambda: listener.unfinished.total == 2 * 60_008)
-        second[1].close()
-        await until(lambda: listener.unfinished.total == 60_008)
-        assert listener.unfinished.cut == 1
-
-    listening(scenario, {})
+    listener.unfinished._limit = 150_000
+    first, second, third = [await opened() for _ in range(3)]
+    for number, (_, writer) in enumerate((first, second), 1):
+        writer.write(begin)
+        await until(lambda number=number: listener.unfinished.total == number * 60_008)
+    third[1].write(begin)
+    assert await first[0].read() == b""
+    await until(lambda: listener.unfinished.total == 2 * 60_008)
+    second[1].close()
+    await until(lambda: listener.unfinished.total == 60_008)
+    assert listener.unfinished.cut == 1
 
 
 def test_unread_answers_of_all_peers_share_one_budget():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq.runtime import kernel_sync
 from txmq.runtime.disk import LocalDisk
@@ -32,36 +33,32 @@ def _threads():
     return {thread for thread in threading.enumerate() if thread.name == "txmq-sync"}
 
 
-def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
-    async def scenario():
-        disk = LocalDisk(tmp_path)
-        with pytest.raises(OSError, match="no"):
-            await disk.sync_soon([_Refused()])
-        await disk.sync_soon([disk.open("file", create=True)])
-
-    run(scenario)
+@run_by(run)
+async def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
+    disk = LocalDisk(tmp_path)
+    with pytest.raises(OSError, match="no"):
+        await disk.sync_soon([_Refused()])
+    await disk.sync_soon([disk.open("file", create=True)])
 
 
-def test_a_sync_does_not_wait_for_other_work_that_hangs(tmp_path):
-    async def scenario():
-        disk = LocalDisk(tmp_path)
-        names, is_over = [], threading.Event()
+@run_by(run)
+async def test_a_sync_does_not_wait_for_other_work_that_hangs(tmp_path):
+    disk = LocalDisk(tmp_path)
+    names, is_over = [], threading.Event()
 
-        def hang():
-            names.append(threading.current_thread().name)
-            assert is_over.wait(30)
+    def hang():
+        names.append(threading.current_thread().name)
+        assert is_over.wait(30)
 
-        work = disk.run_soon(hang)
-        with pytest.raises(OSError, match="no"):
-            await disk.sync_soon([_Refused()])
-        is_over.set()
-        await work
-        await disk.run_soon(lambda: names.append(threading.current_thread().name))
-        with pytest.raises(OSError, match="no"):
-            await disk.run_soon(_Refused().sync)
-        assert names == ["txmq-disk"] * 2
-
-    run(scenario)
+    work = disk.run_soon(hang)
+    with pytest.raises(OSError, match="no"):
+        await disk.sync_soon([_Refused()])
+    is_over.set()
+    await work
+    await disk.run_soon(lambda: names.append(threading.current_thread().name))
+    with pytest.raises(OSError, match="no"):
+        await disk.run_soon(_Refused().sync)
+    assert names == ["txmq-disk"] * 2
 
 
 def test_the_kernel_syncs_one_after_the_other_and_reports_a_failure(tmp_path):
@@ -129,13 +126,11 @@ def test_a_disk_that_two_loops_use_syncs_for_both_and_frees_what_it_opened(tmp_p
     assert _wakers() == before
 
 
-def test_the_thread_ends_with_its_disk(tmp_path):
-    async def scenario():
-        before = _threads()
-        disk = LocalDisk(tmp_path)
-        await disk.sync_soon([])
-        (thread,) = _threads() - before
-        del disk
-        await until(lambda: not thread.is_alive())
-
-    run(scenario)
+@run_by(run)
+async def test_the_thread_ends_with_its_disk(tmp_path):
+    before = _threads()
+    disk = LocalDisk(tmp_path)
+    await disk.sync_soon([])
+    (thread,) = _threads() - before
+    del disk
+    await until(lambda: not thread.is_alive())

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.certificates import lock
+from tests.running import in_loop, run_by
 from txmq import (
     Client,
     ClientSettings,
@@ -110,42 +111,40 @@ class Listener:
         return LocalTransactionState.COMMIT
 
 
-def test_a_certificate_is_an_account(tls, acl, as_):
+@run_by(in_loop)
+async def test_a_certificate_is_an_account(tls, acl, as_):
     """Sends, checks by the broker, pulls and operators, all without a signature or with one."""
     back = CheckBackSettings(timeout=0.05, check_interval=0.2)
     bill = Credentials(access_key="the-bill", secret_key="the-bill-secret")
 
-    async def scenario():
-        async with served(tls, acl=acl, transaction=back) as broker:
-            async with Client(broker.names, as_("operator")) as operator:
-                await operator.admin.create_topic("Orders", queues=1)
-                await operator.admin.create_topic("Wages", queues=1)
-            arrived = []
-            # A signature counts more than the certificate, which may not read.
-            bills = Client(broker.names, as_("web-shop", bill))
+    async with served(tls, acl=acl, transaction=back) as broker:
+        async with Client(broker.names, as_("operator")) as operator:
+            await operator.admin.create_topic("Orders", queues=1)
+            await operator.admin.create_topic("Wages", queues=1)
+        arrived = []
+        # A signature counts more than the certificate, which may not read.
+        bills = Client(broker.names, as_("web-shop", bill))
 
-            @bills.on("Orders", group="billing", settings=FIRST)
-            async def handle(message):
-                arrived.append(message.body)
+        @bills.on("Orders", group="billing", settings=FIRST)
+        async def handle(message):
+            arrived.append(message.body)
 
-            async with bills, Client(broker.names, as_("web-shop")) as shop:
-                async with Producer("shop", shop) as producer:
-                    await producer.send(TEA)
-                    with pytest.raises(NoPermission, match="the-shop needs PUB of topic Wages"):
-                        await producer.send(Message(topic="Wages", body=b"1,000"))
-                async with TransactionProducer("pay", shop, Listener()) as transactions:
-                    await transactions.send_in_transaction(Message(topic="Orders", body=b"paid"))
-                    async with asyncio.timeout(20):
-                        while sorted(arrived) != [b"paid", b"tea"]:
-                            await asyncio.sleep(0.01)
-            async with Client(broker.names, as_("stranger")) as stranger:
-                with pytest.raises(NoPermission, match="no account has the tlsSubject 'CN=x'"):
-                    await stranger.session.route("Orders")
-            notes = read_audit(LocalDisk(broker.settings.data), pytest.fail)
-            created = [note.account for note in notes if note.fields.get("topic") == "Wages"]
-            assert created == ["CN=operator,O=Bank"]
-
-    asyncio.run(scenario())
+        async with bills, Client(broker.names, as_("web-shop")) as shop:
+            async with Producer("shop", shop) as producer:
+                await producer.send(TEA)
+                with pytest.raises(NoPermission, match="the-shop needs PUB of topic Wages"):
+                    await producer.send(Message(topic="Wages", body=b"1,000"))
+            async with TransactionProducer("pay", shop, Listener()) as transactions:
+                await transactions.send_in_transaction(Message(topic="Orders", body=b"paid"))
+                async with asyncio.timeout(20):
+                    while sorted(arrived) != [b"paid", b"tea"]:
+                        await asyncio.sleep(0.01)
+        async with Client(broker.names, as_("stranger")) as stranger:
+            with pytest.raises(NoPermission, match="no account has the tlsSubject 'CN=x'"):
+                await stranger.session.route("Orders")
+        notes = read_audit(LocalDisk(broker.settings.data), pytest.fail)
+        created = [note.account for note in notes if note.fields.get("topic") == "Wages"]
+        assert created == ["CN=operator,O=Bank"]
 
 
 def test_certificates_are_replaced_under_load_without_a_failed_send(
@@ -223,28 +222,24 @@ def _serial(context, host, port):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_another_implementation_speaks_with_the_port(authority, tls, pairs, version):
+@run_by(in_loop)
+async def test_another_implementation_speaks_with_the_port(authority, tls, pairs, version):
     """Frames in one record and in many, through asyncio's own TLS."""
     context = authority.context(pairs["web-shop"])
     context.minimum_version = context.maximum_version = version
 
-    async def scenario():
-        async with served(tls) as broker:
-            reader, writer = await asyncio.open_connection(
-                *broker.names.rsplit(":", 1), ssl=context
-            )
-            frame = commands.encode(RequestCode.GET_BROKER_CLUSTER_INFO, 1)
-            writer.write(frame * 3)
-            for byte in frame:
-                writer.write(bytes((byte,)))
-                await asyncio.sleep(0)
-            for _ in range(4):
-                size = int.from_bytes(await reader.readexactly(4), "big")
-                assert b"broker-a" in await reader.readexactly(size)
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(scenario())
+    async with served(tls) as broker:
+        reader, writer = await asyncio.open_connection(*broker.names.rsplit(":", 1), ssl=context)
+        frame = commands.encode(RequestCode.GET_BROKER_CLUSTER_INFO, 1)
+        writer.write(frame * 3)
+        for byte in frame:
+            writer.write(bytes((byte,)))
+            await asyncio.sleep(0)
+        for _ in range(4):
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            assert b"broker-a" in await reader.readexactly(size)
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(

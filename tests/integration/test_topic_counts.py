@@ -1,25 +1,22 @@
 """The number of topics and of dead letters, as the console's overview asks for it."""
 
-import asyncio
-
+from tests.running import in_loop, run_by
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 
-def test_topics_and_dead_letters_are_counted_without_listing_them():
-    async def run():
-        settings = BrokerSettings(store=StoreSettings(flush="async"))
-        async with embedded(settings) as broker, Session(broker.names) as session:
-            admin = Admin(session)
-            before = await admin.topic_count()
-            for name in ("T", "U", "%DLQ%g", "%RETRY%g"):
-                await admin.create_topic(name, queues=1)
-            await admin.send(Message(topic="%DLQ%g", body=b"x"))
-            assert (before, await admin.topic_count()) == (0, 2)
-            assert await admin.dead_letter_count("broker-a") == 1
-            await admin.delete_topic("U")
-            assert await admin.topic_count() == 1
-
-    asyncio.run(run())
+@run_by(in_loop)
+async def test_topics_and_dead_letters_are_counted_without_listing_them():
+    settings = BrokerSettings(store=StoreSettings(flush="async"))
+    async with embedded(settings) as broker, Session(broker.names) as session:
+        admin = Admin(session)
+        before = await admin.topic_count()
+        for name in ("T", "U", "%DLQ%g", "%RETRY%g"):
+            await admin.create_topic(name, queues=1)
+        await admin.send(Message(topic="%DLQ%g", body=b"x"))
+        assert (before, await admin.topic_count()) == (0, 2)
+        assert await admin.dead_letter_count("broker-a") == 1
+        await admin.delete_topic("U")
+        assert await admin.topic_count() == 1

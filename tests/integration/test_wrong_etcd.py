@@ -11,6 +11,7 @@ import pytest
 
 from tests import database_server, etcd_server
 from tests.cut_proxy import CutProxy
+from tests.running import in_loop, run_by
 from tests.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
 from txmq.runtime.clock import SystemClock
@@ -75,73 +76,63 @@ def coordinator(*ports):
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_what_is_not_etcd_is_named_with_its_address(kind):
+@run_by(in_loop)
+async def test_what_is_not_etcd_is_named_with_its_address(kind):
     answer, text = ANSWERS[kind]
 
-    async def main():
-        async with answering(answer) as port:
-            with pytest.raises(ConnectionLost, match=re.escape(text)) as caught:
-                await coordinator(port).view()
-            assert f"127.0.0.1:{port}" in str(caught.value)
-
-    asyncio.run(main())
+    async with answering(answer) as port:
+        with pytest.raises(ConnectionLost, match=re.escape(text)) as caught:
+            await coordinator(port).view()
+        assert f"127.0.0.1:{port}" in str(caught.value)
 
 
-def test_silence_ends_with_the_time_limit():
-    async def main():
-        async with answering(None) as port:
-            text = f"etcd at 127.0.0.1:{port} did not answer within {TIMEOUT_S:g} s"
-            with pytest.raises(RequestTimeout, match=re.escape(text)):
-                await coordinator(port).view()
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_silence_ends_with_the_time_limit():
+    async with answering(None) as port:
+        text = f"etcd at 127.0.0.1:{port} did not answer within {TIMEOUT_S:g} s"
+        with pytest.raises(RequestTimeout, match=re.escape(text)):
+            await coordinator(port).view()
 
 
 @pytest.mark.parametrize("answer", [None, ANSWERS["without quorum"][0]])
-def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer):
-    async def main():
-        async with answering(answer) as port:
-            store = coordinator(port, etcd.port)
-            assert (await store.view()).epoch == 0
-            # A change may have had its effect, so its caller decides whether to repeat it.
-            store = coordinator(port, etcd.port)
-            with pytest.raises(TransportError):
-                await store._call("/v3/lease/grant", {"TTL": 5})
-            assert "ID" in await store._call("/v3/lease/grant", {"TTL": 5})
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer):
+    async with answering(answer) as port:
+        store = coordinator(port, etcd.port)
+        assert (await store.view()).epoch == 0
+        # A change may have had its effect, so its caller decides whether to repeat it.
+        store = coordinator(port, etcd.port)
+        with pytest.raises(TransportError):
+            await store._call("/v3/lease/grant", {"TTL": 5})
+        assert "ID" in await store._call("/v3/lease/grant", {"TTL": 5})
 
 
 @pytest.mark.parametrize("key", ["state", "leader"])
-def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
-    async def main():
-        store = EtcdCoordinator([("127.0.0.1", etcd.port)], f"a/foreign {key}")
-        path = f"/txmq/sets/a/foreign {key}/{key}"
-        pair = [base64.b64encode(part).decode() for part in (path.encode(), b"[7]")]
-        await store._call("/v3/kv/put", dict(zip(("key", "value"), pair, strict=True)))
-        with pytest.raises(ConnectionLost, match=f"{path} in etcd is not what members write"):
-            await store.view()
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
+    store = EtcdCoordinator([("127.0.0.1", etcd.port)], f"a/foreign {key}")
+    path = f"/txmq/sets/a/foreign {key}/{key}"
+    pair = [base64.b64encode(part).decode() for part in (path.encode(), b"[7]")]
+    await store._call("/v3/kv/put", dict(zip(("key", "value"), pair, strict=True)))
+    with pytest.raises(ConnectionLost, match=f"{path} in etcd is not what members write"):
+        await store.view()
 
 
-def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
-    async def main():
-        with CutProxy(etcd.port) as proxy:
-            ports = (proxy.port, etcd.port)
-            store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
-            view = await store.view()
-            leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S, LogEnd(0, 0))
-            held = HeldLeadership(store, leadership, view, "", SystemClock())
-            keeping = asyncio.create_task(held.keep())
-            proxy.cut()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(held.ended.wait(), 2 * LEASE_S)
-            keeping.cancel()
-            assert held.is_certain()
-            assert (await store.view()).leader == leadership.leader
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
+    with CutProxy(etcd.port) as proxy:
+        ports = (proxy.port, etcd.port)
+        store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
+        view = await store.view()
+        leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S, LogEnd(0, 0))
+        held = HeldLeadership(store, leadership, view, "", SystemClock())
+        keeping = asyncio.create_task(held.keep())
+        proxy.cut()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(held.ended.wait(), 2 * LEASE_S)
+        keeping.cancel()
+        assert held.is_certain()
+        assert (await store.view()).leader == leadership.leader
 
 
 # Starts of a member
@@ -192,12 +183,10 @@ def test_a_start_without_etcd_says_where_it_looked(tmp_path):
         (ANSWERS["page"][0], "{} does not answer as etcd does: /v3/kv/txn"),
     ],
 )
-def test_a_start_with_something_else_names_it(tmp_path, answer, text):
-    async def main():
-        async with answering(answer) as port:
-            address = f"127.0.0.1:{port}"
-            code, line = await asyncio.to_thread(start, tmp_path, f"etcd://{address}")
-            said = f"cannot start: the set has no coordinator: {text.format(address)}"
-            assert (code, line) == (1, f"txmq: {said}")
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_start_with_something_else_names_it(tmp_path, answer, text):
+    async with answering(answer) as port:
+        address = f"127.0.0.1:{port}"
+        code, line = await asyncio.to_thread(start, tmp_path, f"etcd://{address}")
+        said = f"cannot start: the set has no coordinator: {text.format(address)}"
+        assert (code, line) == (1, f"txmq: {said}")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.running import run_by
 from tests.unit.remoting.remoting_stage import ADDRESS, SERVER, Stage, echo
 from txmq.limits import TLS_HANDSHAKE_S
 from txmq.remoting.handshake import ServerTls
@@ -30,28 +31,28 @@ def contexts(authority):
 
 
 @given(pieces=GARBAGE, is_greeted=st.booleans(), is_required=st.booleans())
-def test_garbage_ends_its_connection_alone(contexts, pieces, is_greeted, is_required):
+@run_by(simulate, 1, timeout=3600.0)
+async def test_garbage_ends_its_connection_alone(
+    world, /, contexts, pieces, is_greeted, is_required
+):
     server, client = contexts
 
-    async def scenario(world):
-        tls = ServerTls(SimpleNamespace(value=server), is_required)
-        async with Stage(world, echo, tls=tls) as stage:
-            pool = ConnectionPool(stage.client.network, stage.client.clock, tls=client)
-            connection = await pool.connection(ADDRESS)
-            if is_greeted:
-                other = ConnectionPool(stage.client.network, stage.client.clock, tls=client)
-                transport = (await other.connection(ADDRESS))._transport._raw
-            else:
-                transport = (await stage.raw()).transport
-                transport.write(b"\x16")
-            for piece in pieces:
-                transport.write(piece)
-            await asyncio.sleep(max(IDLE_S / 2, TLS_HANDSHAKE_S) + 1)
-            assert (await connection.ask(CODE, body=b"x", timeout_s=5.0)).body == b"x"
-            transport.close()
-            await asyncio.sleep(1)
-            assert stage.ends == [stage.ends[0]]
-            assert stage.listener._handshakes == set()
-            await pool.close()
-
-    simulate(scenario, 1, timeout=3600.0)
+    tls = ServerTls(SimpleNamespace(value=server), is_required)
+    async with Stage(world, echo, tls=tls) as stage:
+        pool = ConnectionPool(stage.client.network, stage.client.clock, tls=client)
+        connection = await pool.connection(ADDRESS)
+        if is_greeted:
+            other = ConnectionPool(stage.client.network, stage.client.clock, tls=client)
+            transport = (await other.connection(ADDRESS))._transport._raw
+        else:
+            transport = (await stage.raw()).transport
+            transport.write(b"\x16")
+        for piece in pieces:
+            transport.write(piece)
+        await asyncio.sleep(max(IDLE_S / 2, TLS_HANDSHAKE_S) + 1)
+        assert (await connection.ask(CODE, body=b"x", timeout_s=5.0)).body == b"x"
+        transport.close()
+        await asyncio.sleep(1)
+        assert stage.ends == [stage.ends[0]]
+        assert stage.listener._handshakes == set()
+        await pool.close()

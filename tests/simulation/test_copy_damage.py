@@ -10,6 +10,7 @@ import logging
 
 import pytest
 
+from tests.running import run_by
 from tests.simulation.copy_history import (
     AllBack,
     Damaged,
@@ -114,146 +115,135 @@ FIRST = pytest.mark.parametrize("alone_s", [0.0, 15.0], ids=["with the others", 
 @pytest.mark.fault("C3")
 @FIRST
 @pytest.mark.parametrize("with_mark", [False, True], ids=["its mark left", "its mark lost"])
-def test_a_member_that_lost_the_end_of_its_log_does_not_lead_with_the_rest(alone_s, with_mark):
-    async def main(stage):
-        harmed = follower_of(stage)
-        await end_all(stage, harmed=harmed, as_harmed="lost tail")
-        assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=with_mark)
+@run_by(live)
+async def test_a_member_that_lost_the_end_of_its_log_does_not_lead_with_the_rest(
+    stage, /, alone_s, with_mark
+):
+    harmed = follower_of(stage)
+    await end_all(stage, harmed=harmed, as_harmed="lost tail")
+    assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=with_mark)
 
-        await begin_all(stage, harmed, alone_s)
-        await until(lambda: stage.set.is_serving and harmed.is_whole)
-
-    live(main)
+    await begin_all(stage, harmed, alone_s)
+    await until(lambda: stage.set.is_serving and harmed.is_whole)
 
 
 @pytest.mark.fault("C3")
-def test_a_leader_that_lost_the_end_of_its_log_does_not_lead_again_before_the_others():
-    async def main(stage):
-        leader = stage.set.leader
-        stage.lose(leader, "lost tail")
-        await leader.kill()
-        assert leader.lose_tail(stage.world.entropy.fork("tail"), with_mark=True)
+@run_by(live)
+async def test_a_leader_that_lost_the_end_of_its_log_does_not_lead_again_before_the_others(
+    stage, /
+):
+    leader = stage.set.leader
+    stage.lose(leader, "lost tail")
+    await leader.kill()
+    assert leader.lose_tail(stage.world.entropy.fork("tail"), with_mark=True)
 
-        leader.start()
-        await until(lambda: stage.set.is_serving and leader.is_whole)
-
-    live(main)
+    leader.start()
+    await until(lambda: stage.set.is_serving and leader.is_whole)
 
 
 @pytest.mark.fault("C4")
 @FIRST
-def test_a_member_with_an_older_directory_does_not_lead_with_it(alone_s):
-    async def main(stage):
-        harmed = follower_of(stage)
-        before = harmed.snapshot()
-        await asyncio.sleep(5)
-        await end_all(stage, harmed=harmed, as_harmed="older state")
-        harmed.put_back(before)
+@run_by(live)
+async def test_a_member_with_an_older_directory_does_not_lead_with_it(stage, /, alone_s):
+    harmed = follower_of(stage)
+    before = harmed.snapshot()
+    await asyncio.sleep(5)
+    await end_all(stage, harmed=harmed, as_harmed="older state")
+    harmed.put_back(before)
 
-        await begin_all(stage, harmed, alone_s)
-        await until(lambda: stage.set.is_serving and harmed.is_whole)
-
-    live(main)
+    await begin_all(stage, harmed, alone_s)
+    await until(lambda: stage.set.is_serving and harmed.is_whole)
 
 
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("role", ["a follower", "the leader"])
-def test_what_was_acknowledged_in_the_last_second_the_other_members_know(role):
+@run_by(live, lease=2, seeds=4)
+async def test_what_was_acknowledged_in_the_last_second_the_other_members_know(stage, /, role):
     """The store has not heard of it. What a member had in an election before counts no more."""
-
-    async def main(stage):
-        for _ in range(2):
-            leader, follower = stage.set.leader, follower_of(stage)
-            harmed = leader if role == "the leader" else follower
-            before = harmed.snapshot()
-            await asyncio.sleep(0.9)
-            await end_all(stage, harmed=harmed, as_harmed="older state")
-            harmed.put_back(before)
-            # One other member that comes back is enough.
-            for node in stage.members if harmed is leader else (leader, follower):
-                node.start()
-            stage.coordination.start()
-            await until(lambda node=harmed: stage.set.is_serving and node.is_whole)
-            for node in stage.members:
-                node.start()
-            await until(lambda: len(stage.set.in_sync()) == len(stage.members))
-
-    live(main, lease=2, seeds=4)
+    for _ in range(2):
+        leader, follower = stage.set.leader, follower_of(stage)
+        harmed = leader if role == "the leader" else follower
+        before = harmed.snapshot()
+        await asyncio.sleep(0.9)
+        await end_all(stage, harmed=harmed, as_harmed="older state")
+        harmed.put_back(before)
+        # One other member that comes back is enough.
+        for node in stage.members if harmed is leader else (leader, follower):
+            node.start()
+        stage.coordination.start()
+        await until(lambda node=harmed: stage.set.is_serving and node.is_whole)
+        for node in stage.members:
+            node.start()
+        await until(lambda: len(stage.set.in_sync()) == len(stage.members))
 
 
 @pytest.mark.fault("C4")
-def test_a_leader_with_an_older_directory_does_not_lead_again_before_the_others():
-    async def main(stage):
-        leader = stage.set.leader
-        before = leader.snapshot()
-        await asyncio.sleep(5)
-        stage.lose(leader, "older state")
-        await leader.kill()
-        leader.put_back(before)
+@run_by(live)
+async def test_a_leader_with_an_older_directory_does_not_lead_again_before_the_others(stage, /):
+    leader = stage.set.leader
+    before = leader.snapshot()
+    await asyncio.sleep(5)
+    stage.lose(leader, "older state")
+    await leader.kill()
+    leader.put_back(before)
 
-        leader.start()
-        await until(lambda: stage.set.is_serving and leader.is_whole)
-
-    live(main)
+    leader.start()
+    await until(lambda: stage.set.is_serving and leader.is_whole)
 
 
 @pytest.mark.fault("C5")
 @pytest.mark.parametrize("how", ["kill", "power cut"])
-def test_all_members_and_the_store_at_once_lose_nothing(how):
-    async def main(stage):
-        for _ in range(3):
-            await end_all(stage, how)
-            await asyncio.sleep(1)
-            await begin_all(stage)
-            await until(lambda: stage.set.is_serving)
-            await asyncio.sleep(3)
-
-    live(main)
+@run_by(live)
+async def test_all_members_and_the_store_at_once_lose_nothing(stage, /, how):
+    for _ in range(3):
+        await end_all(stage, how)
+        await asyncio.sleep(1)
+        await begin_all(stage)
+        await until(lambda: stage.set.is_serving)
+        await asyncio.sleep(3)
 
 
 @pytest.mark.fault("C3", "C5")
-def test_where_all_members_are_in_doubt_one_that_lacks_nothing_leads_once_all_are_back():
-    async def main(stage):
-        harmed = stage.set.leader
-        await end_all(stage, "power cut", harmed=harmed, as_harmed="lost tail")
-        for node in stage.members:
-            if node is not harmed:
-                node.disk.remove("high-water")
-        assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=False)
+@run_by(live, seeds=1)
+async def test_where_all_members_are_in_doubt_one_that_lacks_nothing_leads_once_all_are_back(
+    stage, /
+):
+    harmed = stage.set.leader
+    await end_all(stage, "power cut", harmed=harmed, as_harmed="lost tail")
+    for node in stage.members:
+        if node is not harmed:
+            node.disk.remove("high-water")
+    assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=False)
 
-        await begin_all(stage, harmed, alone_s=8.0)
-        await until(lambda: stage.set.is_serving and harmed.is_whole)
-
-    live(main, seeds=1)
+    await begin_all(stage, harmed, alone_s=8.0)
+    await until(lambda: stage.set.is_serving and harmed.is_whole)
 
 
 @pytest.mark.fault("C9")
-def test_where_only_a_copy_with_less_is_left_a_person_decides(caplog):
+@run_by(live)
+async def test_where_only_a_copy_with_less_is_left_a_person_decides(stage, /, caplog):
     logging.disable(logging.NOTSET)
 
-    async def main(stage):
-        caplog.clear()
-        leader, coordination = stage.set.leader, stage.coordination
-        others = [node for node in stage.members if node is not leader]
-        before = leader.snapshot()
-        for node in others:
-            await node.kill()
-        await until(lambda: stage.set.in_sync() == [leader])
-        await asyncio.sleep(3)
-        stage.lose(leader, "older state")
-        await leader.kill()
-        leader.put_back(before)
-        for node in stage.members:
-            node.start()
-        await asyncio.sleep(20)
-        assert coordination.view().leader is None
-        assert "--allow-data-loss" in caplog.text
+    caplog.clear()
+    leader, coordination = stage.set.leader, stage.coordination
+    others = [node for node in stage.members if node is not leader]
+    before = leader.snapshot()
+    for node in others:
+        await node.kill()
+    await until(lambda: stage.set.in_sync() == [leader])
+    await asyncio.sleep(3)
+    stage.lose(leader, "older state")
+    await leader.kill()
+    leader.put_back(before)
+    for node in stage.members:
+        node.start()
+    await asyncio.sleep(20)
+    assert coordination.view().leader is None
+    assert "--allow-data-loss" in caplog.text
 
-        stage.allow_loss(leader)
-        await until(lambda: len(stage.set.in_sync()) == len(stage.members))
-        assert count(stage, LossAllowed) == 1
-
-    live(main)
+    stage.allow_loss(leader)
+    await until(lambda: len(stage.set.in_sync()) == len(stage.members))
+    assert count(stage, LossAllowed) == 1
 
 
 # Flipped bits
@@ -262,86 +252,78 @@ def test_where_only_a_copy_with_less_is_left_a_person_decides(caplog):
 @pytest.mark.fault("C1", "C2")
 @pytest.mark.parametrize("role", ["a follower", "the leader"])
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["that runs", "that is stopped"])
-def test_a_flipped_bit_is_noticed_and_mended_from_another_copy(role, is_stopped):
-    async def main(stage):
-        draw = stage.world.entropy.fork("bits")
-        await asyncio.sleep(5)
-        node = stage.set.leader if role == "the leader" else follower_of(stage)
-        if is_stopped:
-            stage.lose(node, "kill")
-            await node.kill()
-        assert stage.flip_bits(node, draw, 2, only_closed=not is_stopped)
-        stage.history.add(Damaged(stage.world.now(), node.name))
-        node.start()
-        await until(lambda: not node.is_damaged)
-        stage.history.add(Mended(stage.world.now(), node.name))
-        await until(lambda: node in stage.set.in_sync())
-
-    live(main)
+@run_by(live)
+async def test_a_flipped_bit_is_noticed_and_mended_from_another_copy(stage, /, role, is_stopped):
+    draw = stage.world.entropy.fork("bits")
+    await asyncio.sleep(5)
+    node = stage.set.leader if role == "the leader" else follower_of(stage)
+    if is_stopped:
+        stage.lose(node, "kill")
+        await node.kill()
+    assert stage.flip_bits(node, draw, 2, only_closed=not is_stopped)
+    stage.history.add(Damaged(stage.world.now(), node.name))
+    node.start()
+    await until(lambda: not node.is_damaged)
+    stage.history.add(Mended(stage.world.now(), node.name))
+    await until(lambda: node in stage.set.in_sync())
 
 
 @pytest.mark.fault("C1", "C2")
-def test_two_members_damaged_at_different_places_mend_each_other():
-    async def main(stage):
-        draw = stage.world.entropy.fork("bits")
-        await asyncio.sleep(5)
-        nodes = [stage.set.leader, follower_of(stage)]
-        first, second = nodes
-        assert first.flip_bit(draw, kib(8), only_closed=True) is not None
-        assert second.flip_bit(draw, kib(16), since=kib(8), only_closed=True) is not None
-        for node in nodes:
-            stage.history.add(Damaged(stage.world.now(), node.name))
-        for node in nodes:
-            await until(lambda node=node: not node.is_damaged)
-            stage.history.add(Mended(stage.world.now(), node.name))
-
-    live(main, members=2)
+@run_by(live, members=2)
+async def test_two_members_damaged_at_different_places_mend_each_other(stage, /):
+    draw = stage.world.entropy.fork("bits")
+    await asyncio.sleep(5)
+    nodes = [stage.set.leader, follower_of(stage)]
+    first, second = nodes
+    assert first.flip_bit(draw, kib(8), only_closed=True) is not None
+    assert second.flip_bit(draw, kib(16), since=kib(8), only_closed=True) is not None
+    for node in nodes:
+        stage.history.add(Damaged(stage.world.now(), node.name))
+    for node in nodes:
+        await until(lambda node=node: not node.is_damaged)
+        stage.history.add(Mended(stage.world.now(), node.name))
 
 
 # More than one machine, or a disk that takes nothing
 
 
 @pytest.mark.fault("C6")
-def test_a_leader_that_dies_while_the_store_has_no_leader_either_is_replaced_soon():
-    async def main(stage):
-        leader = stage.set.leader
-        stage.lose(leader, "kill")
-        stage.coordination.stop()
-        await leader.kill()
-        await asyncio.sleep(2)
-        stage.coordination.start()
-        stage.history.add(AllBack(stage.world.now()))
-        await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
-
-    live(main)
+@run_by(live)
+async def test_a_leader_that_dies_while_the_store_has_no_leader_either_is_replaced_soon(stage, /):
+    leader = stage.set.leader
+    stage.lose(leader, "kill")
+    stage.coordination.stop()
+    await leader.kill()
+    await asyncio.sleep(2)
+    stage.coordination.start()
+    stage.history.add(AllBack(stage.world.now()))
+    await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
 
 
 @pytest.mark.fault("C7")
 @pytest.mark.parametrize("why", ["every write fails", "no room"])
-def test_a_leader_that_can_write_nothing_hands_over_and_stays_away(why):
-    async def main(stage):
-        leader, epoch = stage.set.leader, stage.coordination.view().epoch
-        stage.history.add(WritesFail(stage.world.now(), leader.name, has_heir=True))
-        if why == "no room":
-            leader.disk.capacity = leader.disk.space().used
-        else:
-            leader.disk.fail_writes(error=errno.EIO)
-        await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
-        taken = count(stage, Acknowledged)
-        await asyncio.sleep(20)
-        assert count(stage, Acknowledged) > taken
-        led = [
-            machine_of(event.leader)
-            for event in stage.history.events
-            if isinstance(event, SetChanged) and event.epoch > epoch
-        ]
-        assert leader.name not in led
+@run_by(live)
+async def test_a_leader_that_can_write_nothing_hands_over_and_stays_away(stage, /, why):
+    leader, epoch = stage.set.leader, stage.coordination.view().epoch
+    stage.history.add(WritesFail(stage.world.now(), leader.name, has_heir=True))
+    if why == "no room":
+        leader.disk.capacity = leader.disk.space().used
+    else:
+        leader.disk.fail_writes(error=errno.EIO)
+    await until(lambda: stage.set.is_serving and stage.set.leader is not leader)
+    taken = count(stage, Acknowledged)
+    await asyncio.sleep(20)
+    assert count(stage, Acknowledged) > taken
+    led = [
+        machine_of(event.leader)
+        for event in stage.history.events
+        if isinstance(event, SetChanged) and event.epoch > epoch
+    ]
+    assert leader.name not in led
 
-        leader.disk.repair()
-        leader.disk.capacity = None
-        await until(lambda: leader in stage.set.in_sync())
-
-    live(main)
+    leader.disk.repair()
+    leader.disk.capacity = None
+    await until(lambda: leader in stage.set.in_sync())
 
 
 @pytest.mark.fault("C8")

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.running import run_by
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import machine_of
 from tests.simulation.copy_stage import CopyStage
@@ -34,98 +35,94 @@ def in_set(main, mix=None):
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
-def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(restarted, caplog):
+@run_by(in_set)
+async def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(
+    stage, /, restarted, caplog
+):
     logging.disable(logging.NOTSET)
 
-    async def main(stage):
-        leader, view = stage.set.leader, stage.coordination.view()
-        stage.coordination.forget()
-        if restarted:
-            for node in stage.members:
-                await node.kill()
-                node.start()
-        await asyncio.sleep(20)
-        assert stage.coordination.view().leader is None
-        assert LOST in caplog.text
+    leader, view = stage.set.leader, stage.coordination.view()
+    stage.coordination.forget()
+    if restarted:
+        for node in stage.members:
+            await node.kill()
+            node.start()
+    await asyncio.sleep(20)
+    assert stage.coordination.view().leader is None
+    assert LOST in caplog.text
 
-        member = leader.name_in_set()
-        loss = AllowedLoss(member, "Li Na", "etcd is new", 5, ())
-        assert stage.coordination.allow_loss(stage.coordination.view(), loss)
-        async with asyncio.timeout(10):
-            while len(stage.set.in_sync()) < len(stage.members):
-                await asyncio.sleep(0.1)
-        assert stage.set.leader is leader
-        assert stage.coordination.view().epoch > view.epoch
-
-    in_set(main)
+    member = leader.name_in_set()
+    loss = AllowedLoss(member, "Li Na", "etcd is new", 5, ())
+    assert stage.coordination.allow_loss(stage.coordination.view(), loss)
+    async with asyncio.timeout(10):
+        while len(stage.set.in_sync()) < len(stage.members):
+            await asyncio.sleep(0.1)
+    assert stage.set.leader is leader
+    assert stage.coordination.view().epoch > view.epoch
 
 
-def test_a_member_chosen_after_a_loss_does_not_lead_in_an_epoch_that_it_has_not_seen():
+@run_by(in_set)
+async def test_a_member_chosen_after_a_loss_does_not_lead_in_an_epoch_that_it_has_not_seen(
+    stage, /
+):
     """The others led in it, so their logs would be taken for copies of its own."""
-
-    async def main(stage):
-        leader, coordination = stage.set.leader, stage.coordination
-        chosen = next(node for node in stage.members if node is not leader)
-        coordination.partition(chosen.name)
-        stage.world.network.isolate(chosen.name)
-        for _ in range(2):
-            epoch = coordination.view().epoch
-            await stage.set.leader.kill()
-            async with asyncio.timeout(20):
-                while not stage.set.is_serving or coordination.view().epoch == epoch:
-                    for node in stage.members:
-                        node.start()
-                    await asyncio.sleep(0.1)
-        newest = coordination.view().epoch
-
-        coordination.forget()
-        coordination.heal(chosen.name)
-        stage.world.network.heal(chosen.name)
-        await asyncio.sleep(20)
-        loss = AllowedLoss(chosen.name_in_set(), "Li Na", "etcd is new", 5, ())
-        assert coordination.allow_loss(coordination.view(), loss)
+    leader, coordination = stage.set.leader, stage.coordination
+    chosen = next(node for node in stage.members if node is not leader)
+    coordination.partition(chosen.name)
+    stage.world.network.isolate(chosen.name)
+    for _ in range(2):
+        epoch = coordination.view().epoch
+        await stage.set.leader.kill()
         async with asyncio.timeout(20):
-            while len(stage.set.in_sync()) < len(stage.members):
+            while not stage.set.is_serving or coordination.view().epoch == epoch:
+                for node in stage.members:
+                    node.start()
                 await asyncio.sleep(0.1)
-        assert stage.set.leader is chosen
-        assert coordination.view().epoch > newest
+    newest = coordination.view().epoch
 
-    in_set(main)
+    coordination.forget()
+    coordination.heal(chosen.name)
+    stage.world.network.heal(chosen.name)
+    await asyncio.sleep(20)
+    loss = AllowedLoss(chosen.name_in_set(), "Li Na", "etcd is new", 5, ())
+    assert coordination.allow_loss(coordination.view(), loss)
+    async with asyncio.timeout(20):
+        while len(stage.set.in_sync()) < len(stage.members):
+            await asyncio.sleep(0.1)
+    assert stage.set.leader is chosen
+    assert coordination.view().epoch > newest
 
 
-def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
-    async def main(stage):
-        leader = stage.set.leader
-        await leader.kill()
-        leader.disk.capacity = leader.disk.space().used
-        leader.start()
-        async with asyncio.timeout(10):
-            while not stage.set.is_serving:
-                await asyncio.sleep(0.1)
-        leader.disk.capacity = None
-
-    in_set(main, CopyMix(members=1))
+@run_by(in_set, CopyMix(members=1))
+async def test_a_leader_whose_disk_is_full_leads_again_after_a_restart(stage, /):
+    leader = stage.set.leader
+    await leader.kill()
+    leader.disk.capacity = leader.disk.space().used
+    leader.start()
+    async with asyncio.timeout(10):
+        while not stage.set.is_serving:
+            await asyncio.sleep(0.1)
+    leader.disk.capacity = None
 
 
 @pytest.mark.parametrize("method", ["renew", "change"])
-def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(method, monkeypatch):
+@run_by(in_set)
+async def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(
+    stage, /, method, monkeypatch
+):
     """By a fault of its own, which no retry mends."""
+    leader, ask = stage.set.leader, getattr(SimulatedCoordinator, method)
 
-    async def main(stage):
-        leader, ask = stage.set.leader, getattr(SimulatedCoordinator, method)
+    async def broken(self, leadership, *given):
+        if machine_of(leadership.leader.member) == leader.name:
+            raise RuntimeError("a fault of the program")
+        return await ask(self, leadership, *given)
 
-        async def broken(self, leadership, *given):
-            if machine_of(leadership.leader.member) == leader.name:
-                raise RuntimeError("a fault of the program")
-            return await ask(self, leadership, *given)
-
-        monkeypatch.setattr(SimulatedCoordinator, method, broken)
-        other = next(node for node in stage.members if node is not leader)
-        await other.kill()  # So the in-sync set has to change.
-        async with asyncio.timeout(10):
-            while not stage.set.is_serving or stage.set.leader is leader:
-                await asyncio.sleep(0.1)
-        monkeypatch.undo()
-        other.start()
-
-    in_set(main)
+    monkeypatch.setattr(SimulatedCoordinator, method, broken)
+    other = next(node for node in stage.members if node is not leader)
+    await other.kill()  # So the in-sync set has to change.
+    async with asyncio.timeout(10):
+        while not stage.set.is_serving or stage.set.leader is leader:
+            await asyncio.sleep(0.1)
+    monkeypatch.undo()
+    other.start()

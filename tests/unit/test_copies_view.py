@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.set_stage import in_set
 from txmq.errors import IllegalOperation
 from txmq.protocol.bodies import TextTable
@@ -18,45 +19,39 @@ async def view_at(client):
     return CopiesView.read((await client.ok(RequestCode.SHOW_COPIES)).body)
 
 
-def test_a_broker_without_followers_has_none():
-    async def main(stage):
-        await stage.first.lead()
-        client = await stage.first.client()
-        view = await view_at(client)
-        expected = CopiesView("", 0, "async", 1, stage.first.end, [], verified_ms=view.verified_ms)
-        assert view == expected
-
-    in_set(main)
+@run_by(in_set)
+async def test_a_broker_without_followers_has_none(stage, /):
+    await stage.first.lead()
+    client = await stage.first.client()
+    view = await view_at(client)
+    expected = CopiesView("", 0, "async", 1, stage.first.end, [], verified_ms=view.verified_ms)
+    assert view == expected
 
 
-def test_a_follower_has_its_place_in_the_log_and_its_connection():
-    async def main(stage):
-        client = await stage.copied()
-        view = await view_at(client)
-        (follower,) = view.followers
-        assert (view.epoch, view.log_end) == (0, stage.first.end)
-        assert (follower.member, follower.is_in_sync) == ("m2", True)
-        assert follower.address.startswith(stage.second.machine.address)
-        assert (follower.position, follower.bytes_behind) == (stage.first.end, 0)
-        assert (follower.seconds_behind, follower.is_longer) == (0, False)
-        table = TextTable.read((await client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
-        expected = {"epoch": "0", "isLeader": "1", "followers": "1", "followersInSync": "1"}
-        assert table.items() >= {**expected, "bytesNotCopied": "0"}.items()
-        assert "secondsSinceLeaseRenewal" not in table
-
-    in_set(main)
+@run_by(in_set)
+async def test_a_follower_has_its_place_in_the_log_and_its_connection(stage, /):
+    client = await stage.copied()
+    view = await view_at(client)
+    (follower,) = view.followers
+    assert (view.epoch, view.log_end) == (0, stage.first.end)
+    assert (follower.member, follower.is_in_sync) == ("m2", True)
+    assert follower.address.startswith(stage.second.machine.address)
+    assert (follower.position, follower.bytes_behind) == (stage.first.end, 0)
+    assert (follower.seconds_behind, follower.is_longer) == (0, False)
+    table = TextTable.read((await client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+    expected = {"epoch": "0", "isLeader": "1", "followers": "1", "followersInSync": "1"}
+    assert table.items() >= {**expected, "bytesNotCopied": "0"}.items()
+    assert "secondsSinceLeaseRenewal" not in table
 
 
-def test_a_set_without_a_coordinator_is_not_changed_by_requests():
-    async def main(stage):
-        await stage.first.lead()
-        client = await stage.first.client()
-        wanted = SetChange("remove", "m2", "Li Na", "a slow disk")
-        found = await client.ask(RequestCode.CHANGE_SET, wanted)
-        assert found.code == IllegalOperation.code
-        assert "this broker has no coordinator" in found.remark
-
-    in_set(main)
+@run_by(in_set)
+async def test_a_set_without_a_coordinator_is_not_changed_by_requests(stage, /):
+    await stage.first.lead()
+    client = await stage.first.client()
+    wanted = SetChange("remove", "m2", "Li Na", "a slow disk")
+    found = await client.ask(RequestCode.CHANGE_SET, wanted)
+    assert found.code == IllegalOperation.code
+    assert "this broker has no coordinator" in found.remark
 
 
 class Store:

@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import force_setattr, replace
 
+from tests.running import run_by
 from tests.unit.copy_stage import log_of
 from tests.unit.handlers.handler_stage import STEADY, Client, Inbox
 from tests.unit.test_log_repair import flip, place_of, until
@@ -206,78 +207,72 @@ def test_a_damaged_leader_hands_over_and_is_repaired_from_the_next_one(caplog):
     assert any("handing over" in line and "its log is damaged" in line for line in caplog.messages)
 
 
-def test_bits_flipped_in_all_members_at_different_places_under_load_cost_nothing():
-    async def main(stage):
-        await stage.started()
-        await stage.filled()
-        client = await stage.client()
+@run_by(with_members)
+async def test_bits_flipped_in_all_members_at_different_places_under_load_cost_nothing(stage, /):
+    await stage.started()
+    await stage.filled()
+    client = await stage.client()
 
-        async def load():
-            for number in range(120, 200):
-                await client.send("T", b"%d " % number + b"." * 2000)
+    async def load():
+        for number in range(120, 200):
+            await client.send("T", b"%d " % number + b"." * 2000)
 
-        loading = asyncio.create_task(load())
-        for span, node in enumerate(stage.nodes.values()):
-            for file in range(3):
-                flip(node, file, span + 1 + file, (3, 20, 70)[file])
-        with suppress(Exception):  # The leader hands over, and the connection is lost.
-            await loading
-        await asyncio.sleep(1)
-        await stage.all_whole()
-        assert (await stage.numbers())[:120] == list(range(120))
-
-    with_members(main)
+    loading = asyncio.create_task(load())
+    for span, node in enumerate(stage.nodes.values()):
+        for file in range(3):
+            flip(node, file, span + 1 + file, (3, 20, 70)[file])
+    with suppress(Exception):  # The leader hands over, and the connection is lost.
+        await loading
+    await asyncio.sleep(1)
+    await stage.all_whole()
+    assert (await stage.numbers())[:120] == list(range(120))
 
 
-def test_members_that_were_damaged_at_different_places_while_stopped_repair_each_other():
-    async def main(stage):
-        await stage.started()
-        await stage.filled()
-        for node in stage.nodes.values():
-            await node.stop()
-        for span, node in enumerate(stage.nodes.values()):
-            flip(node, 0, span + 1)
-            flip(node, 1, span + 1, 20)
-        await stage.started()
-        await asyncio.sleep(1)
-        await stage.all_whole()
-        assert await stage.numbers() == list(range(120))
-
-    with_members(main)
-
-
-def test_a_part_that_is_damaged_in_two_members_is_repaired_from_the_third():
-    async def main(stage):
-        await stage.started()
-        await stage.filled()
-        whole = stage.followers[0]
-        for node in stage.nodes.values():
-            if node is not whole:
-                flip(node, 1, 2)
-        await until(lambda: stage.leader is whole)
-        await stage.all_whole()
-        assert await stage.numbers() == list(range(120))
-
-    with_members(main)
+@run_by(with_members)
+async def test_members_that_were_damaged_at_different_places_while_stopped_repair_each_other(
+    stage, /
+):
+    await stage.started()
+    await stage.filled()
+    for node in stage.nodes.values():
+        await node.stop()
+    for span, node in enumerate(stage.nodes.values()):
+        flip(node, 0, span + 1)
+        flip(node, 1, span + 1, 20)
+    await stage.started()
+    await asyncio.sleep(1)
+    await stage.all_whole()
+    assert await stage.numbers() == list(range(120))
 
 
-def test_a_wiped_member_of_a_damaged_leader_gets_its_log_from_the_whole_copy():
-    async def main(stage):
-        await stage.started()
-        await stage.filled()
-        first, wiped = stage.leader, stage.followers[0]
-        await wiped.stop()
-        for folder in ("log", "index", "config", "."):
-            for name in wiped.disk.names(folder):
-                with suppress(OSError):
-                    wiped.disk.remove(name if folder == "." else f"{folder}/{name}")
-        flip(first, 1, 3)
-        wiped.start()
-        await until(lambda: stage.leader not in {first, None})
-        await stage.all_whole()
-        assert await stage.numbers() == list(range(120))
+@run_by(with_members)
+async def test_a_part_that_is_damaged_in_two_members_is_repaired_from_the_third(stage, /):
+    await stage.started()
+    await stage.filled()
+    whole = stage.followers[0]
+    for node in stage.nodes.values():
+        if node is not whole:
+            flip(node, 1, 2)
+    await until(lambda: stage.leader is whole)
+    await stage.all_whole()
+    assert await stage.numbers() == list(range(120))
 
-    with_members(main)
+
+@run_by(with_members)
+async def test_a_wiped_member_of_a_damaged_leader_gets_its_log_from_the_whole_copy(stage, /):
+    await stage.started()
+    await stage.filled()
+    first, wiped = stage.leader, stage.followers[0]
+    await wiped.stop()
+    for folder in ("log", "index", "config", "."):
+        for name in wiped.disk.names(folder):
+            with suppress(OSError):
+                wiped.disk.remove(name if folder == "." else f"{folder}/{name}")
+    flip(first, 1, 3)
+    wiped.start()
+    await until(lambda: stage.leader not in {first, None})
+    await stage.all_whole()
+    assert await stage.numbers() == list(range(120))
 
 
 @pytest.mark.parametrize("has_another", [True, False])
@@ -310,44 +305,39 @@ def test_a_member_with_known_damage_leads_only_if_no_other_one_does(has_another,
     assert any("does not lead: its log is damaged in 1 part" in line for line in caplog.messages)
 
 
-def test_damage_that_a_pull_meets_is_repaired_without_rounds():
+@run_by(with_members)
+async def test_damage_that_a_pull_meets_is_repaired_without_rounds(stage, /):
     """With ``verify_bytes_per_second = 0`` the reader finds the damage."""
+    stage.verify_bytes_per_second = 0
+    await stage.started()
+    await stage.filled()
+    first = stage.leader
+    flip(first, 0, 3)
+    await asyncio.sleep(60)
+    assert stage.leader is first
 
-    async def main(stage):
-        stage.verify_bytes_per_second = 0
-        await stage.started()
-        await stage.filled()
-        first = stage.leader
-        flip(first, 0, 3)
-        await asyncio.sleep(60)
-        assert stage.leader is first
-
-        await stage.numbers()
-        await until(lambda: stage.leader not in {first, None})
-        await stage.in_sync()
-        assert await stage.numbers() == list(range(120))
-        await stage.all_whole()
-
-    with_members(main)
+    await stage.numbers()
+    await until(lambda: stage.leader not in {first, None})
+    await stage.in_sync()
+    assert await stage.numbers() == list(range(120))
+    await stage.all_whole()
 
 
-def test_a_leader_with_a_damaged_head_has_no_follower_cut_what_it_has():
-    async def main(stage):
-        stage.verify_bytes_per_second = 0
-        await stage.started()
-        await stage.filled()
-        first = stage.leader
-        for node in stage.followers:
-            await node.stop()
-        first.disk.flip_bit(*place_of(first, -1, -1, 20))
-        for node in stage.nodes.values():
-            if node is not first:
-                node.start()
-        await asyncio.sleep(20)
-        assert not any(node.disk.names("cut") for node in stage.nodes.values() if node is not first)
-        await first.kill()
-        first.start()
-        await stage.all_whole()
-        assert await stage.numbers() == list(range(120))
-
-    with_members(main)
+@run_by(with_members)
+async def test_a_leader_with_a_damaged_head_has_no_follower_cut_what_it_has(stage, /):
+    stage.verify_bytes_per_second = 0
+    await stage.started()
+    await stage.filled()
+    first = stage.leader
+    for node in stage.followers:
+        await node.stop()
+    first.disk.flip_bit(*place_of(first, -1, -1, 20))
+    for node in stage.nodes.values():
+        if node is not first:
+            node.start()
+    await asyncio.sleep(20)
+    assert not any(node.disk.names("cut") for node in stage.nodes.values() if node is not first)
+    await first.kill()
+    first.start()
+    await stage.all_whole()
+    assert await stage.numbers() == list(range(120))

@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import DamagedFile, ForeignFile, WriteFailed
 from txmq.protocol.bodies import GroupConfig, TopicConfig
@@ -246,40 +247,36 @@ async def begin_to_write(disk):
     return tables, writing
 
 
-def test_offsets_that_a_thread_writes_never_replace_newer_ones():
-    async def scenario(world):
-        disk = world.machine("broker").disk
-        tables, writing = await begin_to_write(disk)
-        tables.keeper.save_offsets(tables.offsets)
-        assert offsets_on(disk) == 1, "a stop saves them although a thread does, too"
-        tables.offsets.put("buyers", "Orders", 0, 2)
-        tables.keeper.save_offsets(tables.offsets)
-        await writing
-        assert offsets_on(disk) == 2
+@run_by(simulate, 1)
+async def test_offsets_that_a_thread_writes_never_replace_newer_ones(world, /):
+    disk = world.machine("broker").disk
+    tables, writing = await begin_to_write(disk)
+    tables.keeper.save_offsets(tables.offsets)
+    assert offsets_on(disk) == 1, "a stop saves them although a thread does, too"
+    tables.offsets.put("buyers", "Orders", 0, 2)
+    tables.keeper.save_offsets(tables.offsets)
+    await writing
+    assert offsets_on(disk) == 2
 
-        tables.offsets.put("buyers", "Orders", 0, 3)
+    tables.offsets.put("buyers", "Orders", 0, 3)
+    await tables.keeper.write_offsets(tables.offsets)
+    assert (offsets_on(disk), tables.offsets.unsaved) == (3, False)
+
+
+@run_by(simulate, 1)
+async def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one(world, /):
+    disk = world.machine("broker").disk
+    tables, writing = await begin_to_write(disk)
+    tables.offsets.put("buyers", "Orders", 0, 2)
+    await writing
+    assert tables.offsets.unsaved
+    disk.fail_writes(error=errno.ENOSPC)
+    with pytest.raises(OSError, match=r"config/offsets\.json"):
         await tables.keeper.write_offsets(tables.offsets)
-        assert (offsets_on(disk), tables.offsets.unsaved) == (3, False)
-
-    simulate(scenario, 1)
-
-
-def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one():
-    async def scenario(world):
-        disk = world.machine("broker").disk
-        tables, writing = await begin_to_write(disk)
-        tables.offsets.put("buyers", "Orders", 0, 2)
-        await writing
-        assert tables.offsets.unsaved
-        disk.fail_writes(error=errno.ENOSPC)
-        with pytest.raises(OSError, match=r"config/offsets\.json"):
-            await tables.keeper.write_offsets(tables.offsets)
-        disk.repair()
-        assert tables.offsets.unsaved
-        await tables.keeper.write_offsets(tables.offsets)
-        assert offsets_on(disk) == 2
-
-    simulate(scenario, 1)
+    disk.repair()
+    assert tables.offsets.unsaved
+    await tables.keeper.write_offsets(tables.offsets)
+    assert offsets_on(disk) == 2
 
 
 def test_large_tables_are_written_in_parts_with_turns_for_others_and_the_same_text():
@@ -340,39 +337,35 @@ def broker_on(machine):
     )
 
 
-def test_a_new_directory_on_a_full_disk_refuses_the_start():
-    async def scenario(world):
-        machine = world.machine("broker")
-        machine.disk.capacity = 3 * PAGE
-        with pytest.raises(WriteFailed, match="a new data directory .* make room .* start again"):
-            async with broker_on(machine):
-                pass
-
-        machine.disk.capacity = None
+@run_by(simulate, 1)
+async def test_a_new_directory_on_a_full_disk_refuses_the_start(world, /):
+    machine = world.machine("broker")
+    machine.disk.capacity = 3 * PAGE
+    with pytest.raises(WriteFailed, match="a new data directory .* make room .* start again"):
         async with broker_on(machine):
             pass
 
-    simulate(scenario, 1)
+    machine.disk.capacity = None
+    async with broker_on(machine):
+        pass
 
 
-def test_a_broker_repairs_a_table_as_soon_as_there_is_room(caplog):
-    async def scenario(world):
-        machine = world.machine("broker")
-        async with broker_on(machine):
-            pass
-        machine.disk.flip_bit("config/topics.json", 30)
-        machine.disk.fail_writes(error=errno.ENOSPC)
+@run_by(simulate, 1)
+async def test_a_broker_repairs_a_table_as_soon_as_there_is_room(world, /, caplog):
+    machine = world.machine("broker")
+    async with broker_on(machine):
+        pass
+    machine.disk.flip_bit("config/topics.json", 30)
+    machine.disk.fail_writes(error=errno.ENOSPC)
 
-        async with broker_on(machine) as broker:
-            assert broker.topics.by_name.get("BenchmarkTest") is not None
-            machine.disk.repair()
-            await asyncio.sleep(2 * ROUND_S)
-            caplog.clear()
-        async with broker_on(machine):
-            pass
-        assert not [line for line in caplog.messages if "topics.json" in line]
-
-    simulate(scenario, 1)
+    async with broker_on(machine) as broker:
+        assert broker.topics.by_name.get("BenchmarkTest") is not None
+        machine.disk.repair()
+        await asyncio.sleep(2 * ROUND_S)
+        caplog.clear()
+    async with broker_on(machine):
+        pass
+    assert not [line for line in caplog.messages if "topics.json" in line]
 
 
 def test_a_large_table_has_no_lines_for_people_and_is_loaded_all_the_same():

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.set_stage import in_set
 from tests.unit.test_follower import fill
 from txmq.protocol.copies import FollowerEntry
@@ -97,88 +98,84 @@ def test_a_flipped_bit_in_a_follower_is_found_and_repaired(file, span, inside, c
     in_set(main)
 
 
-def test_two_damaged_places_are_repaired_and_the_rest_is_read_in_the_meantime():
-    async def main(stage):
-        await copied(stage, 150)
-        flip(stage.second, 0, 2)
-        flip(stage.second, 1, 1, 3)
-        flip(stage.second, 1, -1)
-        await until(lambda: entry(stage).damaged_parts)
-        await until(lambda: entry(stage).is_in_sync)
-        assert stage.second.log_files() == stage.first.log_files()
-        assert len(stage.second.disk.names("cut")) == 3
-
-    in_set(main)
+@run_by(in_set)
+async def test_two_damaged_places_are_repaired_and_the_rest_is_read_in_the_meantime(stage, /):
+    await copied(stage, 150)
+    flip(stage.second, 0, 2)
+    flip(stage.second, 1, 1, 3)
+    flip(stage.second, 1, -1)
+    await until(lambda: entry(stage).damaged_parts)
+    await until(lambda: entry(stage).is_in_sync)
+    assert stage.second.log_files() == stage.first.log_files()
+    assert len(stage.second.disk.names("cut")) == 3
 
 
-def test_a_part_that_is_damaged_at_the_leader_too_is_repaired_from_the_next_leader(caplog):
-    async def main(stage):
-        client = await copied(stage)
-        stage.third.follow()
-        await stage.caught_up(stage.third)
-        flip(stage.second)
-        flip(stage.first)
-        await until(lambda: stage.first.broker.parts.verifier.damaged)
-        await asyncio.sleep(20)
-        assert not entry(stage).is_in_sync
-        refusals = [line for line in caplog.messages if "is not repaired yet" in line]
-        assert any("what this leader has there differs" in line for line in refusals)
-        assert len(refusals) < 4
+@run_by(in_set)
+async def test_a_part_that_is_damaged_at_the_leader_too_is_repaired_from_the_next_leader(
+    stage, /, caplog
+):
+    client = await copied(stage)
+    stage.third.follow()
+    await stage.caught_up(stage.third)
+    flip(stage.second)
+    flip(stage.first)
+    await until(lambda: stage.first.broker.parts.verifier.damaged)
+    await asyncio.sleep(20)
+    assert not entry(stage).is_in_sync
+    refusals = [line for line in caplog.messages if "is not repaired yet" in line]
+    assert any("what this leader has there differs" in line for line in refusals)
+    assert len(refusals) < 4
 
-        await fill(client, 100, 5)
-        await stage.caught_up(stage.second, stage.third)
-        await stage.first.kill()
-        await stage.third.stop()
-        await stage.third.lead(2)
-        await until(lambda: not stage.second.follower.copy.damaged)
-        stage.first.follow()
-        await until(
-            lambda: stage.first.follower.verifier.rounds and not stage.first.follower.copy.is_out
-        )
-        assert stage.first.log_files() == stage.second.log_files() == stage.third.log_files()
-        found = await stage.third.client()
-        counts = [len((await found.pull("T", 0, queue=queue)).bodies) for queue in range(4)]
-        assert sum(counts) == 106
-
-    in_set(main)
+    await fill(client, 100, 5)
+    await stage.caught_up(stage.second, stage.third)
+    await stage.first.kill()
+    await stage.third.stop()
+    await stage.third.lead(2)
+    await until(lambda: not stage.second.follower.copy.damaged)
+    stage.first.follow()
+    await until(
+        lambda: stage.first.follower.verifier.rounds and not stage.first.follower.copy.is_out
+    )
+    assert stage.first.log_files() == stage.second.log_files() == stage.third.log_files()
+    found = await stage.third.client()
+    counts = [len((await found.pull("T", 0, queue=queue)).bodies) for queue in range(4)]
+    assert sum(counts) == 106
 
 
-def test_a_wiped_follower_of_a_damaged_leader_gets_no_damaged_byte_and_the_leader_says_so(caplog):
-    async def main(stage):
-        await copied(stage)
-        stage.third.follow()
-        await stage.second.stop()
-        position = flip(stage.first, 1)
-        await until(lambda: stage.first.broker.parts.verifier.damaged)
-        assert any(
-            f"the log is damaged from position {position} " in line for line in caplog.messages
-        )
+@run_by(in_set)
+async def test_a_wiped_follower_of_a_damaged_leader_gets_no_damaged_byte_and_the_leader_says_so(
+    stage, /, caplog
+):
+    await copied(stage)
+    stage.third.follow()
+    await stage.second.stop()
+    position = flip(stage.first, 1)
+    await until(lambda: stage.first.broker.parts.verifier.damaged)
+    assert any(f"the log is damaged from position {position} " in line for line in caplog.messages)
 
-        await until(lambda: stage.third.follower.status.position in {position, stage.first.end})
-        stage.second.follow()
-        await stage.caught_up(stage.second)
-
-    in_set(main)
+    await until(lambda: stage.third.follower.status.position in {position, stage.first.end})
+    stage.second.follow()
+    await stage.caught_up(stage.second)
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_what_was_found_is_known_after_a_restart_that_comes_before_the_repair(is_killed):
-    async def main(stage):
-        await copied(stage)
-        stage.leader = None
-        await stage.first.kill()
-        position = flip(stage.second)
-        await until(lambda: stage.second.follower.copy.damaged)
-        await (stage.second.kill() if is_killed else stage.second.stop())
-        assert [start for start, _ in Keeper(stage.second.disk).copy_state().damaged] == [position]
+@run_by(in_set)
+async def test_what_was_found_is_known_after_a_restart_that_comes_before_the_repair(
+    stage, /, is_killed
+):
+    await copied(stage)
+    stage.leader = None
+    await stage.first.kill()
+    position = flip(stage.second)
+    await until(lambda: stage.second.follower.copy.damaged)
+    await (stage.second.kill() if is_killed else stage.second.stop())
+    assert [start for start, _ in Keeper(stage.second.disk).copy_state().damaged] == [position]
 
-        await stage.first.lead(2)
-        stage.second.follow()
-        await until(lambda: entry(stage).is_in_sync)
-        assert Keeper(stage.second.disk).copy_state().damaged == []
-        assert stage.second.log_files() == stage.first.log_files()
-
-    in_set(main)
+    await stage.first.lead(2)
+    stage.second.follow()
+    await until(lambda: entry(stage).is_in_sync)
+    assert Keeper(stage.second.disk).copy_state().damaged == []
+    assert stage.second.log_files() == stage.first.log_files()
 
 
 @pytest.mark.parametrize("number", range(8))
@@ -210,57 +207,55 @@ def test_a_repair_that_is_killed_at_any_step_is_done_again(number):
     in_set(main)
 
 
-def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_when_it_is_whole(caplog):
-    async def main(stage):
-        await stage.first.lead()
-        client = await stage.first.client()
-        await client.topic("T", 4)
-        await fill(client, 0, 60)
-        verifier = stage.first.broker.parts.verifier
-        flip(stage.first, 0, 2)
-        await until(lambda: verifier.damaged)
-        await asyncio.sleep(60)
-        assert len([line for line in caplog.messages if "the log is damaged" in line]) == 1
-        assert verifier.rounds > 3
+@run_by(in_set)
+async def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_when_it_is_whole(
+    stage, /, caplog
+):
+    await stage.first.lead()
+    client = await stage.first.client()
+    await client.topic("T", 4)
+    await fill(client, 0, 60)
+    verifier = stage.first.broker.parts.verifier
+    flip(stage.first, 0, 2)
+    await until(lambda: verifier.damaged)
+    await asyncio.sleep(60)
+    assert len([line for line in caplog.messages if "the log is damaged" in line]) == 1
+    assert verifier.rounds > 3
 
-        flip(stage.first, 0, 2)
-        await until(lambda: not verifier.damaged)
-        assert any("the log is whole again" in line for line in caplog.messages)
-        await fill(client, 60, 1)
-
-    in_set(main)
+    flip(stage.first, 0, 2)
+    await until(lambda: not verifier.damaged)
+    assert any("the log is whole again" in line for line in caplog.messages)
+    await fill(client, 60, 1)
 
 
 @pytest.mark.parametrize("left", [0, 1500, 40_000])
-def test_a_closed_file_that_was_cut_short_gets_its_end_back_piece_by_piece(left, monkeypatch):
+@run_by(in_set)
+async def test_a_closed_file_that_was_cut_short_gets_its_end_back_piece_by_piece(
+    stage, /, left, monkeypatch
+):
     monkeypatch.setattr(log_shipper, "_SHIPPED_AT_ONCE", 5000)
 
-    async def main(stage):
-        await copied(stage)
-        (_, path, *_) = stage.second.disk.names("log")
-        file = stage.second.disk.open(f"log/{path}")
-        file.truncate(left)
-        file.close()
-        await until(lambda: stage.second.disk.names("cut") and entry(stage).is_in_sync)
-        assert stage.second.log_files() == stage.first.log_files()
-
-    in_set(main)
+    await copied(stage)
+    (_, path, *_) = stage.second.disk.names("log")
+    file = stage.second.disk.open(f"log/{path}")
+    file.truncate(left)
+    file.close()
+    await until(lambda: stage.second.disk.names("cut") and entry(stage).is_in_sync)
+    assert stage.second.log_files() == stage.first.log_files()
 
 
-def test_a_copy_that_the_disk_cannot_read_does_not_count_until_it_can():
-    async def main(stage):
-        await copied(stage)
-        path = f"log/{stage.second.disk.names('log')[0]}"
-        stage.second.disk.make_unreadable(path, 10_000)
-        await until(lambda: entry(stage).damaged_parts)
-        await asyncio.sleep(30)
-        assert not entry(stage).is_in_sync
-        assert entry(stage).bytes_behind == 0
-        assert stage.first.broker.parts.figures()["bytes_not_copied"] == 0
-        assert len(stage.second.disk.names("cut")) <= len(stage.second.follower.copy.damaged)
+@run_by(in_set)
+async def test_a_copy_that_the_disk_cannot_read_does_not_count_until_it_can(stage, /):
+    await copied(stage)
+    path = f"log/{stage.second.disk.names('log')[0]}"
+    stage.second.disk.make_unreadable(path, 10_000)
+    await until(lambda: entry(stage).damaged_parts)
+    await asyncio.sleep(30)
+    assert not entry(stage).is_in_sync
+    assert entry(stage).bytes_behind == 0
+    assert stage.first.broker.parts.figures()["bytes_not_copied"] == 0
+    assert len(stage.second.disk.names("cut")) <= len(stage.second.follower.copy.damaged)
 
-        stage.second.disk.repair()
-        await until(lambda: entry(stage).is_in_sync)
-        assert stage.second.log_files() == stage.first.log_files()
-
-    in_set(main)
+    stage.second.disk.repair()
+    await until(lambda: entry(stage).is_in_sync)
+    assert stage.second.log_files() == stage.first.log_files()

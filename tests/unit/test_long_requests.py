@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from txmq.errors import InternalError, ServiceUnavailable
 from txmq.protocol.command import Command
 from txmq.remoting.dispatch import Dispatcher
@@ -68,56 +69,48 @@ class Stage:
             await asyncio.sleep(0)
 
 
-def test_others_have_their_turn_between_two_parts():
-    async def main():
-        stage, peer = Stage(), Peer()
-        stage.receive(peer, 7)
-        await stage.turns(6)
-        assert stage.notes[:7] == ["others", (7, 0), "others", (7, 1), "others", (7, 2), "others"]
-        assert peer.sent == [b"7"]
-        assert not stage.long.has_one_of(peer)
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_others_have_their_turn_between_two_parts():
+    stage, peer = Stage(), Peer()
+    stage.receive(peer, 7)
+    await stage.turns(6)
+    assert stage.notes[:7] == ["others", (7, 0), "others", (7, 1), "others", (7, 2), "others"]
+    assert peer.sent == [b"7"]
+    assert not stage.long.has_one_of(peer)
 
 
-def test_requests_are_served_in_their_order():
-    async def main():
-        stage, peers = Stage(), [Peer(), Peer()]
-        for opaque in (1, -2, 3):
-            stage.receive(peers[opaque % 2], opaque)
-        await stage.turns(15)
-        assert [note[0] for note in stage.notes if note != "others"] == [1] * 3 + [-2] * 3 + [3] * 3
-        assert [len(peer.sent) for peer in peers] == [1, 2]
-        assert b"refused" in peers[0].sent[0]
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_requests_are_served_in_their_order():
+    stage, peers = Stage(), [Peer(), Peer()]
+    for opaque in (1, -2, 3):
+        stage.receive(peers[opaque % 2], opaque)
+    await stage.turns(15)
+    assert [note[0] for note in stage.notes if note != "others"] == [1] * 3 + [-2] * 3 + [3] * 3
+    assert [len(peer.sent) for peer in peers] == [1, 2]
+    assert b"refused" in peers[0].sent[0]
 
 
-def test_a_request_of_a_closed_connection_ends_where_it_is():
-    async def main():
-        stage, peer, other = Stage(), Peer(), Peer()
-        for connection, opaque in ((peer, 1), (peer, 2), (other, 3)):
-            stage.receive(connection, opaque)
-        await stage.turns(2)
-        peer.is_open = False
-        await stage.turns(8)
-        served = [note for note in stage.notes if note != "others"]
-        assert served == [(1, 0), (1, 1), (1, "closed"), (3, 0), (3, 1), (3, 2)]
-        assert (peer.sent, other.sent) == ([], [b"3"])
-        assert not stage.long.has_one_of(peer)
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_request_of_a_closed_connection_ends_where_it_is():
+    stage, peer, other = Stage(), Peer(), Peer()
+    for connection, opaque in ((peer, 1), (peer, 2), (other, 3)):
+        stage.receive(connection, opaque)
+    await stage.turns(2)
+    peer.is_open = False
+    await stage.turns(8)
+    served = [note for note in stage.notes if note != "others"]
+    assert served == [(1, 0), (1, 1), (1, "closed"), (3, 0), (3, 1), (3, 2)]
+    assert (peer.sent, other.sent) == ([], [b"3"])
+    assert not stage.long.has_one_of(peer)
 
 
-def test_what_waits_is_limited_and_given_back(monkeypatch):
+@run_by(in_loop)
+async def test_what_waits_is_limited_and_given_back(monkeypatch):
     monkeypatch.setattr(long_requests, "LONG_REQUESTS_BYTES_MAX", 5_000)
 
-    async def main():
-        stage, peer = Stage(), Peer()
-        stage.receive(peer, 1, bytes(3_000))
-        with pytest.raises(ServiceUnavailable, match="wait their turn"):
-            stage.long.postponed(Command(LONG, 2, body=bytes(1_000)))
-        await stage.turns(6)
-        stage.long.postponed(Command(LONG, 2, body=bytes(3_000)))
-
-    asyncio.run(main())
+    stage, peer = Stage(), Peer()
+    stage.receive(peer, 1, bytes(3_000))
+    with pytest.raises(ServiceUnavailable, match="wait their turn"):
+        stage.long.postponed(Command(LONG, 2, body=bytes(1_000)))
+    await stage.turns(6)
+    stage.long.postponed(Command(LONG, 2, body=bytes(3_000)))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.running import run_by
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import DamagedFile
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
@@ -198,39 +199,37 @@ def test_a_change_that_the_disk_refused_never_comes_back():
     assert table.seen() == TopicTable(disk).seen() == USED | {"F": 1}
 
 
-def test_changes_during_a_merge_are_kept():
-    async def scenario(world):
-        disk = world.machine("broker").disk
-        table = changed_table(disk)
-        assert table.keeper.has_many_changes
-        merging = asyncio.ensure_future(table.merge())
-        await asyncio.sleep(0)
-        table.put("T1", 7)
-        table.remove("T2")
-        assert not merging.done()
+@run_by(simulate, 1)
+async def test_changes_during_a_merge_are_kept(world, /):
+    disk = world.machine("broker").disk
+    table = changed_table(disk)
+    assert table.keeper.has_many_changes
+    merging = asyncio.ensure_future(table.merge())
+    await asyncio.sleep(0)
+    table.put("T1", 7)
+    table.remove("T2")
+    assert not merging.done()
+    await merging
+
+    assert not table.keeper.has_many_changes
+    assert TopicTable(disk.clone()).seen() == table.seen()
+    table.put("T6")
+    assert TopicTable(disk.clone()).seen() == table.seen()
+
+
+@run_by(simulate, 1)
+async def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_begins(
+    world, /
+):
+    disk = world.machine("broker").disk
+    table = changed_table(disk)
+    merging = asyncio.ensure_future(table.merge())
+    await asyncio.sleep(0)
+    merging.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await merging
-
-        assert not table.keeper.has_many_changes
-        assert TopicTable(disk.clone()).seen() == table.seen()
-        table.put("T6")
-        assert TopicTable(disk.clone()).seen() == table.seen()
-
-    simulate(scenario, 1)
-
-
-def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_begins():
-    async def scenario(world):
-        disk = world.machine("broker").disk
-        table = changed_table(disk)
-        merging = asyncio.ensure_future(table.merge())
-        await asyncio.sleep(0)
-        merging.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await merging
-        disk.on_write = lambda event: pytest.fail(f"{event}")
-        await asyncio.sleep(1)
-
-    simulate(scenario, 1)
+    disk.on_write = lambda event: pytest.fail(f"{event}")
+    await asyncio.sleep(1)
 
 
 def copied_topics(counter, *names):
@@ -238,59 +237,55 @@ def copied_topics(counter, *names):
     return CopiedTables(TopicConfigs(DataVersion(1, counter), table))
 
 
-def test_a_follower_merges_what_it_adopted_from_several_answers():
-    async def scenario(_world):
-        disk = used_disk()
-        keeper = Keeper(disk)
-        keeper.adopt(copied_topics(7, "A", "B", "C", "D", "E", "F"), 0)
-        again = copied_topics(8, "A", "B", "C", "E", "F", "G")
-        keeper.adopt(again, 0)
-        assert keeper.has_many_changes
+@run_by(simulate, 1)
+async def test_a_follower_merges_what_it_adopted_from_several_answers(world, /):
+    disk = used_disk()
+    keeper = Keeper(disk)
+    keeper.adopt(copied_topics(7, "A", "B", "C", "D", "E", "F"), 0)
+    again = copied_topics(8, "A", "B", "C", "E", "F", "G")
+    keeper.adopt(again, 0)
+    assert keeper.has_many_changes
 
-        await keeper.merge_changes(again.topics)
+    await keeper.merge_changes(again.topics)
 
-        assert not keeper.has_many_changes
-        assert TopicTable(disk).seen() == dict.fromkeys("ABCEFG", 1)
-
-    simulate(scenario, 1)
+    assert not keeper.has_many_changes
+    assert TopicTable(disk).seen() == dict.fromkeys("ABCEFG", 1)
 
 
 @pytest.mark.parametrize("counter", [3, 9])
-def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(counter):
-    async def scenario(_world):
-        disk = used_disk()
-        keeper = Keeper(disk)
-        newest = copied_topics(20, "A", "B", "C", "D", "E", "F")
-        keeper.adopt(newest, 0)
-        await keeper.merge_changes(newest.topics)
+@run_by(simulate, 1)
+async def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(
+    world, /, counter
+):
+    disk = used_disk()
+    keeper = Keeper(disk)
+    newest = copied_topics(20, "A", "B", "C", "D", "E", "F")
+    keeper.adopt(newest, 0)
+    await keeper.merge_changes(newest.topics)
 
-        keeper.adopt(copied_topics(counter, "A", "B", "C", "G"), 0)
+    keeper.adopt(copied_topics(counter, "A", "B", "C", "G"), 0)
 
-        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCG", 1)
-        later = copied_topics(counter + 1, "A", "B", "C", "H")
-        keeper.adopt(later, 0)
-        assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCH", 1)
-        await keeper.merge_changes(later.topics)
-        assert TopicTable(disk).seen() == dict.fromkeys("ABCH", 1)
-
-    simulate(scenario, 1)
+    assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCG", 1)
+    later = copied_topics(counter + 1, "A", "B", "C", "H")
+    keeper.adopt(later, 0)
+    assert TopicTable(disk.clone()).seen() == dict.fromkeys("ABCH", 1)
+    await keeper.merge_changes(later.topics)
+    assert TopicTable(disk).seen() == dict.fromkeys("ABCH", 1)
 
 
-def test_a_refused_merge_leaves_everything_as_it_was():
-    async def scenario(world):
-        disk = world.machine("broker").disk
-        table = changed_table(disk)
-        disk.fail_writes(error=errno.ENOSPC)
-        with pytest.raises(OSError, match="No space left"):
-            await table.merge()
-        disk.repair()
-        assert table.keeper.has_many_changes
-        table.put("T1", 7)
-        assert TopicTable(disk.clone()).seen() == table.seen()
+@run_by(simulate, 1)
+async def test_a_refused_merge_leaves_everything_as_it_was(world, /):
+    disk = world.machine("broker").disk
+    table = changed_table(disk)
+    disk.fail_writes(error=errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
         await table.merge()
-        assert TopicTable(disk.clone()).seen() == table.seen()
-
-    simulate(scenario, 1)
+    disk.repair()
+    assert table.keeper.has_many_changes
+    table.put("T1", 7)
+    assert TopicTable(disk.clone()).seen() == table.seen()
+    await table.merge()
+    assert TopicTable(disk.clone()).seen() == table.seen()
 
 
 @pytest.mark.parametrize("loss", Loss)

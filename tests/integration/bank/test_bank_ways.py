@@ -34,6 +34,7 @@ from tests.integration.bank.ways_stage import (
     order,
     stage,
 )
+from tests.running import run_by
 from tests.serving import BrokerProcess
 from tests.unit.bank.books_stage import DAY_MS, sqlite_in
 from txmq.runtime.clock import SystemClock
@@ -117,223 +118,203 @@ SENT_BACK = [
 
 
 @on_both
-def test_what_icbc_refuses_is_refused_for_good(kind, play):
-    async def work(banks):
-        tomorrow = SystemClock().wall_ms() // DAY_MS + 1
-        banks.books["icbc"].change("A-5", sent_on=tomorrow, sent_today=DAY_MAX)
-        before = banks.books["icbc"].balances()
-        for way in ways(kind):
-            for number, (change, words) in enumerate(REFUSED):
-                asked = {"of": f"{way}-{number}", "way": way, **change}
-                first = await banks.ask(**asked)
-                assert first.status_code == 409, first.text
-                assert first.json()["state"] == "refused"
-                assert first.json()["reason"] == words
-                assert (await banks.shown("icbc", asked["of"]))["reason"] == words
-                # Also where it could be made by now.
-                banks.books["icbc"].change("A-1", balance=BALANCE * 10)
-                again = await banks.ask(**asked)
-                banks.books["icbc"].change("A-1", balance=BALANCE)
-                assert (again.status_code, again.json()) == (409, first.json())
-        assert banks.books["icbc"].balances() == before
-        assert set(banks.states("icbc").values()) == {State.REFUSED}
-        assert banks.states("ccb") == {}
-
-    play(work)
+@run_by("play")
+async def test_what_icbc_refuses_is_refused_for_good(banks, /, kind):
+    tomorrow = SystemClock().wall_ms() // DAY_MS + 1
+    banks.books["icbc"].change("A-5", sent_on=tomorrow, sent_today=DAY_MAX)
+    before = banks.books["icbc"].balances()
+    for way in ways(kind):
+        for number, (change, words) in enumerate(REFUSED):
+            asked = {"of": f"{way}-{number}", "way": way, **change}
+            first = await banks.ask(**asked)
+            assert first.status_code == 409, first.text
+            assert first.json()["state"] == "refused"
+            assert first.json()["reason"] == words
+            assert (await banks.shown("icbc", asked["of"]))["reason"] == words
+            # Also where it could be made by now.
+            banks.books["icbc"].change("A-1", balance=BALANCE * 10)
+            again = await banks.ask(**asked)
+            banks.books["icbc"].change("A-1", balance=BALANCE)
+            assert (again.status_code, again.json()) == (409, first.json())
+    assert banks.books["icbc"].balances() == before
+    assert set(banks.states("icbc").values()) == {State.REFUSED}
+    assert banks.states("ccb") == {}
 
 
-def test_what_makes_no_sense_is_not_booked_and_its_id_can_be_used(play):
-    async def work(banks):
-        for change in (
-            {"amount": "0"},
-            {"amount": "-1"},
-            {"amount": "1e5"},
-            {"amount": str(AMOUNT_MAX)},
-            {"currency": "GBP"},
-            {"payee": "b"},
-            {"way": "xa"},
-            {"way": "outbox", "drill": "TAGB"},
-            {"way": "pigeon"},
-            {"more": 1},
-        ):
-            answer = await banks.ask(**change)
-            assert answer.status_code == 422, change
-            assert answer.json()["problem"]
-        assert banks.states("icbc") == {}
+@run_by("play")
+async def test_what_makes_no_sense_is_not_booked_and_its_id_can_be_used(banks, /):
+    for change in (
+        {"amount": "0"},
+        {"amount": "-1"},
+        {"amount": "1e5"},
+        {"amount": str(AMOUNT_MAX)},
+        {"currency": "GBP"},
+        {"payee": "b"},
+        {"way": "xa"},
+        {"way": "outbox", "drill": "TAGB"},
+        {"way": "pigeon"},
+        {"more": 1},
+    ):
+        answer = await banks.ask(**change)
+        assert answer.status_code == 422, change
+        assert answer.json()["problem"]
+    assert banks.states("icbc") == {}
 
-        assert (await banks.ask()).status_code == 201
-        await banks.ended("t-1", "settled")
-
-    play(work)
+    assert (await banks.ask()).status_code == 201
+    await banks.ended("t-1", "settled")
 
 
 @on_both
-def test_what_ccb_cannot_credit_comes_back(kind, play):
-    async def work(banks):
-        for way in ("half", "outbox"):
-            for number, (change, words) in enumerate(SENT_BACK):
-                of = f"{way}-{number}"
-                assert (await banks.ask(of, way=way, **change)).status_code == 201
-                found = await banks.ended(of, "returned")
-                assert found["reason"] == words
-                assert (await banks.shown("ccb", of))["state"] == "returned"
-                assert banks.balance("A-1") == BALANCE
-                assert banks.journal("icbc", of) == {
-                    (Kind.DEBIT, "A-1"): -100_00, (Kind.DEBIT, CLEARING): 100_00,
-                    (Kind.RETURN, "A-1"): 100_00, (Kind.RETURN, CLEARING): -100_00,
-                }  # fmt: skip
-                assert banks.journal("ccb", of) == {}
-                again = await banks.ask(of, way=way, **change)
-                assert (again.status_code, again.json()["state"]) == (201, "returned")
-        if kind == "postgres":
-            for number, (change, words) in enumerate(SENT_BACK):
-                answer = await banks.ask(f"xa-{number}", way="xa", **change)
-                assert answer.status_code == 409
-                assert answer.json()["reason"] == words
-
-    play(work)
+@run_by("play")
+async def test_what_ccb_cannot_credit_comes_back(banks, /, kind):
+    for way in ("half", "outbox"):
+        for number, (change, words) in enumerate(SENT_BACK):
+            of = f"{way}-{number}"
+            assert (await banks.ask(of, way=way, **change)).status_code == 201
+            found = await banks.ended(of, "returned")
+            assert found["reason"] == words
+            assert (await banks.shown("ccb", of))["state"] == "returned"
+            assert banks.balance("A-1") == BALANCE
+            assert banks.journal("icbc", of) == {
+                (Kind.DEBIT, "A-1"): -100_00, (Kind.DEBIT, CLEARING): 100_00,
+                (Kind.RETURN, "A-1"): 100_00, (Kind.RETURN, CLEARING): -100_00,
+            }  # fmt: skip
+            assert banks.journal("ccb", of) == {}
+            again = await banks.ask(of, way=way, **change)
+            assert (again.status_code, again.json()["state"]) == (201, "returned")
+    if kind == "postgres":
+        for number, (change, words) in enumerate(SENT_BACK):
+            answer = await banks.ask(f"xa-{number}", way="xa", **change)
+            assert answer.status_code == 409
+            assert answer.json()["reason"] == words
 
 
-def test_a_payer_that_has_left_meanwhile_is_paid_back_into_the_unclaimed(play, caplog):
-    async def work(banks):
-        await banks.ask(payee="B-9", drill="TAGC")
-        banks.books["icbc"].change("A-1", is_open=False)
-        await banks.ended("t-1", "returned")
+@run_by("play")
+async def test_a_payer_that_has_left_meanwhile_is_paid_back_into_the_unclaimed(banks, /, caplog):
+    await banks.ask(payee="B-9", drill="TAGC")
+    banks.books["icbc"].change("A-1", is_open=False)
+    await banks.ended("t-1", "returned")
 
-        assert banks.balance("A-1") == BALANCE - 100_00
-        assert banks.journal("icbc", "t-1")[Kind.RETURN, "unclaimed"] == 100_00
-
-    play(work)
+    assert banks.balance("A-1") == BALANCE - 100_00
+    assert banks.journal("icbc", "t-1")[Kind.RETURN, "unclaimed"] == 100_00
 
 
 # Twice
 
 
 @on_both
-def test_the_same_id_is_one_transfer(kind, play):
-    async def work(banks):
-        for way in ways(kind):
-            of = f"{way}-1"
-            first = await banks.ask(of, way=way)
-            again = await banks.ask(of, way=way)
-            assert first.status_code == again.status_code == 201
-            assert first.json()["xid"] == again.json()["xid"]
-            await banks.ended(of, "settled")
-            for other in ({"amount": "100.01"}, {"payee": "B-2"}, {"payer": "A-2"}):
-                answer = await banks.ask(of, way=way, **other)
-                assert answer.status_code == 409
-                assert answer.json() == {"problem": f"another transfer has this id: {of}"}
-            assert banks.journal("icbc", of) == {
-                (Kind.DEBIT, "A-1"): -100_00, (Kind.DEBIT, CLEARING): 100_00,
-            }  # fmt: skip
-            assert banks.journal("ccb", of) == {
-                (Kind.CREDIT, "B-1"): 100_00, (Kind.CREDIT, CLEARING): -100_00,
-            }  # fmt: skip
-        assert banks.balance("A-1") == BALANCE - len(ways(kind)) * 100_00
-        assert banks.balance("B-1") == BALANCE + len(ways(kind)) * 100_00
-
-    play(work)
+@run_by("play")
+async def test_the_same_id_is_one_transfer(banks, /, kind):
+    for way in ways(kind):
+        of = f"{way}-1"
+        first = await banks.ask(of, way=way)
+        again = await banks.ask(of, way=way)
+        assert first.status_code == again.status_code == 201
+        assert first.json()["xid"] == again.json()["xid"]
+        await banks.ended(of, "settled")
+        for other in ({"amount": "100.01"}, {"payee": "B-2"}, {"payer": "A-2"}):
+            answer = await banks.ask(of, way=way, **other)
+            assert answer.status_code == 409
+            assert answer.json() == {"problem": f"another transfer has this id: {of}"}
+        assert banks.journal("icbc", of) == {
+            (Kind.DEBIT, "A-1"): -100_00, (Kind.DEBIT, CLEARING): 100_00,
+        }  # fmt: skip
+        assert banks.journal("ccb", of) == {
+            (Kind.CREDIT, "B-1"): 100_00, (Kind.CREDIT, CLEARING): -100_00,
+        }  # fmt: skip
+    assert banks.balance("A-1") == BALANCE - len(ways(kind)) * 100_00
+    assert banks.balance("B-1") == BALANCE + len(ways(kind)) * 100_00
 
 
 @on_both
-def test_many_at_the_same_moment_are_one_debit_and_one_credit(kind, play):
-    async def work(banks):
-        for race in range(RACES):
-            mixed = (ways(kind) * AT_ONCE)[race : race + AT_ONCE]
-            answers = await asyncio.gather(*(banks.ask(f"t-{race}", way=way) for way in mixed))
-            assert {each.status_code for each in answers} == {201}
-            assert len({each.json()["xid"] for each in answers}) == 1
-            await banks.ended(f"t-{race}", "settled")
-            assert banks.balance("A-1") == BALANCE - (race + 1) * 100_00
-            assert banks.balance("B-1") == BALANCE + (race + 1) * 100_00
-
-    play(work)
+@run_by("play")
+async def test_many_at_the_same_moment_are_one_debit_and_one_credit(banks, /, kind):
+    for race in range(RACES):
+        mixed = (ways(kind) * AT_ONCE)[race : race + AT_ONCE]
+        answers = await asyncio.gather(*(banks.ask(f"t-{race}", way=way) for way in mixed))
+        assert {each.status_code for each in answers} == {201}
+        assert len({each.json()["xid"] for each in answers}) == 1
+        await banks.ended(f"t-{race}", "settled")
+        assert banks.balance("A-1") == BALANCE - (race + 1) * 100_00
+        assert banks.balance("B-1") == BALANCE + (race + 1) * 100_00
 
 
 @on_both
-def test_two_orders_of_one_id_at_the_same_moment_are_one_transfer(kind, play):
-    async def work(banks):
-        for race in range(RACES):
-            payers = ["A-1", "A-2"] * (AT_ONCE // 2)
-            asked = (
-                banks.ask(f"t-{race}", payer, way=way)
-                for payer, way in zip(payers, ways(kind) * AT_ONCE, strict=False)
-            )
-            answers = await asyncio.gather(*asked)
-            told = {payer: set() for payer in payers}
-            for payer, each in zip(payers, answers, strict=True):
-                told[payer].add(each.status_code)
-            assert sorted(told.values(), key=str) == [{201}, {409}]
-            await banks.ended(f"t-{race}", "settled")
-        left = banks.balance("A-1") + banks.balance("A-2")
-        assert left == 2 * BALANCE - RACES * 100_00
-
-    play(work)
-
-
-@on_both
-def test_more_orders_than_money_at_the_same_moment(kind, play):
-    async def work(banks):
-        asked = [
-            banks.ask(f"t-{n}", amount="4,000.00", way=way)
-            for n, way in zip(range(AT_ONCE), ways(kind) * AT_ONCE, strict=False)
-        ]
+@run_by("play")
+async def test_two_orders_of_one_id_at_the_same_moment_are_one_transfer(banks, /, kind):
+    for race in range(RACES):
+        payers = ["A-1", "A-2"] * (AT_ONCE // 2)
+        asked = (
+            banks.ask(f"t-{race}", payer, way=way)
+            for payer, way in zip(payers, ways(kind) * AT_ONCE, strict=False)
+        )
         answers = await asyncio.gather(*asked)
-
-        statuses = sorted(each.status_code for each in answers)
-        assert statuses == [201, 201, *[409] * (AT_ONCE - 2)]
-        assert banks.balance("A-1") == 2_000_00
-        for each in answers:
-            if each.status_code == 201:
-                await banks.ended(each.json()["id"], "settled")
-        assert banks.balance("B-1") == BALANCE + 8_000_00
-
-    play(work)
+        told = {payer: set() for payer in payers}
+        for payer, each in zip(payers, answers, strict=True):
+            told[payer].add(each.status_code)
+        assert sorted(told.values(), key=str) == [{201}, {409}]
+        await banks.ended(f"t-{race}", "settled")
+    left = banks.balance("A-1") + banks.balance("A-2")
+    assert left == 2 * BALANCE - RACES * 100_00
 
 
-def test_messages_that_nobody_should_have_sent_change_nothing(play):
-    async def work(banks):
-        await banks.ask()
-        await banks.ended("t-1", "settled")
-        body = msgspec.json.encode(order())
+@on_both
+@run_by("play")
+async def test_more_orders_than_money_at_the_same_moment(banks, /, kind):
+    asked = [
+        banks.ask(f"t-{n}", amount="4,000.00", way=way)
+        for n, way in zip(range(AT_ONCE), ways(kind) * AT_ONCE, strict=False)
+    ]
+    answers = await asyncio.gather(*asked)
 
-        for _ in range(3):
-            await banks.send(TRANSFERS, body, key="t-1")
-        await banks.send_order(order(amount=999_00))
-        forged = await banks.dead(CREDITS, 1)
-        await banks.send_order(order(payee="B-2"), key="t-2")
-        await banks.send(TRANSFERS, b"[" * 100_000, key="t-3")
-        await banks.send_order(order("t-4", amount=10**30))
-        await banks.send_order(order("t-5", payer="a\x00"))
-        await banks.dead(CREDITS, 5)
-
-        assert forged[0].body == msgspec.json.encode(order(amount=999_00))
-        assert banks.balance("B-1") == BALANCE + 100_00
-        assert banks.balance("B-2") == BALANCE
-        assert banks.states("ccb") == {"t-1": State.CREDITED}
-
-    play(work)
+    statuses = sorted(each.status_code for each in answers)
+    assert statuses == [201, 201, *[409] * (AT_ONCE - 2)]
+    assert banks.balance("A-1") == 2_000_00
+    for each in answers:
+        if each.status_code == 201:
+            await banks.ended(each.json()["id"], "settled")
+    assert banks.balance("B-1") == BALANCE + 8_000_00
 
 
-def test_an_advice_of_what_was_never_sent_changes_nothing(play):
-    async def work(banks):
-        assert (await banks.ask("t-1", amount="99,999")).status_code == 409
-        advices = [
-            Advice("t-9", Outcome.RETURNED),
-            Advice("t-1", Outcome.RETURNED),
-            Advice("t\x00", Outcome.CREDITED),
-        ]
-        for number, each in enumerate(advices):
-            await banks.send(ADVICES, msgspec.json.encode(each), key=f"k-{number}", tags="RETURNED")
-        await banks.send(ADVICES, b'{"id":' * 100_000, key="k-9", tags="CREDITED")
+@run_by("play")
+async def test_messages_that_nobody_should_have_sent_change_nothing(banks, /):
+    await banks.ask()
+    await banks.ended("t-1", "settled")
+    body = msgspec.json.encode(order())
 
-        dead = await banks.dead(SETTLES, len(advices) + 1)
+    for _ in range(3):
+        await banks.send(TRANSFERS, body, key="t-1")
+    await banks.send_order(order(amount=999_00))
+    forged = await banks.dead(CREDITS, 1)
+    await banks.send_order(order(payee="B-2"), key="t-2")
+    await banks.send(TRANSFERS, b"[" * 100_000, key="t-3")
+    await banks.send_order(order("t-4", amount=10**30))
+    await banks.send_order(order("t-5", payer="a\x00"))
+    await banks.dead(CREDITS, 5)
 
-        assert {each.keys[0] for each in dead} == {"k-0", "k-1", "k-2", "k-9"}
-        assert banks.balance("A-1") == BALANCE
-        assert banks.states("icbc") == {"t-1": State.REFUSED}
+    assert forged[0].body == msgspec.json.encode(order(amount=999_00))
+    assert banks.balance("B-1") == BALANCE + 100_00
+    assert banks.balance("B-2") == BALANCE
+    assert banks.states("ccb") == {"t-1": State.CREDITED}
 
-    play(work)
+
+@run_by("play")
+async def test_an_advice_of_what_was_never_sent_changes_nothing(banks, /):
+    assert (await banks.ask("t-1", amount="99,999")).status_code == 409
+    advices = [
+        Advice("t-9", Outcome.RETURNED),
+        Advice("t-1", Outcome.RETURNED),
+        Advice("t\x00", Outcome.CREDITED),
+    ]
+    for number, each in enumerate(advices):
+        await banks.send(ADVICES, msgspec.json.encode(each), key=f"k-{number}", tags="RETURNED")
+    await banks.send(ADVICES, b'{"id":' * 100_000, key="k-9", tags="CREDITED")
+
+    dead = await banks.dead(SETTLES, len(advices) + 1)
+
+    assert {each.keys[0] for each in dead} == {"k-0", "k-1", "k-2", "k-9"}
+    assert banks.balance("A-1") == BALANCE
+    assert banks.states("icbc") == {"t-1": State.REFUSED}
 
 
 # Steps and drills
@@ -358,109 +339,101 @@ async def steps_of(banks, of):
 
 
 @on_both
-def test_the_nine_steps_of_each_drill(play, caplog):
-    async def work(banks):
-        caplog.set_level(logging.DEBUG, "txmq.transaction.story")
-        for drill, status, said in DRILLS:
-            answer = await banks.ask(drill, drill=drill)
-            assert answer.status_code == status
-            if drill == "TAGB":
-                assert answer.json()["reason"] == (
-                    "the drill says so: the debit is written, and fails all the same"
-                )
-            else:
-                await banks.ended(drill, "settled")
-                assert told(caplog, answer.json()["xid"]) == list(range(1, 10))
-            async with asyncio.timeout(PATIENCE_S):
-                while len(steps := await steps_of(banks, drill)) < STEPS[drill]:
-                    await asyncio.sleep(0.01)
-            nine = [each for each in steps if each["number"]]
-            assert [each["number"] for each in nine] == list(range(1, len(NINE) + 1))
-            assert all(said in each["text"] for each in nine[5:7])
-            if drill == "TAGC":
-                assert "will ask" in nine[7]["text"]
-                assert steps[-1]["text"].endswith("was answered with COMMIT")
-            else:
-                assert said in nine[7]["text"]
-        assert banks.balance("A-1") == BALANCE - 200_00
-        assert banks.balance("B-1") == BALANCE + 200_00
-        assert set(banks.states("ccb")) == {"TAGA", "TAGC"}
-
-    play(work)
+@run_by("play")
+async def test_the_nine_steps_of_each_drill(banks, /, caplog):
+    caplog.set_level(logging.DEBUG, "txmq.transaction.story")
+    for drill, status, said in DRILLS:
+        answer = await banks.ask(drill, drill=drill)
+        assert answer.status_code == status
+        if drill == "TAGB":
+            assert answer.json()["reason"] == (
+                "the drill says so: the debit is written, and fails all the same"
+            )
+        else:
+            await banks.ended(drill, "settled")
+            assert told(caplog, answer.json()["xid"]) == list(range(1, 10))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(steps := await steps_of(banks, drill)) < STEPS[drill]:
+                await asyncio.sleep(0.01)
+        nine = [each for each in steps if each["number"]]
+        assert [each["number"] for each in nine] == list(range(1, len(NINE) + 1))
+        assert all(said in each["text"] for each in nine[5:7])
+        if drill == "TAGC":
+            assert "will ask" in nine[7]["text"]
+            assert steps[-1]["text"].endswith("was answered with COMMIT")
+        else:
+            assert said in nine[7]["text"]
+    assert banks.balance("A-1") == BALANCE - 200_00
+    assert banks.balance("B-1") == BALANCE + 200_00
+    assert set(banks.states("ccb")) == {"TAGA", "TAGC"}
 
 
-def test_who_asks_again_does_not_hide_the_steps_that_were_taken(play):
-    async def work(banks):
-        await banks.ask()
-        first = await steps_of(banks, "t-1")
+@run_by("play", broker_settings(asks_after_s=3600))
+async def test_who_asks_again_does_not_hide_the_steps_that_were_taken(banks, /):
+    await banks.ask()
+    first = await steps_of(banks, "t-1")
 
-        await banks.ask()
-        await banks.ask(amount="5")
+    await banks.ask()
+    await banks.ask(amount="5")
 
-        assert len(first) == 9
-        assert await steps_of(banks, "t-1") == first
-
-    play(work, broker_settings(asks_after_s=3_600))
+    assert len(first) == 9
+    assert await steps_of(banks, "t-1") == first
 
 
 # Nobody knows
 
 
-def test_who_asks_before_the_check_is_told_what_the_books_say(play):
-    async def work(banks):
-        first = await banks.ask(drill="TAGC")
-        assert (first.status_code, first.json()["state"]) == (202, "unknown")
+@run_by("play", broker_settings(asks_after_s=3600))
+async def test_who_asks_before_the_check_is_told_what_the_books_say(banks, /):
+    first = await banks.ask(drill="TAGC")
+    assert (first.status_code, first.json()["state"]) == (202, "unknown")
 
-        again = await banks.ask()
+    again = await banks.ask()
 
-        assert (again.status_code, again.json()["state"]) == (201, "sent")
-        assert again.json()["xid"] == first.json()["xid"]
-        assert banks.balance("A-1") == BALANCE - 100_00
-        assert banks.states("ccb") == {}
-        # The books know it, and the broker does not: it is still to ask.
-        assert (await banks.shown("icbc", "t-1"))["state"] == "sent"
-
-    play(work, broker_settings(asks_after_s=3_600))
+    assert (again.status_code, again.json()["state"]) == (201, "sent")
+    assert again.json()["xid"] == first.json()["xid"]
+    assert banks.balance("A-1") == BALANCE - 100_00
+    assert banks.states("ccb") == {}
+    # The books know it, and the broker does not: it is still to ask.
+    assert (await banks.shown("icbc", "t-1"))["state"] == "sent"
 
 
 @pytest.mark.parametrize("way", ["half", "outbox"])
 @pytest.mark.parametrize("commit", [DIE, FAIL], ids=["lost", "strange"])
 @on_postgres
-def test_a_commit_without_an_answer_is_not_known_and_asking_again_ends_it(play, way, commit):
-    async def work(banks):
-        with banks.books["icbc"].looking.begin() as connection:
-            connection.execute(text(AT_COMMIT.format(commit)))
-        first = await banks.ask(way=way)
-        assert first.status_code == 202, first.text
-        assert (await banks.http["icbc"].get("/api/transfers/t-1")).status_code == 404
-        with banks.books["icbc"].looking.begin() as connection:
-            connection.execute(text("DROP FUNCTION at_commit CASCADE"))
+@run_by("play")
+async def test_a_commit_without_an_answer_is_not_known_and_asking_again_ends_it(
+    banks, /, way, commit
+):
+    with banks.books["icbc"].looking.begin() as connection:
+        connection.execute(text(AT_COMMIT.format(commit)))
+    first = await banks.ask(way=way)
+    assert first.status_code == 202, first.text
+    assert (await banks.http["icbc"].get("/api/transfers/t-1")).status_code == 404
+    with banks.books["icbc"].looking.begin() as connection:
+        connection.execute(text("DROP FUNCTION at_commit CASCADE"))
 
-        again = await banks.ask(way=way)
+    again = await banks.ask(way=way)
 
-        assert again.status_code == 201, again.text
-        await banks.ended("t-1", "settled")
-        assert banks.balance("A-1") == BALANCE - 100_00
-        assert banks.balance("B-1") == BALANCE + 100_00
-
-    play(work)
+    assert again.status_code == 201, again.text
+    await banks.ended("t-1", "settled")
+    assert banks.balance("A-1") == BALANCE - 100_00
+    assert banks.balance("B-1") == BALANCE + 100_00
 
 
-def test_who_leaves_in_the_middle_of_a_debit_has_not_paid(play):
-    async def work(banks):
-        asking = asyncio.create_task(banks.ask(drill="SLOW"))
-        async with asyncio.timeout(PATIENCE_S):
-            while not await steps_of(banks, "t-1"):
-                await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+@run_by("play")
+async def test_who_leaves_in_the_middle_of_a_debit_has_not_paid(banks, /):
+    asking = asyncio.create_task(banks.ask(drill="SLOW"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not await steps_of(banks, "t-1"):
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
-        assert banks.states("icbc") == {}
-        assert (await banks.ask()).status_code == 201
-        await banks.ended("t-1", "settled")
-        assert banks.balance("A-1") == BALANCE - 100_00
-
-    play(work)
+    assert banks.states("icbc") == {}
+    assert (await banks.ask()).status_code == 201
+    await banks.ended("t-1", "settled")
+    assert banks.balance("A-1") == BALANCE - 100_00
 
 
 # No broker
@@ -512,42 +485,37 @@ def test_without_a_broker_one_way_refuses_and_the_other_waits(kind, urls, tmp_pa
 
 
 @on_postgres
-def test_who_asks_again_locks_no_account_while_the_transfer_is_ended(play):
+@run_by("play")
+async def test_who_asks_again_locks_no_account_while_the_transfer_is_ended(banks, /):
     """Otherwise the two would wait for each other: one has the transfer, and one the account."""
+    books = banks.books["icbc"]
+    await banks.ask(payee="B-9")
+    await banks.ended("t-1", "returned")
+    how = {"way": "half", "xid": "X", "state": State.SENT}
 
-    async def work(banks):
-        books = banks.books["icbc"]
-        await banks.ask(payee="B-9")
-        await banks.ended("t-1", "returned")
-        how = {"way": "half", "xid": "X", "state": State.SENT}
+    async def ask_again(engine):
+        async with AsyncSession(engine) as session:
+            await debit(session, order(), 0, **how)
 
-        async def ask_again(engine):
-            async with AsyncSession(engine) as session:
-                await debit(session, order(), 0, **how)
-
-        async with books.engine() as engine, AsyncSession(engine) as ending:
-            await ending.execute(text("UPDATE transfers SET reason = 'ending' WHERE id = 't-1'"))
-            asking = asyncio.create_task(ask_again(engine))
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    while not books.waiting():
-                        await asyncio.sleep(0.01)
-                await ending.execute(
-                    text("SELECT 1 FROM accounts WHERE number = 'A-1' FOR UPDATE NOWAIT")
-                )
-            finally:
-                await ending.rollback()
-                (said,) = await asyncio.gather(asking, return_exceptions=True)
-            assert isinstance(said, IntegrityError)
-
-    play(work)
+    async with books.engine() as engine, AsyncSession(engine) as ending:
+        await ending.execute(text("UPDATE transfers SET reason = 'ending' WHERE id = 't-1'"))
+        asking = asyncio.create_task(ask_again(engine))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not books.waiting():
+                    await asyncio.sleep(0.01)
+            await ending.execute(
+                text("SELECT 1 FROM accounts WHERE number = 'A-1' FOR UPDATE NOWAIT")
+            )
+        finally:
+            await ending.rollback()
+            (said,) = await asyncio.gather(asking, return_exceptions=True)
+        assert isinstance(said, IntegrityError)
 
 
 @on_postgres
-def test_a_path_that_no_database_can_hold_is_not_found(play):
-    async def work(banks):
-        for bank in ("icbc", "ccb"):
-            for path in ("accounts/%00", "transfers/a%00"):
-                assert (await banks.http[bank].get(f"/api/{path}")).status_code == 404
-
-    play(work)
+@run_by("play")
+async def test_a_path_that_no_database_can_hold_is_not_found(banks, /):
+    for bank in ("icbc", "ccb"):
+        for path in ("accounts/%00", "transfers/a%00"):
+            assert (await banks.http[bank].get(f"/api/{path}")).status_code == 404

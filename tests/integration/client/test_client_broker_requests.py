@@ -1,10 +1,10 @@
 """What brokers ask of a client, asked by an operator through a real broker."""
 
-import asyncio
 import contextlib
 
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.waiting import until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
@@ -38,53 +38,47 @@ def ask(broker, operator, code, header, **more):
     return operator.session.request(broker.address, code, header, **more)
 
 
-def test_reset_offsets_give_the_messages_again():
-    async def scenario():
-        bodies = []
-        async with reading(lambda message: bodies.append(message.body)) as (_, consumer, operator):
-            await until(lambda: len(bodies) == 3)
-            await consumer.commit()
-            await operator.admin.reset_offset(GROUP, TOPIC, 0)
-            await until(lambda: len(bodies) == 6)
-            # Messages of one queue are handled side by side, by threads as fast as they are.
-            assert sorted(bodies[:3]) == sorted(bodies[3:]) == [b"0", b"1", b"2"]
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_reset_offsets_give_the_messages_again():
+    bodies = []
+    async with reading(lambda message: bodies.append(message.body)) as (_, consumer, operator):
+        await until(lambda: len(bodies) == 3)
+        await consumer.commit()
+        await operator.admin.reset_offset(GROUP, TOPIC, 0)
+        await until(lambda: len(bodies) == 6)
+        # Messages of one queue are handled side by side, by threads as fast as they are.
+        assert sorted(bodies[:3]) == sorted(bodies[3:]) == [b"0", b"1", b"2"]
 
 
-def test_a_consumer_says_how_far_it_is():
-    async def scenario():
-        bodies = []
-        async with reading(lambda m: bodies.append(m.body)) as (broker, consumer, operator):
-            queue = Queue(TOPIC, "broker-a", 0)
-            await until(lambda: consumer.positions().get(queue) == 3)
-            header = ConsumerStatusQuery(TOPIC, GROUP)
-            code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
-            answer = await ask(broker, operator, code, header)
-            whole = fastjson.loads(answer.body)
-            assert list(whole["consumerTable"]) == [consumer.client.id]
-            assert list(whole["consumerTable"][consumer.client.id].values()) == [3]
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_consumer_says_how_far_it_is():
+    bodies = []
+    async with reading(lambda m: bodies.append(m.body)) as (broker, consumer, operator):
+        queue = Queue(TOPIC, "broker-a", 0)
+        await until(lambda: consumer.positions().get(queue) == 3)
+        header = ConsumerStatusQuery(TOPIC, GROUP)
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        answer = await ask(broker, operator, code, header)
+        whole = fastjson.loads(answer.body)
+        assert list(whole["consumerTable"]) == [consumer.client.id]
+        assert list(whole["consumerTable"][consumer.client.id].values()) == [3]
 
 
-def test_a_consumer_says_what_it_does():
-    async def scenario():
-        async with reading(lambda message: None) as (broker, consumer, operator):
-            queue = Queue(TOPIC, "broker-a", 0)
-            await until(lambda: consumer.positions().get(queue) == 3)
-            header = ConsumeDirectly(GROUP, consumer.client.id)
-            answer = await ask(broker, operator, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-            shown = fastjson.loads(answer.body)
-            assert shown["properties"]["PROP_CONSUMEORDERLY"] == "false"
-            topics = {each["topic"] for each in shown["subscriptionSet"]}
-            assert topics == {TOPIC, f"%RETRY%{GROUP}"}
-            held = read_queue_map(answer.body, "mqTable", dict)
-            mine = next(each for q, each in held.items() if q.topic == TOPIC)
-            assert mine["commitOffset"] == 3
-            assert mine["cachedMsgCount"] == 0
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_consumer_says_what_it_does():
+    async with reading(lambda message: None) as (broker, consumer, operator):
+        queue = Queue(TOPIC, "broker-a", 0)
+        await until(lambda: consumer.positions().get(queue) == 3)
+        header = ConsumeDirectly(GROUP, consumer.client.id)
+        answer = await ask(broker, operator, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        shown = fastjson.loads(answer.body)
+        assert shown["properties"]["PROP_CONSUMEORDERLY"] == "false"
+        topics = {each["topic"] for each in shown["subscriptionSet"]}
+        assert topics == {TOPIC, f"%RETRY%{GROUP}"}
+        held = read_queue_map(answer.body, "mqTable", dict)
+        mine = next(each for q, each in held.items() if q.topic == TOPIC)
+        assert mine["commitOffset"] == 3
+        assert mine["cachedMsgCount"] == 0
 
 
 @pytest.mark.parametrize(
@@ -96,29 +90,27 @@ def test_a_consumer_says_what_it_does():
         (ValueError("no"), "CR_THROW_EXCEPTION"),
     ],
 )
-def test_an_operator_has_one_message_handled(verdict, result):
-    async def scenario():
-        by_hand = []
+@run_by(in_loop)
+async def test_an_operator_has_one_message_handled(verdict, result):
+    by_hand = []
 
-        async def handle(message):
-            if len(by_hand) or message.offset < 3:
-                return None
-            by_hand.append(message)
-            if isinstance(verdict, Exception):
-                raise verdict
-            return verdict
+    async def handle(message):
+        if len(by_hand) or message.offset < 3:
+            return None
+        by_hand.append(message)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
 
-        async with reading(handle) as (broker, consumer, operator):
-            consumer.pause()
-            sent = await operator.admin.send(Message(topic=TOPIC, body=b"by hand"))
-            header = ConsumeDirectly(GROUP, consumer.client.id, sent.offset_id)
-            answer = await ask(broker, operator, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
-            told = ConsumedDirectly.read(answer.body)
-            assert told.consume_result == result
-            assert not told.order
-            assert ("ValueError: no" in told.remark) is isinstance(verdict, Exception)
-
-    asyncio.run(scenario())
+    async with reading(handle) as (broker, consumer, operator):
+        consumer.pause()
+        sent = await operator.admin.send(Message(topic=TOPIC, body=b"by hand"))
+        header = ConsumeDirectly(GROUP, consumer.client.id, sent.offset_id)
+        answer = await ask(broker, operator, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        told = ConsumedDirectly.read(answer.body)
+        assert told.consume_result == result
+        assert not told.order
+        assert ("ValueError: no" in told.remark) is isinstance(verdict, Exception)
 
 
 class Mute:
@@ -133,25 +125,23 @@ class Mute:
         pass
 
 
-def test_who_is_not_here_cannot_be_asked():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.join(Mute())
-            client.consumer = lambda group: Mute() if group == "mute" else None
-            connection = await client.session.connection(broker.address)
-            served = connection._service.__self__
-            from txmq.protocol.command import Command
+@run_by(in_loop)
+async def test_who_is_not_here_cannot_be_asked():
+    async with embedded() as broker, Client(broker.names) as client:
+        await client.join(Mute())
+        client.consumer = lambda group: Mute() if group == "mute" else None
+        connection = await client.session.connection(broker.address)
+        served = connection._service.__self__
+        from txmq.protocol.command import Command
 
-            def asked(group):
-                request = Command(
-                    code=RequestCode.GET_CONSUMER_RUNNING_INFO,
-                    fields={"consumerGroup": group, "clientId": client.id},
-                )
-                return served.handlers[request.code](connection, request)
+        def asked(group):
+            request = Command(
+                code=RequestCode.GET_CONSUMER_RUNNING_INFO,
+                fields={"consumerGroup": group, "clientId": client.id},
+            )
+            return served.handlers[request.code](connection, request)
 
-            with pytest.raises(InternalError, match="not exist in this client"):
-                asked("strangers")
-            with pytest.raises(RequestNotSupported, match="handles no messages"):
-                asked("mute")
-
-    asyncio.run(scenario())
+        with pytest.raises(InternalError, match="not exist in this client"):
+            asked("strangers")
+        with pytest.raises(RequestNotSupported, match="handles no messages"):
+            asked("mute")

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.unit.client.client_stage import staged
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
@@ -309,29 +310,27 @@ async def test_a_copy_that_died_again_is_another_dead_letter(admin):
     assert (await admin.view(result.offset_id)).keys == ("k", f"resent-{again.offset_id}")
 
 
-def test_a_consumer_of_the_group_gets_it_as_if_from_its_topic():
-    async def run():
-        async with embedded() as broker, Session(broker.names) as session:
-            admin = Admin(session)
-            await admin.create_topic("Transfers", queues=1)
-            await admin.create_topic(DEAD, queues=1)
-            await admin.create_topic(RETRY, queues=1)
-            consumer = PushConsumer("g", broker.names, ConsumerSettings(start=StartFrom.FIRST))
-            came = asyncio.get_running_loop().create_future()
+@run_by(in_loop)
+async def test_a_consumer_of_the_group_gets_it_as_if_from_its_topic():
+    async with embedded() as broker, Session(broker.names) as session:
+        admin = Admin(session)
+        await admin.create_topic("Transfers", queues=1)
+        await admin.create_topic(DEAD, queues=1)
+        await admin.create_topic(RETRY, queues=1)
+        consumer = PushConsumer("g", broker.names, ConsumerSettings(start=StartFrom.FIRST))
+        came = asyncio.get_running_loop().create_future()
 
-            @consumer.on("Transfers", tags="pay")
-            async def take(message):
-                came.set_result(message)
+        @consumer.on("Transfers", tags="pay")
+        async def take(message):
+            came.set_result(message)
 
-            async with consumer, asyncio.timeout(30):
-                await admin.send(letter(b"pay", keys=("t-17",), UNIQ_KEY="A1"))
-                (dead,) = await read(admin)
-                await admin.resend_dead_letter("g", dead, **WHY)
-                got = await came
+        async with consumer, asyncio.timeout(30):
+            await admin.send(letter(b"pay", keys=("t-17",), UNIQ_KEY="A1"))
+            (dead,) = await read(admin)
+            await admin.resend_dead_letter("g", dead, **WHY)
+            got = await came
 
-            assert (got.topic, got.id, got.key, got.body) == ("Transfers", "A1", "t-17", b"pay")
-
-    asyncio.run(run())
+        assert (got.topic, got.id, got.key, got.body) == ("Transfers", "A1", "t-17", b"pay")
 
 
 @staged()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from sqlalchemy import create_engine
 
+from tests.running import in_loop, run_by
 from txmq import (
     Client,
     LocalTransactionState,
@@ -80,58 +81,50 @@ def pull(names):
 
 
 @pytest.mark.parametrize("make", [client, producer, transactions, manager, push, pull])
-def test_what_is_started_works_until_it_is_stopped(make):
-    async def scenario():
-        async with embedded() as broker:
-            async with Client(broker.names) as operator:
-                await operator.admin.create_topic(TOPIC, queues=1)
-            made, use = await asyncio.to_thread(make, broker.names)
-            await made.stop()
-            for _ in range(2):
-                with pytest.raises(
-                    UsageError, match=r"not (open|running); use it with 'async with'"
-                ):
-                    await use()
-                await made.start()
-                with pytest.raises(UsageError, match="already"):
-                    await made.start()
+@run_by(in_loop)
+async def test_what_is_started_works_until_it_is_stopped(make):
+    async with embedded() as broker:
+        async with Client(broker.names) as operator:
+            await operator.admin.create_topic(TOPIC, queues=1)
+        made, use = await asyncio.to_thread(make, broker.names)
+        await made.stop()
+        for _ in range(2):
+            with pytest.raises(UsageError, match=r"not (open|running); use it with 'async with'"):
                 await use()
-                await made.stop()
-                await made.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_schedule_and_a_relay_are_started_and_stopped_too():
-    async def scenario():
-        async with embedded() as broker:
-            schedule = ScheduledPull("scheduled", broker.names)
-            schedule.on(TOPIC)(Listener().check_local_transaction)
-            outbox, bank = Outbox(), engine()
-            outbox.metadata.create_all(bank)
-            relay = Relay(bank, broker.names, outbox=outbox)
-            for made in (schedule, relay):
-                await made.stop()
-                with pytest.raises(UsageError, match="await its start"):
-                    await made.wait()
-                await made.start()
-                waiting = asyncio.create_task(made.wait())
-                await made.stop()
-                await made.stop()
-                await waiting
-
-    asyncio.run(scenario())
-
-
-def test_stopping_in_the_middle_of_an_iteration_ends_it():
-    async def scenario():
-        async with embedded() as broker, Producer("p", broker.names) as producer:
-            await producer.send(MESSAGE)
-            made, _ = pull(broker.names)
             await made.start()
-            await producer.send(MESSAGE)
-            async for messages in made:
-                assert messages
-                await made.stop()
+            with pytest.raises(UsageError, match="already"):
+                await made.start()
+            await use()
+            await made.stop()
+            await made.stop()
 
-    asyncio.run(scenario())
+
+@run_by(in_loop)
+async def test_a_schedule_and_a_relay_are_started_and_stopped_too():
+    async with embedded() as broker:
+        schedule = ScheduledPull("scheduled", broker.names)
+        schedule.on(TOPIC)(Listener().check_local_transaction)
+        outbox, bank = Outbox(), engine()
+        outbox.metadata.create_all(bank)
+        relay = Relay(bank, broker.names, outbox=outbox)
+        for made in (schedule, relay):
+            await made.stop()
+            with pytest.raises(UsageError, match="await its start"):
+                await made.wait()
+            await made.start()
+            waiting = asyncio.create_task(made.wait())
+            await made.stop()
+            await made.stop()
+            await waiting
+
+
+@run_by(in_loop)
+async def test_stopping_in_the_middle_of_an_iteration_ends_it():
+    async with embedded() as broker, Producer("p", broker.names) as producer:
+        await producer.send(MESSAGE)
+        made, _ = pull(broker.names)
+        await made.start()
+        await producer.send(MESSAGE)
+        async for messages in made:
+            assert messages
+            await made.stop()

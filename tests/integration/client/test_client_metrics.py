@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PullConsumer, PushConsumer
@@ -58,65 +59,59 @@ def message(body=b"tea"):
     return Message(topic=TOPIC, body=body)
 
 
-def test_sends_and_handlers_are_measured_under_the_names_of_the_conventions():
-    async def scenario():
-        figures = Figures()
-        async with measured(figures) as client:
-            settings = ProducerSettings(is_traced=True)
-            async with Producer("shop", client, settings) as producer:
-                await producer.send(message(b"good"))
-                await producer.send_batch([message(b"bad"), message(b"late")])
-                with pytest.raises(LocalProtocolError):
-                    await producer.send(Message(topic="no/such", body=b"x"))
-            consumer = PushConsumer("billing", client, FROM_FIRST)
+@run_by(run)
+async def test_sends_and_handlers_are_measured_under_the_names_of_the_conventions():
+    figures = Figures()
+    async with measured(figures) as client:
+        settings = ProducerSettings(is_traced=True)
+        async with Producer("shop", client, settings) as producer:
+            await producer.send(message(b"good"))
+            await producer.send_batch([message(b"bad"), message(b"late")])
+            with pytest.raises(LocalProtocolError):
+                await producer.send(Message(topic="no/such", body=b"x"))
+        consumer = PushConsumer("billing", client, FROM_FIRST)
 
-            @consumer.on(TOPIC)
-            async def handle(found):
-                if found.body == b"bad":
-                    raise ValueError("it is broken")
-                return Later() if found.body == b"late" else None
+        @consumer.on(TOPIC)
+        async def handle(found):
+            if found.body == b"bad":
+                raise ValueError("it is broken")
+            return Later() if found.body == b"late" else None
 
-            handled = "messaging.process.duration"
-            async with consumer:
-                await until(lambda: len(figures.points(handled)) == 3)
-            wanted = ("messaging.destination.name", "error.type")
-            sent = {("Orders", None): 3, ("no/such", "LocalProtocolError"): 1}
-            assert figures.counts("messaging.client.sent.messages", *wanted) == sent
-            sends = {("Orders", None): 2, ("no/such", "LocalProtocolError"): 1}
-            assert figures.counts("messaging.client.operation.duration", *wanted) == sends
-            assert figures.counts("messaging.client.consumed.messages", *wanted) == {
-                ("Orders", None): 3
-            }
-            assert figures.counts(handled, "error.type", "txmq.verdict") == {
-                (None, None): 1,
-                ("ValueError", None): 1,
-                (None, "later"): 1,
-            }
-            (point, *_) = figures.points(handled)
-            assert point.explicit_bounds[0] == 0.005
-            assert 0 < point.sum < 5
-            assert point.attributes["messaging.system"] == "rocketmq"
-            assert point.attributes["messaging.consumer.group.name"] == "billing"
-
-    run(scenario)
+        handled = "messaging.process.duration"
+        async with consumer:
+            await until(lambda: len(figures.points(handled)) == 3)
+        wanted = ("messaging.destination.name", "error.type")
+        sent = {("Orders", None): 3, ("no/such", "LocalProtocolError"): 1}
+        assert figures.counts("messaging.client.sent.messages", *wanted) == sent
+        sends = {("Orders", None): 2, ("no/such", "LocalProtocolError"): 1}
+        assert figures.counts("messaging.client.operation.duration", *wanted) == sends
+        assert figures.counts("messaging.client.consumed.messages", *wanted) == {
+            ("Orders", None): 3
+        }
+        assert figures.counts(handled, "error.type", "txmq.verdict") == {
+            (None, None): 1,
+            ("ValueError", None): 1,
+            (None, "later"): 1,
+        }
+        (point, *_) = figures.points(handled)
+        assert point.explicit_bounds[0] == 0.005
+        assert 0 < point.sum < 5
+        assert point.attributes["messaging.system"] == "rocketmq"
+        assert point.attributes["messaging.consumer.group.name"] == "billing"
 
 
-def test_polled_messages_are_counted():
-    async def scenario():
-        figures = Figures()
-        async with measured(figures) as client:
-            async with Producer("shop", client) as producer:
-                await producer.send_batch([message(), message()])
-            consumer = PullConsumer("pullers", client, FROM_FIRST)
-            consumer.subscribe(TOPIC)
-            async with consumer:
-                assert len(await consumer.poll(10)) == 2
-            counts = figures.counts(
-                "messaging.client.consumed.messages", "messaging.operation.name"
-            )
-            assert counts == {("poll",): 2}
-
-    run(scenario)
+@run_by(run)
+async def test_polled_messages_are_counted():
+    figures = Figures()
+    async with measured(figures) as client:
+        async with Producer("shop", client) as producer:
+            await producer.send_batch([message(), message()])
+        consumer = PullConsumer("pullers", client, FROM_FIRST)
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            assert len(await consumer.poll(10)) == 2
+        counts = figures.counts("messaging.client.consumed.messages", "messaging.operation.name")
+        assert counts == {("poll",): 2}
 
 
 class Bank:
@@ -131,34 +126,30 @@ class Bank:
         return LocalTransactionState.UNKNOWN
 
 
-def test_transactions_are_measured_by_their_states():
-    async def scenario():
-        figures = Figures()
-        async with measured(figures) as client, TransactionProducer("icbc", client, Bank()) as bank:
-            for arg in ("paid", "refused"):
-                await bank.send_in_transaction(message(), arg)
-            with contextlib.suppress(ValueError):
-                await bank.send_in_transaction(message(), "broken")
-            name = "txmq.client.transaction.duration"
-            counts = figures.counts(name, "txmq.transaction.state")
-            assert counts == {("COMMITTED",): 1, ("ROLLED_BACK",): 1, ("UNKNOWN",): 1}
-            operation = ("messaging.operation.name", "txmq.transaction.state")
-            ends = figures.counts("messaging.client.operation.duration", *operation)
-            assert {key for key in ends if key[0] == "end"} == {
-                ("end", "COMMIT_MESSAGE"),
-                ("end", "ROLLBACK_MESSAGE"),
-            }
-
-    run(scenario)
+@run_by(run)
+async def test_transactions_are_measured_by_their_states():
+    figures = Figures()
+    async with measured(figures) as client, TransactionProducer("icbc", client, Bank()) as bank:
+        for arg in ("paid", "refused"):
+            await bank.send_in_transaction(message(), arg)
+        with contextlib.suppress(ValueError):
+            await bank.send_in_transaction(message(), "broken")
+        name = "txmq.client.transaction.duration"
+        counts = figures.counts(name, "txmq.transaction.state")
+        assert counts == {("COMMITTED",): 1, ("ROLLED_BACK",): 1, ("UNKNOWN",): 1}
+        operation = ("messaging.operation.name", "txmq.transaction.state")
+        ends = figures.counts("messaging.client.operation.duration", *operation)
+        assert {key for key in ends if key[0] == "end"} == {
+            ("end", "COMMIT_MESSAGE"),
+            ("end", "ROLLBACK_MESSAGE"),
+        }
 
 
-def test_figures_are_dropped_where_nobody_collects_them():
-    async def scenario():
-        async with embedded() as broker:
-            settings = ClientSettings(telemetry=Telemetry())
-            async with Client(broker.names, settings) as client:
-                await client.admin.create_topic(TOPIC, queues=1)
-                async with Producer("shop", client) as producer:
-                    assert (await producer.send(message())).id
-
-    run(scenario)
+@run_by(run)
+async def test_figures_are_dropped_where_nobody_collects_them():
+    async with embedded() as broker:
+        settings = ClientSettings(telemetry=Telemetry())
+        async with Client(broker.names, settings) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            async with Producer("shop", client) as producer:
+                assert (await producer.send(message())).id

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.client.producer_stage import message
 from txmq.client.client import Client
@@ -32,39 +33,37 @@ async def everything(admin, topic):
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.002])
-def test_a_real_broker_stores_what_is_sent_in_every_way(linger):
-    async def scenario():
-        settings = ProducerSettings(linger=linger, linger_messages=7)
-        async with embedded() as broker, Producer("g", broker.names, settings) as producer:
-            admin = producer.client.admin
-            (queue, *_) = (await admin.create_topic("T", queues=4)).writable
+@run_by(in_loop)
+async def test_a_real_broker_stores_what_is_sent_in_every_way(linger):
+    settings = ProducerSettings(linger=linger, linger_messages=7)
+    async with embedded() as broker, Producer("g", broker.names, settings) as producer:
+        admin = producer.client.admin
+        (queue, *_) = (await admin.create_topic("T", queues=4)).writable
 
-            results = [await producer.send(message(b"awaited"))]
-            results += await asyncio.gather(
-                *[producer.send_nowait(message(b"nowait %d" % n)) for n in range(30)]
-            )
-            results += await producer.send_batch([message(b"batch %d" % n) for n in range(5)])
-            results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
-            results.append(await producer.send(message(b"x" * 9000), queue))
-            await producer.send_oneway(message(b"one way"), queue)
-            later = await producer.send(message(b"later", deliver_after=3600), queue)
-            assert later.queue == queue
-            assert await producer.recall("T", later.recall_handle) == later.id
-            with pytest.raises(MessageIllegal, match="a delay is at most"):
-                await producer.send(message(deliver_after=4 * 86_400))
+        results = [await producer.send(message(b"awaited"))]
+        results += await asyncio.gather(
+            *[producer.send_nowait(message(b"nowait %d" % n)) for n in range(30)]
+        )
+        results += await producer.send_batch([message(b"batch %d" % n) for n in range(5)])
+        results += [await producer.send_ordered(message(b"%d" % n), "k") for n in range(3)]
+        results.append(await producer.send(message(b"x" * 9000), queue))
+        await producer.send_oneway(message(b"one way"), queue)
+        later = await producer.send(message(b"later", deliver_after=3600), queue)
+        assert later.queue == queue
+        assert await producer.recall("T", later.recall_handle) == later.id
+        with pytest.raises(MessageIllegal, match="a delay is at most"):
+            await producer.send(message(deliver_after=4 * 86_400))
+        stored = await everything(admin, "T")
+        while b"one way" not in stored[queue]:
+            await asyncio.sleep(0.01)
             stored = await everything(admin, "T")
-            while b"one way" not in stored[queue]:
-                await asyncio.sleep(0.01)
-                stored = await everything(admin, "T")
 
-            for each in results:
-                (got,) = (await admin.pull(each.queue, each.offset, 1)).messages
-                assert (got.id, got.offset_id) == (each.id, each.offset_id)
-                assert each.status is SendStatus.OK
-            assert sum(map(len, stored.values())) == len(results) + 1
-            assert producer.bytes_in_flight == 0
-
-    asyncio.run(scenario())
+        for each in results:
+            (got,) = (await admin.pull(each.queue, each.offset, 1)).messages
+            assert (got.id, got.offset_id) == (each.id, each.offset_id)
+            assert each.status is SendStatus.OK
+        assert sum(map(len, stored.values())) == len(results) + 1
+        assert producer.bytes_in_flight == 0
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.005])
@@ -125,14 +124,12 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger):
     simulate(scenario, seed)
 
 
-def test_traces_are_kept_where_topics_are_not_made_by_sending():
-    async def scenario():
-        strict = BrokerSettings(topics=TopicDefaults(auto_create=False))
-        async with embedded(strict) as broker, Client(broker.names) as client:
-            await client.admin.create_topic("T", queues=1)
-            async with Producer("g", client, ProducerSettings(is_traced=True)) as producer:
-                sent = await producer.send(message())
-            (trace,) = await client.admin.query("RMQ_SYS_TRACE_TOPIC", sent.id)
-            assert sent.id in trace.body.decode()
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_traces_are_kept_where_topics_are_not_made_by_sending():
+    strict = BrokerSettings(topics=TopicDefaults(auto_create=False))
+    async with embedded(strict) as broker, Client(broker.names) as client:
+        await client.admin.create_topic("T", queues=1)
+        async with Producer("g", client, ProducerSettings(is_traced=True)) as producer:
+            sent = await producer.send(message())
+        (trace,) = await client.admin.query("RMQ_SYS_TRACE_TOPIC", sent.id)
+        assert sent.id in trace.body.decode()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.client.producer_stage import produced, silent
 from tests.waiting import run, until
 from txmq.client.client import Client
@@ -108,266 +109,235 @@ def test_a_question_carries_who_asks_and_for_how_long():
 # Over a broker
 
 
-def test_a_request_needs_time_for_its_reply():
-    async def scenario():
-        async with answering(None) as (_, asker, _):
-            with pytest.raises(ConfigError, match="timeout cannot be 0; it takes a duration of at"):
-                await asker.request(Message(topic=TOPIC, body=b"hello"), 0)
-
-    run(scenario)
+@run_by(run)
+async def test_a_request_needs_time_for_its_reply():
+    async with answering(None) as (_, asker, _):
+        with pytest.raises(ConfigError, match="timeout cannot be 0; it takes a duration of at"):
+            await asker.request(Message(topic=TOPIC, body=b"hello"), 0)
 
 
-def test_a_request_is_answered():
-    async def scenario():
-        async def handle(message, replier):
-            assert message.properties["TTL"] == "5000"
-            stored = await replier.send(reply_to(message, b"re: " + message.body, tags="Re"))
-            assert stored.queue.broker == "broker-a"
+@run_by(run)
+async def test_a_request_is_answered():
+    async def handle(message, replier):
+        assert message.properties["TTL"] == "5000"
+        stored = await replier.send(reply_to(message, b"re: " + message.body, tags="Re"))
+        assert stored.queue.broker == "broker-a"
 
-        async with answering(handle) as (_, asker, _):
-            reply = await asker.request(Message(topic=TOPIC, body=b"hello"), 5.0)
-            assert (reply.body, reply.tags) == (b"re: hello", "Re")
-            assert reply.topic.endswith("_REPLY_TOPIC")
-            assert int(reply.properties["ARRIVE_TIME"]) >= int(reply.properties["PUSH_REPLY_TIME"])
-            assert len(asker.client.replies) == 0
-
-    run(scenario)
+    async with answering(handle) as (_, asker, _):
+        reply = await asker.request(Message(topic=TOPIC, body=b"hello"), 5.0)
+        assert (reply.body, reply.tags) == (b"re: hello", "Re")
+        assert reply.topic.endswith("_REPLY_TOPIC")
+        assert int(reply.properties["ARRIVE_TIME"]) >= int(reply.properties["PUSH_REPLY_TIME"])
+        assert len(asker.client.replies) == 0
 
 
-def test_replies_find_their_requests_in_any_order():
-    async def scenario():
-        waiting = []
+@run_by(run)
+async def test_replies_find_their_requests_in_any_order():
+    waiting = []
 
-        async def handle(message, replier):
-            waiting.append(message)
-            if len(waiting) == 3:
-                for each in reversed(waiting):
-                    await replier.send(reply_to(each, each.body * 2))
+    async def handle(message, replier):
+        waiting.append(message)
+        if len(waiting) == 3:
+            for each in reversed(waiting):
+                await replier.send(reply_to(each, each.body * 2))
 
-        async with answering(handle) as (_, asker, _):
-            replies = await asyncio.gather(
-                *[
-                    asker.request(Message(topic=TOPIC, body=each), 5.0)
-                    for each in (b"a", b"b", b"c")
-                ]
-            )
-            assert [each.body for each in replies] == [b"aa", b"bb", b"cc"]
-
-    run(scenario)
+    async with answering(handle) as (_, asker, _):
+        replies = await asyncio.gather(
+            *[asker.request(Message(topic=TOPIC, body=each), 5.0) for each in (b"a", b"b", b"c")]
+        )
+        assert [each.body for each in replies] == [b"aa", b"bb", b"cc"]
 
 
-def test_a_long_reply_travels_compressed():
-    async def scenario():
-        async def handle(message, replier):
-            await replier.send(reply_to(message, message.body * 50))
+@run_by(run)
+async def test_a_long_reply_travels_compressed():
+    async def handle(message, replier):
+        await replier.send(reply_to(message, message.body * 50))
 
-        async with answering(handle) as (_, asker, _):
-            asked = bytes(range(256)) * 40
-            reply = await asker.request(Message(topic=TOPIC, body=asked), 5.0)
-            assert reply.body == asked * 50
-
-    run(scenario)
+    async with answering(handle) as (_, asker, _):
+        asked = bytes(range(256)) * 40
+        reply = await asker.request(Message(topic=TOPIC, body=asked), 5.0)
+        assert reply.body == asked * 50
 
 
-def test_no_reply_is_a_timeout_and_a_late_one_disturbs_nobody():
-    async def scenario():
-        late = []
+@run_by(run)
+async def test_no_reply_is_a_timeout_and_a_late_one_disturbs_nobody():
+    late = []
 
-        async def handle(message, replier):
-            late.append(message)
-            if message.body == b"second":
-                await replier.send(reply_to(late[0], b"too late"))
-                await replier.send(reply_to(message, b"in time"))
+    async def handle(message, replier):
+        late.append(message)
+        if message.body == b"second":
+            await replier.send(reply_to(late[0], b"too late"))
+            await replier.send(reply_to(message, b"in time"))
 
-        async with answering(handle) as (_, asker, _):
-            with pytest.raises(RequestTimeout, match="no reply") as caught:
-                await asker.request(Message(topic=TOPIC, body=b"first"), 0.3)
-            assert caught.value.effect is Effect.MAYBE
-            assert len(asker.client.replies) == 0
-            await until(lambda: late)
-            reply = await asker.request(Message(topic=TOPIC, body=b"second"), 5.0)
-            assert reply.body == b"in time"
-
-    run(scenario)
+    async with answering(handle) as (_, asker, _):
+        with pytest.raises(RequestTimeout, match="no reply") as caught:
+            await asker.request(Message(topic=TOPIC, body=b"first"), 0.3)
+        assert caught.value.effect is Effect.MAYBE
+        assert len(asker.client.replies) == 0
+        await until(lambda: late)
+        reply = await asker.request(Message(topic=TOPIC, body=b"second"), 5.0)
+        assert reply.body == b"in time"
 
 
-def test_a_handler_that_fails_sends_no_reply():
-    async def scenario():
-        failed = []
+@run_by(run)
+async def test_a_handler_that_fails_sends_no_reply():
+    failed = []
 
-        async def handle(message, replier):
-            failed.append(message)
-            raise ValueError("no")
+    async def handle(message, replier):
+        failed.append(message)
+        raise ValueError("no")
 
-        async with answering(handle) as (_, asker, _):
+    async with answering(handle) as (_, asker, _):
+        with pytest.raises(RequestTimeout):
+            await asker.request(Message(topic=TOPIC, body=b"?"), 0.3)
+        assert failed
+
+
+@run_by(run)
+async def test_a_request_can_be_cancelled():
+    seen = []
+
+    async def handle(message, replier):
+        seen.append(message)
+
+    async with answering(handle) as (_, asker, _):
+        asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
+        await until(lambda: seen)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert len(asker.client.replies) == 0
+        assert asker.bytes_in_flight == 0
+
+
+@run_by(run)
+async def test_whoever_closes_waits_for_no_replies():
+    seen = []
+
+    async def handle(message, replier):
+        seen.append(message)
+
+    async with answering(handle) as (broker, _, replier), Client(broker.names) as client:
+        async with Producer("leavers", client) as asker:
+            asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 60.0))
+            await until(lambda: seen)
+        with pytest.raises(UsageError, match="closed before the reply") as caught:
+            await asking
+        assert caught.value.effect is Effect.MAYBE
+        with pytest.raises(UsageError, match="not open"):
+            await asker.request(Message(topic=TOPIC, body=b"?"), 1.0)
+        # Nobody is there who could get it, and the broker says so.
+        with pytest.raises(InternalError, match="not found"):
+            await replier.send(reply_to(seen[0], b"hello?"))
+
+
+@run_by(run)
+async def test_a_broker_knows_who_asks_before_the_request_arrives():
+    known = []
+
+    async with embedded() as broker, Client(broker.names) as client:
+        await client.admin.create_topic(TOPIC, queues=1)
+        async with Producer("askers", client) as asker:
+            beats = []
+            beat_at = client.beat_at
+
+            async def beat(address):
+                beats.append(address)
+                return await beat_at(address)
+
+            client.beat_at = beat
+            for _ in range(3):
+                with pytest.raises(RequestTimeout):
+                    await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
+            known.append(beats)
+            assert beats.count(broker.address) == 1
+            (await client.session.connection(broker.address)).abort()
             with pytest.raises(RequestTimeout):
                 await asker.request(Message(topic=TOPIC, body=b"?"), 0.3)
-            assert failed
-
-    run(scenario)
+            assert beats.count(broker.address) >= 2
 
 
-def test_a_request_can_be_cancelled():
-    async def scenario():
-        seen = []
+@run_by(run)
+async def test_without_a_way_to_a_broker_nothing_was_asked():
+    async with embedded() as broker, Producer("askers", broker.names) as asker:
+        never = asyncio.get_running_loop().create_future()
 
-        async def handle(message, replier):
-            seen.append(message)
+        async def route(topic):
+            await never
 
-        async with answering(handle) as (_, asker, _):
-            asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
-            await until(lambda: seen)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            assert len(asker.client.replies) == 0
-            assert asker.bytes_in_flight == 0
-
-    run(scenario)
+        asker.client.session.route_to_write = route
+        with pytest.raises(RequestTimeout, match="no broker of .* could be reached") as caught:
+            await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
+        assert caught.value.effect is Effect.NONE
 
 
-def test_whoever_closes_waits_for_no_replies():
-    async def scenario():
-        seen = []
-
-        async def handle(message, replier):
-            seen.append(message)
-
-        async with answering(handle) as (broker, _, replier), Client(broker.names) as client:
-            async with Producer("leavers", client) as asker:
-                asking = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 60.0))
-                await until(lambda: seen)
-            with pytest.raises(UsageError, match="closed before the reply") as caught:
-                await asking
-            assert caught.value.effect is Effect.MAYBE
-            with pytest.raises(UsageError, match="not open"):
-                await asker.request(Message(topic=TOPIC, body=b"?"), 1.0)
-            # Nobody is there who could get it, and the broker says so.
-            with pytest.raises(InternalError, match="not found"):
-                await replier.send(reply_to(seen[0], b"hello?"))
-
-    run(scenario)
+@run_by(run)
+async def test_a_reply_travels_in_one_way_only():
+    reply = reply_to(got(**ASKED), b"42")
+    settings = ProducerSettings(retries=0, timeout=1.0)
+    async with embedded() as broker, Producer("repliers", broker.names, settings) as replier:
+        with pytest.raises(UsageError, match=r"Producer\.send"):
+            replier.send_nowait(reply)
+        with pytest.raises(UsageError, match=r"Producer\.send"):
+            await replier.send_oneway(reply)
+        with pytest.raises(UsageError, match=r"Producer\.send"):
+            await replier.send_batch([reply])
+        # That its request came from a topic nobody has, is another matter.
+        with pytest.raises(TopicNotFound):
+            await replier.send(reply)
 
 
-def test_a_broker_knows_who_asks_before_the_request_arrives():
-    async def scenario():
-        known = []
+@run_by(run)
+async def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
+    async with embedded() as broker, Producer("askers", broker.names) as asker:
+        client = asker.client
 
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.admin.create_topic(TOPIC, queues=1)
-            async with Producer("askers", client) as asker:
-                beats = []
-                beat_at = client.beat_at
+        async def send(message):
+            client.replies.came(message.properties["CORRELATION_ID"], got(a="b"))
+            raise RequestTimeout("no answer")
 
-                async def beat(address):
-                    beats.append(address)
-                    return await beat_at(address)
+        reply = await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, send)
+        assert reply.properties["a"] == "b"
 
-                client.beat_at = beat
-                for _ in range(3):
-                    with pytest.raises(RequestTimeout):
-                        await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
-                known.append(beats)
-                assert beats.count(broker.address) == 1
-                (await client.session.connection(broker.address)).abort()
-                with pytest.raises(RequestTimeout):
-                    await asker.request(Message(topic=TOPIC, body=b"?"), 0.3)
-                assert beats.count(broker.address) >= 2
+        async def fail(message):
+            raise RequestTimeout("no answer")
 
-    run(scenario)
+        with pytest.raises(RequestTimeout, match="no answer"):
+            await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, fail)
 
 
-def test_without_a_way_to_a_broker_nothing_was_asked():
-    async def scenario():
-        async with embedded() as broker, Producer("askers", broker.names) as asker:
-            never = asyncio.get_running_loop().create_future()
-
-            async def route(topic):
-                await never
-
-            asker.client.session.route_to_write = route
-            with pytest.raises(RequestTimeout, match="no broker of .* could be reached") as caught:
-                await asker.request(Message(topic=TOPIC, body=b"?"), 0.05)
-            assert caught.value.effect is Effect.NONE
-
-    run(scenario)
+@run_by(run)
+async def test_only_so_many_replies_are_awaited(monkeypatch):
+    monkeypatch.setattr("txmq.client.send.request_reply.REPLIES_AWAITED_MAX", 1)
+    async with answering(lambda message, replier: asyncio.sleep(0)) as (_, asker, _):
+        first = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
+        await until(lambda: len(asker.client.replies))
+        with pytest.raises(LimitExceeded, match="replies awaited"):
+            await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
+        first.cancel()
+        await asyncio.wait([first])
 
 
-def test_a_reply_travels_in_one_way_only():
-    async def scenario():
-        reply = reply_to(got(**ASKED), b"42")
-        settings = ProducerSettings(retries=0, timeout=1.0)
-        async with embedded() as broker, Producer("repliers", broker.names, settings) as replier:
-            with pytest.raises(UsageError, match=r"Producer\.send"):
-                replier.send_nowait(reply)
-            with pytest.raises(UsageError, match=r"Producer\.send"):
-                await replier.send_oneway(reply)
-            with pytest.raises(UsageError, match=r"Producer\.send"):
-                await replier.send_batch([reply])
-            # That its request came from a topic nobody has, is another matter.
-            with pytest.raises(TopicNotFound):
-                await replier.send(reply)
+@run_by(run)
+async def test_a_reply_is_tried_again_where_the_broker_is_lost():
+    tried = []
 
-    run(scenario)
+    async def handle(message, replier):
+        hand_over = replier._requester._hand_over
 
+        async def try_to(reply, envelope):
+            tried.append(reply)
+            if len(tried) < 3:
+                raise ConnectFailed("not now")
+            return await hand_over(reply, envelope)
 
-def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
-    async def scenario():
-        async with embedded() as broker, Producer("askers", broker.names) as asker:
-            client = asker.client
+        replier._requester._hand_over = try_to
+        await replier.send(reply_to(message, b"at last"))
 
-            async def send(message):
-                client.replies.came(message.properties["CORRELATION_ID"], got(a="b"))
-                raise RequestTimeout("no answer")
-
-            reply = await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, send)
-            assert reply.properties["a"] == "b"
-
-            async def fail(message):
-                raise RequestTimeout("no answer")
-
-            with pytest.raises(RequestTimeout, match="no answer"):
-                await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, fail)
-
-    run(scenario)
-
-
-def test_only_so_many_replies_are_awaited(monkeypatch):
-    async def scenario():
-        monkeypatch.setattr("txmq.client.send.request_reply.REPLIES_AWAITED_MAX", 1)
-        async with answering(lambda message, replier: asyncio.sleep(0)) as (_, asker, _):
-            first = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
-            await until(lambda: len(asker.client.replies))
-            with pytest.raises(LimitExceeded, match="replies awaited"):
-                await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
-            first.cancel()
-            await asyncio.wait([first])
-
-    run(scenario)
-
-
-def test_a_reply_is_tried_again_where_the_broker_is_lost():
-    async def scenario():
-        tried = []
-
-        async def handle(message, replier):
-            hand_over = replier._requester._hand_over
-
-            async def try_to(reply, envelope):
-                tried.append(reply)
-                if len(tried) < 3:
-                    raise ConnectFailed("not now")
-                return await hand_over(reply, envelope)
-
-            replier._requester._hand_over = try_to
-            await replier.send(reply_to(message, b"at last"))
-
-        async with answering(handle) as (_, asker, _):
-            reply = await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
-            assert reply.body == b"at last"
-            assert len(tried) == 3
-
-    run(scenario)
+    async with answering(handle) as (_, asker, _):
+        reply = await asker.request(Message(topic=TOPIC, body=b"?"), 5.0)
+        assert reply.body == b"at last"
+        assert len(tried) == 3
 
 
 @produced(brokers=2, topic=TOPIC, queues=4)

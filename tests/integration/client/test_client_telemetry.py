@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
@@ -48,222 +49,206 @@ async def measured(spans):
         yield client
 
 
-def test_a_handler_continues_what_the_producers_caller_began():
-    async def scenario():
-        spans = Spans()
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, FROM_FIRST)
-            inside = []
+@run_by(run)
+async def test_a_handler_continues_what_the_producers_caller_began():
+    spans = Spans()
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, FROM_FIRST)
+        inside = []
 
-            @consumer.on(TOPIC)
-            async def handle(message):
-                inside.append(trace.get_current_span().get_span_context())
-                assert message.properties["traceparent"].startswith("00-")
+        @consumer.on(TOPIC)
+        async def handle(message):
+            inside.append(trace.get_current_span().get_span_context())
+            assert message.properties["traceparent"].startswith("00-")
 
-            message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1",))
-            async with Producer("pg", client) as producer:
-                with spans.tracer.start_as_current_span("checkout"):
-                    result = await producer.send(message)
-            async with consumer:
-                await until(lambda: spans(f"process {TOPIC}"))
+        message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1",))
+        async with Producer("pg", client) as producer:
+            with spans.tracer.start_as_current_span("checkout"):
+                result = await producer.send(message)
+        async with consumer:
+            await until(lambda: spans(f"process {TOPIC}"))
 
-            (checkout,), (sent,), (handled,) = (
-                spans("checkout"), spans(f"send {TOPIC}"), spans(f"process {TOPIC}"),
-            )  # fmt: skip
-            assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
-            assert sent.parent.span_id == checkout.context.span_id
-            assert handled.parent.span_id == sent.context.span_id
-            assert inside == [handled.context]
-            assert dict(sent.attributes) == {
-                "messaging.system": "rocketmq",
-                "messaging.operation.name": "send",
-                "messaging.operation.type": "send",
-                "messaging.rocketmq.client_group": "pg",
-                "messaging.client.id": client.id,
-                "messaging.destination.name": TOPIC,
-                "messaging.destination.partition.id": "0",
-                "messaging.message.id": result.id,
-                "messaging.message.body.size": 5,
-                "messaging.rocketmq.message.type": "normal",
-                "messaging.rocketmq.message.tag": "Paid",
-                "messaging.rocketmq.message.keys": ("o-1",),
-            }
-            about = dict(handled.attributes)
-            assert about["messaging.consumer.group.name"] == "cg"
-            assert about["messaging.operation.type"] == "process"
-            assert about["messaging.rocketmq.consumption_model"] == "clustering"
-            assert about["messaging.message.id"] == result.id
-            assert "traceparent" not in message.properties
-
-    run(scenario)
+        (checkout,), (sent,), (handled,) = (
+            spans("checkout"), spans(f"send {TOPIC}"), spans(f"process {TOPIC}"),
+        )  # fmt: skip
+        assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+        assert sent.parent.span_id == checkout.context.span_id
+        assert handled.parent.span_id == sent.context.span_id
+        assert inside == [handled.context]
+        assert dict(sent.attributes) == {
+            "messaging.system": "rocketmq",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.rocketmq.client_group": "pg",
+            "messaging.client.id": client.id,
+            "messaging.destination.name": TOPIC,
+            "messaging.destination.partition.id": "0",
+            "messaging.message.id": result.id,
+            "messaging.message.body.size": 5,
+            "messaging.rocketmq.message.type": "normal",
+            "messaging.rocketmq.message.tag": "Paid",
+            "messaging.rocketmq.message.keys": ("o-1",),
+        }
+        about = dict(handled.attributes)
+        assert about["messaging.consumer.group.name"] == "cg"
+        assert about["messaging.operation.type"] == "process"
+        assert about["messaging.rocketmq.consumption_model"] == "clustering"
+        assert about["messaging.message.id"] == result.id
+        assert "traceparent" not in message.properties
 
 
-def test_a_handler_in_a_thread_sees_its_span():
-    async def scenario():
-        spans, inside = Spans(), []
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, FROM_FIRST)
+@run_by(run)
+async def test_a_handler_in_a_thread_sees_its_span():
+    spans, inside = Spans(), []
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, FROM_FIRST)
 
-            @consumer.on(TOPIC)
-            def handle(message):
-                inside.append(trace.get_current_span().get_span_context().span_id)
-                with spans.tracer.start_as_current_span("work"):
-                    pass
+        @consumer.on(TOPIC)
+        def handle(message):
+            inside.append(trace.get_current_span().get_span_context().span_id)
+            with spans.tracer.start_as_current_span("work"):
+                pass
 
-            async with Producer("pg", client) as producer:
-                await producer.send(Message(topic=TOPIC, body=b"?"))
-            async with consumer:
-                await until(lambda: spans(f"process {TOPIC}"))
-            (handled,), (work,) = spans(f"process {TOPIC}"), spans("work")
-            assert inside == [handled.context.span_id]
-            assert work.parent.span_id == handled.context.span_id
-
-    run(scenario)
+        async with Producer("pg", client) as producer:
+            await producer.send(Message(topic=TOPIC, body=b"?"))
+        async with consumer:
+            await until(lambda: spans(f"process {TOPIC}"))
+        (handled,), (work,) = spans(f"process {TOPIC}"), spans("work")
+        assert inside == [handled.context.span_id]
+        assert work.parent.span_id == handled.context.span_id
 
 
-def test_failures_are_recorded():
-    async def scenario():
-        spans, handled = Spans(), []
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, FROM_FIRST)
+@run_by(run)
+async def test_failures_are_recorded():
+    spans, handled = Spans(), []
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, FROM_FIRST)
 
-            @consumer.on(TOPIC)
-            async def handle(message):
-                handled.append(message)
-                if message.body == b"bad":
-                    raise ValueError("no")
-                return Later()
+        @consumer.on(TOPIC)
+        async def handle(message):
+            handled.append(message)
+            if message.body == b"bad":
+                raise ValueError("no")
+            return Later()
 
-            async with Producer("pg", client) as producer:
-                await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
-                await producer.send_oneway(Message(topic=TOPIC, body=b"later"))
-                for send in (producer.send, producer.send_oneway):
-                    with pytest.raises(LocalProtocolError):
-                        await send(Message(topic="no/topic", body=b"?"))
+        async with Producer("pg", client) as producer:
+            await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
+            await producer.send_oneway(Message(topic=TOPIC, body=b"later"))
+            for send in (producer.send, producer.send_oneway):
                 with pytest.raises(LocalProtocolError):
-                    producer.send_nowait(Message(topic="no/topic", body=b"?"))
-            async with consumer:
-                await until(lambda: len(spans(f"process {TOPIC}")) == 2)
+                    await send(Message(topic="no/topic", body=b"?"))
+            with pytest.raises(LocalProtocolError):
+                producer.send_nowait(Message(topic="no/topic", body=b"?"))
+        async with consumer:
+            await until(lambda: len(spans(f"process {TOPIC}")) == 2)
 
-            assert len(spans(f"send {TOPIC}")) == 2
-            refused = spans("send no/topic")
-            assert [each.status.status_code for each in refused] == [StatusCode.ERROR] * 3
-            assert refused[0].attributes["error.type"] == "LocalProtocolError"
-            by_verdict = {
-                each.attributes.get("txmq.verdict"): each for each in spans(f"process {TOPIC}")
-            }
-            failed = by_verdict[None]
-            assert failed.status.status_code is StatusCode.ERROR
-            assert failed.attributes["error.type"] == "ValueError"
-            assert failed.events[0].name == "exception"
-            assert by_verdict["later"].status.status_code is StatusCode.UNSET
-
-    run(scenario)
+        assert len(spans(f"send {TOPIC}")) == 2
+        refused = spans("send no/topic")
+        assert [each.status.status_code for each in refused] == [StatusCode.ERROR] * 3
+        assert refused[0].attributes["error.type"] == "LocalProtocolError"
+        by_verdict = {
+            each.attributes.get("txmq.verdict"): each for each in spans(f"process {TOPIC}")
+        }
+        failed = by_verdict[None]
+        assert failed.status.status_code is StatusCode.ERROR
+        assert failed.attributes["error.type"] == "ValueError"
+        assert failed.events[0].name == "exception"
+        assert by_verdict["later"].status.status_code is StatusCode.UNSET
 
 
-def test_batches_are_linked_to_what_sent_them():
-    async def scenario():
-        spans = Spans()
-        settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=8)
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, settings)
+@run_by(run)
+async def test_batches_are_linked_to_what_sent_them():
+    spans = Spans()
+    settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=8)
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, settings)
 
-            @consumer.on_batch(TOPIC)
-            async def handle(messages):
-                return None
+        @consumer.on_batch(TOPIC)
+        async def handle(messages):
+            return None
 
-            async with Producer("pg", client) as producer:
-                with pytest.raises(LocalProtocolError):
-                    await producer.send_batch([])
-                await producer.send_batch([Message(topic=TOPIC, body=b"%d" % n) for n in range(3)])
+        async with Producer("pg", client) as producer:
+            with pytest.raises(LocalProtocolError):
+                await producer.send_batch([])
+            await producer.send_batch([Message(topic=TOPIC, body=b"%d" % n) for n in range(3)])
+        async with consumer:
+            await until(lambda: spans(f"process {TOPIC}"))
+        (sent,) = spans(f"send {TOPIC}")
+        (handled,) = spans(f"process {TOPIC}")
+        assert sent.attributes["messaging.batch.message_count"] == 3
+        assert handled.attributes["messaging.batch.message_count"] == 3
+        assert handled.parent is None
+        assert [each.context.span_id for each in handled.links] == [sent.context.span_id] * 3
+
+
+@run_by(run)
+async def test_messages_of_strangers_have_spans_of_their_own():
+    spans = Spans()
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, FROM_FIRST)
+
+        @consumer.on(TOPIC)
+        async def handle(message):
+            return None
+
+        await client.admin.send(Message(topic=TOPIC, body=b"?"))
+        with spans.tracer.start_as_current_span("startup"):
             async with consumer:
                 await until(lambda: spans(f"process {TOPIC}"))
-            (sent,) = spans(f"send {TOPIC}")
-            (handled,) = spans(f"process {TOPIC}")
-            assert sent.attributes["messaging.batch.message_count"] == 3
-            assert handled.attributes["messaging.batch.message_count"] == 3
-            assert handled.parent is None
-            assert [each.context.span_id for each in handled.links] == [sent.context.span_id] * 3
-
-    run(scenario)
+        (handled,) = spans(f"process {TOPIC}")
+        assert handled.parent is None
+        assert not handled.links
 
 
-def test_messages_of_strangers_have_spans_of_their_own():
-    async def scenario():
-        spans = Spans()
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, FROM_FIRST)
-
-            @consumer.on(TOPIC)
-            async def handle(message):
-                return None
-
-            await client.admin.send(Message(topic=TOPIC, body=b"?"))
-            with spans.tracer.start_as_current_span("startup"):
-                async with consumer:
-                    await until(lambda: spans(f"process {TOPIC}"))
-            (handled,) = spans(f"process {TOPIC}")
-            assert handled.parent is None
-            assert not handled.links
-
-    run(scenario)
+@run_by(run)
+async def test_the_message_trace_is_not_measured():
+    spans = Spans()
+    async with measured(spans) as client:
+        settings = ProducerSettings(is_traced=True)
+        async with Producer("pg", client, settings) as producer:
+            await producer.send(Message(topic=TOPIC, body=b"?"))
+        assert len(spans.exporter.get_finished_spans()) == 1
 
 
-def test_the_message_trace_is_not_measured():
-    async def scenario():
-        spans = Spans()
-        async with measured(spans) as client:
-            settings = ProducerSettings(is_traced=True)
-            async with Producer("pg", client, settings) as producer:
-                await producer.send(Message(topic=TOPIC, body=b"?"))
-            assert len(spans.exporter.get_finished_spans()) == 1
+@run_by(run)
+async def test_what_is_cancelled_has_not_failed():
+    spans, working = Spans(), asyncio.Event()
+    settings = ConsumerSettings(start=StartFrom.FIRST, stop_timeout=0.0)
+    async with measured(spans) as client:
+        consumer = PushConsumer("cg", client, settings)
 
-    run(scenario)
+        @consumer.on(TOPIC)
+        async def handle(message):
+            working.set()
+            await asyncio.Event().wait()
 
-
-def test_what_is_cancelled_has_not_failed():
-    async def scenario():
-        spans, working = Spans(), asyncio.Event()
-        settings = ConsumerSettings(start=StartFrom.FIRST, stop_timeout=0.0)
-        async with measured(spans) as client:
-            consumer = PushConsumer("cg", client, settings)
-
-            @consumer.on(TOPIC)
-            async def handle(message):
-                working.set()
-                await asyncio.Event().wait()
-
-            async with Producer("pg", client) as producer:
-                await producer.send(Message(topic=TOPIC, body=b"?"))
-            async with consumer:
-                await working.wait()
-            (handled,) = spans(f"process {TOPIC}")
-            assert handled.attributes["error.type"] == "CancelledError"
-            assert handled.status.status_code is StatusCode.UNSET
-
-    run(scenario)
+        async with Producer("pg", client) as producer:
+            await producer.send(Message(topic=TOPIC, body=b"?"))
+        async with consumer:
+            await working.wait()
+        (handled,) = spans(f"process {TOPIC}")
+        assert handled.attributes["error.type"] == "CancelledError"
+        assert handled.status.status_code is StatusCode.UNSET
 
 
-def test_a_reply_stands_below_the_handler_that_sent_it():
-    async def scenario():
-        spans = Spans()
-        async with measured(spans) as client, Producer("pg", client) as producer:
-            consumer = PushConsumer("cg", client, FROM_FIRST)
+@run_by(run)
+async def test_a_reply_stands_below_the_handler_that_sent_it():
+    spans = Spans()
+    async with measured(spans) as client, Producer("pg", client) as producer:
+        consumer = PushConsumer("cg", client, FROM_FIRST)
 
-            @consumer.on(TOPIC)
-            async def handle(message):
-                await producer.send(reply_to(message, b"yes"))
+        @consumer.on(TOPIC)
+        async def handle(message):
+            await producer.send(reply_to(message, b"yes"))
 
-            async with consumer:
-                reply = await producer.request(Message(topic=TOPIC, body=b"?"), 5.0)
-                await until(lambda: spans(f"process {TOPIC}"))
-            (asked,), (handled,) = spans(f"send {TOPIC}"), spans(f"process {TOPIC}")
-            (replied,) = spans(f"send {reply.topic}")
-            assert handled.parent.span_id == asked.context.span_id
-            assert replied.parent.span_id == handled.context.span_id
-            assert f"{replied.context.span_id:016x}" in reply.properties["traceparent"]
-
-    run(scenario)
+        async with consumer:
+            reply = await producer.request(Message(topic=TOPIC, body=b"?"), 5.0)
+            await until(lambda: spans(f"process {TOPIC}"))
+        (asked,), (handled,) = spans(f"send {TOPIC}"), spans(f"process {TOPIC}")
+        (replied,) = spans(f"send {reply.topic}")
+        assert handled.parent.span_id == asked.context.span_id
+        assert replied.parent.span_id == handled.context.span_id
+        assert f"{replied.context.span_id:016x}" in reply.properties["traceparent"]
 
 
 @pytest.mark.parametrize(

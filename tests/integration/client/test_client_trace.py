@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.running import run_by
 from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
@@ -202,28 +203,24 @@ async def gathering(**more):
     assert not taker.is_open
 
 
-def test_records_wait_a_moment_for_others():
-    async def scenario():
-        async with gathering() as (gatherer, taker):
-            for number in range(3):
-                gatherer.note("A", begun(number))
-            assert taker.sent == []
-            await until(lambda: taker.sent)
-            assert taker.ids == ["id0", "id1", "id2"]
-            assert len(taker.sent) == 1
-            assert taker.sent[0].keys == ("id0", "id1", "id2")
-
-    run(scenario)
+@run_by(run)
+async def test_records_wait_a_moment_for_others():
+    async with gathering() as (gatherer, taker):
+        for number in range(3):
+            gatherer.note("A", begun(number))
+        assert taker.sent == []
+        await until(lambda: taker.sent)
+        assert taker.ids == ["id0", "id1", "id2"]
+        assert len(taker.sent) == 1
+        assert taker.sent[0].keys == ("id0", "id1", "id2")
 
 
-def test_a_close_sends_what_waits():
-    async def scenario():
-        async with gathering() as (gatherer, taker):
-            gatherer.note("A", begun(1))
-        assert taker.ids == ["id1"]
-        assert gatherer.lost == 0
-
-    run(scenario)
+@run_by(run)
+async def test_a_close_sends_what_waits():
+    async with gathering() as (gatherer, taker):
+        gatherer.note("A", begun(1))
+    assert taker.ids == ["id1"]
+    assert gatherer.lost == 0
 
 
 def test_the_oldest_records_give_way_and_are_counted(caplog):
@@ -257,16 +254,14 @@ def test_a_topic_that_takes_nothing_is_complained_of_once(caplog, monkeypatch):
     assert [each.message.split()[0] for each in caplog.records] == ["1", "2"]
 
 
-def test_a_close_does_not_wait_long(monkeypatch):
+@run_by(run)
+async def test_a_close_does_not_wait_long(monkeypatch):
     monkeypatch.setattr(tracer, "FLUSH_S", 0.05)
 
-    async def scenario():
-        async with gathering() as (gatherer, taker):
-            taker.gate = asyncio.Event()
-            gatherer.note("A", begun(1))
-        assert gatherer.lost == 1
-
-    run(scenario)
+    async with gathering() as (gatherer, taker):
+        taker.gate = asyncio.Event()
+        gatherer.note("A", begun(1))
+    assert gatherer.lost == 1
 
 
 # What leaves traces
@@ -287,131 +282,119 @@ async def traces(client, wanted, topic=TRACES):
     return found
 
 
-def test_a_message_can_be_followed_from_its_producer_to_its_handler():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.admin.create_topic(TOPIC, queues=1)
-            consumer = PushConsumer("cg", client, CONSUMER_TRACED)
-            handled = []
+@run_by(run)
+async def test_a_message_can_be_followed_from_its_producer_to_its_handler():
+    async with embedded() as broker, Client(broker.names) as client:
+        await client.admin.create_topic(TOPIC, queues=1)
+        consumer = PushConsumer("cg", client, CONSUMER_TRACED)
+        handled = []
 
-            @consumer.on(TOPIC)
-            async def handle(message):
-                handled.append(message)
-                if message.attempts == 0 and message.body == b"twice":
-                    return Later(level=1)
-                if message.body == b"bad":
-                    raise ValueError("no")
-                return None
+        @consumer.on(TOPIC)
+        async def handle(message):
+            handled.append(message)
+            if message.attempts == 0 and message.body == b"twice":
+                return Later(level=1)
+            if message.body == b"bad":
+                raise ValueError("no")
+            return None
 
-            message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1", "o-2"))
-            async with Producer("pg", client, TRACED) as producer:
-                result = await producer.send(message)
-                bad = await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
-            async with consumer:
-                await until(lambda: len(handled) == 2)
+        message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1", "o-2"))
+        async with Producer("pg", client, TRACED) as producer:
+            result = await producer.send(message)
+            bad = await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
+        async with consumer:
+            await until(lambda: len(handled) == 2)
 
-            found = await traces(client, 6)
-            sent = [each for each in found if isinstance(each, SendRecord)]
-            assert {each.id for each in sent} == {result.id, bad.id}
-            first = next(each for each in sent if each.id == result.id)
-            assert (first.group, first.topic, first.tags, first.keys) == (
-                "pg", TOPIC, "Paid", "o-1 o-2",
-            )  # fmt: skip
-            assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
-            assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
-            assert first.is_success
-            begun_ones = {each.id: each for each in found if isinstance(each, HandlerStart)}
-            ended = {each.id: each for each in found if isinstance(each, HandlerEnd)}
-            assert begun_ones[result.id].request_id == ended[result.id].request_id
-            assert begun_ones[result.id].group == ended[result.id].group == "cg"
-            assert ended[result.id].is_success
-            assert ended[bad.id].outcome is HandlerOutcome.RAISED
-            assert not ended[bad.id].is_success
-            by_key = await client.admin.query(TRACES, "o-2")
-            assert {each.id for record in by_key for each in trace.decode(record.body)} >= {
-                result.id
-            }
-
-    run(scenario)
+        found = await traces(client, 6)
+        sent = [each for each in found if isinstance(each, SendRecord)]
+        assert {each.id for each in sent} == {result.id, bad.id}
+        first = next(each for each in sent if each.id == result.id)
+        assert (first.group, first.topic, first.tags, first.keys) == (
+            "pg", TOPIC, "Paid", "o-1 o-2",
+        )  # fmt: skip
+        assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
+        assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
+        assert first.is_success
+        begun_ones = {each.id: each for each in found if isinstance(each, HandlerStart)}
+        ended = {each.id: each for each in found if isinstance(each, HandlerEnd)}
+        assert begun_ones[result.id].request_id == ended[result.id].request_id
+        assert begun_ones[result.id].group == ended[result.id].group == "cg"
+        assert ended[result.id].is_success
+        assert ended[bad.id].outcome is HandlerOutcome.RAISED
+        assert not ended[bad.id].is_success
+        by_key = await client.admin.query(TRACES, "o-2")
+        assert {each.id for record in by_key for each in trace.decode(record.body)} >= {result.id}
 
 
-def test_batches_and_failures_are_traced_too():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.admin.create_topic(TOPIC, queues=1)
-            async with Producer("pg", client, TRACED) as producer:
-                batch = [Message(topic=TOPIC, body=b"%d" % n) for n in range(3)]
-                results = await producer.send_batch(batch)
-                with pytest.raises(TxmqError):
-                    await producer.send_batch([])
-                with pytest.raises(TxmqError):
-                    await producer.send(Message(topic="no/topic", body=b"?"))
-                await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
-            found = await traces(client, 4)
-            stored = [each for each in found if each.is_success]
-            (failed,) = [each for each in found if not each.is_success]
-            assert {(each.id, each.offset_id) for each in stored} == {
-                (each.id, each.offset_id) for each in results
-            }
-            assert len(stored) == 3
-            assert (failed.topic, failed.store_host) == ("no/topic", "")
-
-    run(scenario)
+@run_by(run)
+async def test_batches_and_failures_are_traced_too():
+    async with embedded() as broker, Client(broker.names) as client:
+        await client.admin.create_topic(TOPIC, queues=1)
+        async with Producer("pg", client, TRACED) as producer:
+            batch = [Message(topic=TOPIC, body=b"%d" % n) for n in range(3)]
+            results = await producer.send_batch(batch)
+            with pytest.raises(TxmqError):
+                await producer.send_batch([])
+            with pytest.raises(TxmqError):
+                await producer.send(Message(topic="no/topic", body=b"?"))
+            await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
+        found = await traces(client, 4)
+        stored = [each for each in found if each.is_success]
+        (failed,) = [each for each in found if not each.is_success]
+        assert {(each.id, each.offset_id) for each in stored} == {
+            (each.id, each.offset_id) for each in results
+        }
+        assert len(stored) == 3
+        assert (failed.topic, failed.store_host) == ("no/topic", "")
 
 
-def test_a_broker_may_want_no_traces():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.admin.create_topic(TOPIC, queues=1)
-            async with Producer("pg", client, TRACED) as producer:
-                post = producer._sender.pending
-                heard = post.on_answer
+@run_by(run)
+async def test_a_broker_may_want_no_traces():
+    async with embedded() as broker, Client(broker.names) as client:
+        await client.admin.create_topic(TOPIC, queues=1)
+        async with Producer("pg", client, TRACED) as producer:
+            post = producer._sender.pending
+            heard = post.on_answer
 
-                class Silent:
-                    def field_map(self):
-                        return {"TRACE_ON": "false", "MSG_REGION": "east"}
+            class Silent:
+                def field_map(self):
+                    return {"TRACE_ON": "false", "MSG_REGION": "east"}
 
-                post.on_answer = lambda name, answer: heard(name, Silent())
-                await producer.send(Message(topic=TOPIC, body=b"unseen"))
-                post.on_answer = heard
-                seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
-            assert [each.id for each in await traces(client, 1)] == [seen.id]
-
-    run(scenario)
+            post.on_answer = lambda name, answer: heard(name, Silent())
+            await producer.send(Message(topic=TOPIC, body=b"unseen"))
+            post.on_answer = heard
+            seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
+        assert [each.id for each in await traces(client, 1)] == [seen.id]
 
 
-def test_traces_leave_no_traces():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
-            handled = []
+@run_by(run)
+async def test_traces_leave_no_traces():
+    async with embedded() as broker, Client(broker.names) as client:
+        consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
+        handled = []
 
-            @consumer.on(TRACES)
-            async def handle(message):
-                handled.append(message)
+        @consumer.on(TRACES)
+        async def handle(message):
+            handled.append(message)
 
-            async with Producer("pg", client, TRACED) as producer:
-                await producer.send(Message(topic=TOPIC, body=b"?"))
-                await producer.send(Message(topic=TRACES, body=trace.encode([SENT])))
-            await traces(client, 2)
-            async with consumer:
-                await until(lambda: len(handled) == 2)
-            assert len(await traces(client, 2)) == 2
-
-    run(scenario)
+        async with Producer("pg", client, TRACED) as producer:
+            await producer.send(Message(topic=TOPIC, body=b"?"))
+            await producer.send(Message(topic=TRACES, body=trace.encode([SENT])))
+        await traces(client, 2)
+        async with consumer:
+            await until(lambda: len(handled) == 2)
+        assert len(await traces(client, 2)) == 2
 
 
-def test_a_trace_topic_of_ones_own_can_be_named():
-    async def scenario():
-        settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger=0.001)
-        async with embedded() as broker, Client(broker.names) as client:
-            async with Producer("pg", client, settings) as producer:
-                await asyncio.gather(
-                    *[producer.send(Message(topic=TOPIC, body=b"%d" % n)) for n in range(5)]
-                )
-            assert len(await traces(client, 5, "MyTraces")) == 5
-
-    run(scenario)
+@run_by(run)
+async def test_a_trace_topic_of_ones_own_can_be_named():
+    settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger=0.001)
+    async with embedded() as broker, Client(broker.names) as client:
+        async with Producer("pg", client, settings) as producer:
+            await asyncio.gather(
+                *[producer.send(Message(topic=TOPIC, body=b"%d" % n)) for n in range(5)]
+            )
+        assert len(await traces(client, 5, "MyTraces")) == 5
 
 
 def test_half_and_delayed_messages_are_named_so():

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.running import in_loop, run_by
 from tests.unit.client.pull_stage import (
     GROUP,
     TOPIC,
@@ -13,41 +14,37 @@ from txmq.message import Message, Queue
 from txmq_broker.testing import embedded
 
 
-def test_it_works_with_an_embedded_broker():
-    async def scenario():
-        async with embedded() as broker:
-            settings = ConsumerSettings(start=StartFrom.FIRST)
-            consumer = PullConsumer(GROUP, broker.names, settings)
-            consumer.subscribe(TOPIC)
+@run_by(in_loop)
+async def test_it_works_with_an_embedded_broker():
+    async with embedded() as broker:
+        settings = ConsumerSettings(start=StartFrom.FIRST)
+        consumer = PullConsumer(GROUP, broker.names, settings)
+        consumer.subscribe(TOPIC)
+        async with consumer:
+            await consumer.client.admin.create_topic(TOPIC, queues=1)
+            for number in range(50):
+                await consumer.client.admin.send(Message(topic=TOPIC, body=b"%d" % number))
+            found = []
+            async with asyncio.timeout(30):
+                async for messages in consumer:
+                    found += bodies(messages)
+                    if len(found) == 50:
+                        consumer.end()
+        assert found == [b"%d" % number for number in range(50)]
+        async with PullConsumer(GROUP, broker.names, settings) as after:
+            assert await after.committed(Queue(TOPIC, "broker-a", 0)) == 50
+
+
+@run_by(in_loop)
+async def test_brokers_are_told_that_it_consumes_actively():
+    async with embedded() as broker:
+        consumer = PullConsumer(GROUP, broker.names)
+        consumer.subscribe(TOPIC)
+        async with PullConsumer("other", broker.names) as operator:
+            admin = operator.client.admin
+            await admin.create_topic(TOPIC, queues=1)
             async with consumer:
-                await consumer.client.admin.create_topic(TOPIC, queues=1)
-                for number in range(50):
-                    await consumer.client.admin.send(Message(topic=TOPIC, body=b"%d" % number))
-                found = []
-                async with asyncio.timeout(30):
-                    async for messages in consumer:
-                        found += bodies(messages)
-                        if len(found) == 50:
-                            consumer.end()
-            assert found == [b"%d" % number for number in range(50)]
-            async with PullConsumer(GROUP, broker.names, settings) as after:
-                assert await after.committed(Queue(TOPIC, "broker-a", 0)) == 50
-
-    asyncio.run(scenario())
-
-
-def test_brokers_are_told_that_it_consumes_actively():
-    async def scenario():
-        async with embedded() as broker:
-            consumer = PullConsumer(GROUP, broker.names)
-            consumer.subscribe(TOPIC)
-            async with PullConsumer("other", broker.names) as operator:
-                admin = operator.client.admin
-                await admin.create_topic(TOPIC, queues=1)
-                async with consumer:
-                    seen = await admin.group_connections(GROUP)
-                    assert [each.id for each in seen.clients] == [consumer.client.id]
-                    assert seen.consume_type == "CONSUME_ACTIVELY"
-                    assert seen.subscriptions == {TOPIC: "*"}
-
-    asyncio.run(scenario())
+                seen = await admin.group_connections(GROUP)
+                assert [each.id for each in seen.clients] == [consumer.client.id]
+                assert seen.consume_type == "CONSUME_ACTIVELY"
+                assert seen.subscriptions == {TOPIC: "*"}

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tests.running import in_loop, run_by
 from tests.unit.client.pull_stage import GROUP, TOPIC
 from tests.unit.client.test_client_scheduled_pull import reading
 from txmq.client.consume import ScheduledPull
@@ -9,19 +10,17 @@ from txmq.message import Message
 from txmq_broker.testing import embedded
 
 
-def test_it_works_with_an_embedded_broker():
-    async def scenario():
-        async with embedded() as broker:
-            schedule, found = ScheduledPull(GROUP, broker.names), []
-            schedule.on(TOPIC)(reading(found, 0.01))
-            async with schedule:
-                admin = schedule.consumer.client.admin
-                await admin.create_topic(TOPIC, queues=2)
-                for number in range(20):
-                    await admin.send(Message(topic=TOPIC, body=b"%d" % number))
-                async with asyncio.timeout(30):
-                    while len(found) < 20:
-                        await asyncio.sleep(0.01)
-            assert sorted(map(int, found)) == list(range(20))
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_it_works_with_an_embedded_broker():
+    async with embedded() as broker:
+        schedule, found = ScheduledPull(GROUP, broker.names), []
+        schedule.on(TOPIC)(reading(found, 0.01))
+        async with schedule:
+            admin = schedule.consumer.client.admin
+            await admin.create_topic(TOPIC, queues=2)
+            for number in range(20):
+                await admin.send(Message(topic=TOPIC, body=b"%d" % number))
+            async with asyncio.timeout(30):
+                while len(found) < 20:
+                    await asyncio.sleep(0.01)
+        assert sorted(map(int, found)) == list(range(20))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.console_stage import TOKEN, text_of, visitor
+from tests.running import in_loop, run_by
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.console.app import CHANGES, PAGES
@@ -99,54 +100,48 @@ async def topics(client, credentials=None):
 # Without accounts
 
 
-def test_a_form_needs_the_token_of_its_visitor():
-    async def main():
-        async with stage(operator="ann") as client:
-            page = await client.get("/topics")
-            token = TOKEN.search(page.text)[1]
-            fields = {"name": "Orders", "queues": "1"}
-            for wrong in ({}, {"token": ""}, {"token": token[:-1]}, {"token": "0" * 64}):
-                refused = await client.post("/topics", data=fields | wrong)
-                assert refused.status_code == 403
-                assert "out of date" in text_of(refused)
-            assert await topics(client) == []
-
-            made = await client.post("/topics", data=fields | {"token": token})
-            assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
-            assert await topics(client) == ["Orders"]
-            # Without accounts, the name of whom the console acts for is all there is.
-            assert any('"operator":"ann"' in line for line in audit_of(client))
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("path", FORMS)
-def test_no_form_works_without_a_token_or_from_elsewhere(path):
-    async def main():
-        async with stage() as client:
-            await client.get("/")
-            address = f"{path}?{FIELDS}"
-            without = await client.post(address, data={"reason": "x"})
-            stranger = await client.post(address, headers={"origin": "http://evil.example"})
-            elsewhere = await client.post(address, headers={"host": "evil.example"})
-
-            codes = [answer.status_code for answer in (without, stranger, elsewhere)]
-            assert codes == [403, 403, 421]
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("path", FORMS)
-def test_a_read_only_console_changes_nothing(path):
-    async def main():
-        async with stage(is_read_only=True) as client:
-            token = (await visited(client)).token
-            refused = await client.post(f"{path}?{FIELDS}", data={"token": token, "reason": "x"})
-
+@run_by(in_loop)
+async def test_a_form_needs_the_token_of_its_visitor():
+    async with stage(operator="ann") as client:
+        page = await client.get("/topics")
+        token = TOKEN.search(page.text)[1]
+        fields = {"name": "Orders", "queues": "1"}
+        for wrong in ({}, {"token": ""}, {"token": token[:-1]}, {"token": "0" * 64}):
+            refused = await client.post("/topics", data=fields | wrong)
             assert refused.status_code == 403
-            assert "this console is read-only; nothing was changed" in text_of(refused)
+            assert "out of date" in text_of(refused)
+        assert await topics(client) == []
 
-    asyncio.run(main())
+        made = await client.post("/topics", data=fields | {"token": token})
+        assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
+        assert await topics(client) == ["Orders"]
+        # Without accounts, the name of whom the console acts for is all there is.
+        assert any('"operator":"ann"' in line for line in audit_of(client))
+
+
+@pytest.mark.parametrize("path", FORMS)
+@run_by(in_loop)
+async def test_no_form_works_without_a_token_or_from_elsewhere(path):
+    async with stage() as client:
+        await client.get("/")
+        address = f"{path}?{FIELDS}"
+        without = await client.post(address, data={"reason": "x"})
+        stranger = await client.post(address, headers={"origin": "http://evil.example"})
+        elsewhere = await client.post(address, headers={"host": "evil.example"})
+
+        codes = [answer.status_code for answer in (without, stranger, elsewhere)]
+        assert codes == [403, 403, 421]
+
+
+@pytest.mark.parametrize("path", FORMS)
+@run_by(in_loop)
+async def test_a_read_only_console_changes_nothing(path):
+    async with stage(is_read_only=True) as client:
+        token = (await visited(client)).token
+        refused = await client.post(f"{path}?{FIELDS}", data={"token": token, "reason": "x"})
+
+        assert refused.status_code == 403
+        assert "this console is read-only; nothing was changed" in text_of(refused)
 
 
 async def visited(client):
@@ -159,277 +154,236 @@ async def visited(client):
     return session
 
 
-def test_a_read_only_console_has_no_form_but_searches():
-    async def main():
-        async with stage(is_read_only=True) as client:
-            for page in PAGES:
-                shown = await client.get(f"{page.path}?{FIELDS}")
-                assert 'method="post"' not in shown.text, page.path
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_read_only_console_has_no_form_but_searches():
+    async with stage(is_read_only=True) as client:
+        for page in PAGES:
+            shown = await client.get(f"{page.path}?{FIELDS}")
+            assert 'method="post"' not in shown.text, page.path
 
 
-def test_the_routes_that_take_forms_are_those_of_the_table():
-    async def main():
-        async with stage() as client:
-            routes = client._transport.app._app._app.routes
-            found = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
-            assert found == {*FORMS, "/login", "/logout"}
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_the_routes_that_take_forms_are_those_of_the_table():
+    async with stage() as client:
+        routes = client._transport.app._app._app.routes
+        found = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
+        assert found == {*FORMS, "/login", "/logout"}
 
 
-def test_every_answer_has_the_headers_of_safety():
-    async def main():
-        async with stage() as client:
-            paths = ["/", "/nothing", "/login", "/static/console.css", "/static/nothing"]
-            for path in [*paths, *(page.path for page in PAGES)]:
-                answer = await client.get(path)
-                for name, value in HEADERS.items():
-                    assert answer.headers[name] == value, path
-            refused = await client.get("/", headers={"host": "evil.example"})
-            assert refused.headers["content-security-policy"].startswith("default-src 'none'")
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_every_answer_has_the_headers_of_safety():
+    async with stage() as client:
+        paths = ["/", "/nothing", "/login", "/static/console.css", "/static/nothing"]
+        for path in [*paths, *(page.path for page in PAGES)]:
+            answer = await client.get(path)
+            for name, value in HEADERS.items():
+                assert answer.headers[name] == value, path
+        refused = await client.get("/", headers={"host": "evil.example"})
+        assert refused.headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_no_page_has_a_script_or_a_style_of_its_own():
-    async def main():
-        async with stage() as client:
-            for page in PAGES:
-                text = (await client.get(f"{page.path}?{FIELDS}")).text
-                assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), page.path
-                assert re.findall(r"<script(?! src=\"/static/)", text) == [], page.path
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_no_page_has_a_script_or_a_style_of_its_own():
+    async with stage() as client:
+        for page in PAGES:
+            text = (await client.get(f"{page.path}?{FIELDS}")).text
+            assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), page.path
+            assert re.findall(r"<script(?! src=\"/static/)", text) == [], page.path
 
 
-def test_a_form_that_is_too_large_or_none_is_refused():
-    async def main():
-        async with stage() as client:
-            token = (await visited(client)).token
-            large = {"token": token, "name": "x" * CONSOLE_FORM_BYTES_MAX}
-            assert (await client.post("/topics", data=large)).status_code == 413
-            assert (await client.post("/topics", json={"token": token})).status_code == 400
-            many = {f"f{at}": "x" for at in range(100)} | {"token": token}
-            assert (await client.post("/topics", data=many)).status_code == 400
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_form_that_is_too_large_or_none_is_refused():
+    async with stage() as client:
+        token = (await visited(client)).token
+        large = {"token": token, "name": "x" * CONSOLE_FORM_BYTES_MAX}
+        assert (await client.post("/topics", data=large)).status_code == 413
+        assert (await client.post("/topics", json={"token": token})).status_code == 400
+        many = {f"f{at}": "x" for at in range(100)} | {"token": token}
+        assert (await client.post("/topics", data=many)).status_code == 400
 
 
-def test_a_cookie_is_for_this_site_alone_and_for_no_script():
-    async def main():
-        async with stage() as client:
-            cookie = (await client.get("/")).headers["set-cookie"]
-            assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-        async with stage(origins=frozenset({"https://ops.example.com"})) as client:
-            answer = await client.get("https://ops.example.com/")
-            cookie = answer.headers["set-cookie"]
-            assert cookie.startswith("__Host-txmq_console=")
-            assert "Secure" in cookie.split("; ")
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_cookie_is_for_this_site_alone_and_for_no_script():
+    async with stage() as client:
+        cookie = (await client.get("/")).headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    async with stage(origins=frozenset({"https://ops.example.com"})) as client:
+        answer = await client.get("https://ops.example.com/")
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-txmq_console=")
+        assert "Secure" in cookie.split("; ")
 
 
-def test_a_console_that_others_reach_shows_nothing_without_accounts():
-    async def main():
-        async with stage(needs_login=True) as client:
-            for page in PAGES:
-                answer = await client.get(page.path)
-                assert answer.headers["location"].startswith("/login?next=%2F")
-            refused = await log_in(client)
-            assert refused.status_code == 400
-            assert "accepts any secret" in text_of(refused)
-            assert "txmq_console" not in client.cookies
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_console_that_others_reach_shows_nothing_without_accounts():
+    async with stage(needs_login=True) as client:
+        for page in PAGES:
+            answer = await client.get(page.path)
+            assert answer.headers["location"].startswith("/login?next=%2F")
+        refused = await log_in(client)
+        assert refused.status_code == 400
+        assert "accepts any secret" in text_of(refused)
+        assert "txmq_console" not in client.cookies
 
 
-def test_a_place_of_another_server_is_not_asked():
-    async def main():
-        async with stage() as client:
-            asked = []
-            other = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
-            port = other.sockets[0].getsockname()[1]
-            place = f"7F000001{port:08X}{0:016X}"
-            for path in (f"/message?place={place}", f"/messages?by=place&wanted={place}"):
-                answer = await client.get(path)
-                assert answer.status_code == 400
-                assert "is not a broker of this cluster" in text_of(answer)
-            other.close()
-            assert asked == []
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_place_of_another_server_is_not_asked():
+    async with stage() as client:
+        asked = []
+        other = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
+        port = other.sockets[0].getsockname()[1]
+        place = f"7F000001{port:08X}{0:016X}"
+        for path in (f"/message?place={place}", f"/messages?by=place&wanted={place}"):
+            answer = await client.get(path)
+            assert answer.status_code == 400
+            assert "is not a broker of this cluster" in text_of(answer)
+        other.close()
+        assert asked == []
 
 
 # With accounts
 
 
-def test_nothing_is_shown_before_a_log_in(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            for page in PAGES:
-                answer = await client.get(f"{page.path}?a=b")
-                assert answer.status_code == 303, page.path
-                assert answer.headers["location"].startswith("/login?next=%2F")
-            for path in FORMS:
-                answer = await client.post(path, data={"token": "0" * 64})
-                assert (answer.status_code, answer.headers["location"]) == (303, "/login")
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_nothing_is_shown_before_a_log_in(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        for page in PAGES:
+            answer = await client.get(f"{page.path}?a=b")
+            assert answer.status_code == 303, page.path
+            assert answer.headers["location"].startswith("/login?next=%2F")
+        for path in FORMS:
+            answer = await client.post(path, data={"token": "0" * 64})
+            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
 
 
-def test_an_account_logs_in_and_goes_where_it_wanted(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            done = await log_in(client, to="/topics?search=a")
-            assert done.headers["location"] == "/topics?search=a"
-            page = await client.get("/topics")
-            assert "operator" in text_of(page)
-            assert SECRET not in page.text
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_an_account_logs_in_and_goes_where_it_wanted(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        done = await log_in(client, to="/topics?search=a")
+        assert done.headers["location"] == "/topics?search=a"
+        page = await client.get("/topics")
+        assert "operator" in text_of(page)
+        assert SECRET not in page.text
 
 
 @pytest.mark.parametrize(
     "to", ["//evil.example", "https://evil.example", "/\\evil.example", "x", ""]
 )
-def test_a_log_in_never_leads_elsewhere(tmp_path, to):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            assert (await log_in(client, to=to)).headers["location"] == "/"
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_log_in_never_leads_elsewhere(tmp_path, to):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        assert (await log_in(client, to=to)).headers["location"] == "/"
 
 
 @pytest.mark.parametrize(
     ("access_key", "secret_key"),
     [("operator", "operator-wrong"), ("nobody", SECRET), ("operator", "x"), ("the-shop", SECRET)],
 )
-def test_a_wrong_key_logs_nobody_in_and_is_not_told_apart(tmp_path, access_key, secret_key):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            refused = await log_in(client, access_key, secret_key)
-            assert "do not belong together" in text_of(refused)
-            assert secret_key not in refused.text or secret_key == "x"
-            assert (await client.get("/")).status_code == 303
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_wrong_key_logs_nobody_in_and_is_not_told_apart(tmp_path, access_key, secret_key):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        refused = await log_in(client, access_key, secret_key)
+        assert "do not belong together" in text_of(refused)
+        assert secret_key not in refused.text or secret_key == "x"
+        assert (await client.get("/")).status_code == 303
 
 
-def test_a_secret_that_the_broker_does_not_check_is_refused(tmp_path):
+@run_by(in_loop)
+async def test_a_secret_that_the_broker_does_not_check_is_refused(tmp_path):
     """The broker trusts the console's address: whoever knows the name would be let in."""
-
-    async def main():
-        async with stage(tmp_path, TRUSTING) as client:
-            refused = await log_in(client, "trusted", "a-guessed-secret")
-            assert refused.status_code == 400
-            assert "accepts any secret" in text_of(refused)
-            assert (await log_in(client)).status_code == 303
-
-    asyncio.run(main())
+    async with stage(tmp_path, TRUSTING) as client:
+        refused = await log_in(client, "trusted", "a-guessed-secret")
+        assert refused.status_code == 400
+        assert "accepts any secret" in text_of(refused)
+        assert (await log_in(client)).status_code == 303
 
 
-def test_after_too_many_failures_an_address_waits(tmp_path):
-    async def main():
-        clock = MovedClock()
-        async with stage(tmp_path, ACCOUNTS, clock) as client:
-            for _ in range(FAILURES_MAX):
-                assert (await log_in(client, secret_key="wrong-secret")).status_code in {400, 403}
-            assert (await log_in(client)).status_code == 429
-            clock.moved_s = 61
-            assert (await log_in(client)).status_code == 303
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_after_too_many_failures_an_address_waits(tmp_path):
+    clock = MovedClock()
+    async with stage(tmp_path, ACCOUNTS, clock) as client:
+        for _ in range(FAILURES_MAX):
+            assert (await log_in(client, secret_key="wrong-secret")).status_code in {400, 403}
+        assert (await log_in(client)).status_code == 429
+        clock.moved_s = 61
+        assert (await log_in(client)).status_code == 303
 
 
-def test_a_log_in_needs_the_token_of_its_page(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            fields = {"access_key": "operator", "secret_key": SECRET, "token": "0" * 64}
-            assert (await client.post("/login", data=fields)).status_code == 403
-            await client.get("/login")
-            assert (await client.post("/login", data=fields)).status_code == 403
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_log_in_needs_the_token_of_its_page(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        fields = {"access_key": "operator", "secret_key": SECRET, "token": "0" * 64}
+        assert (await client.post("/login", data=fields)).status_code == 403
+        await client.get("/login")
+        assert (await client.post("/login", data=fields)).status_code == 403
 
 
-def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
-    async def main():
-        clock = MovedClock()
-        async with stage(tmp_path, ACCOUNTS, clock) as client:
-            await log_in(client)
-            assert (await client.get("/")).status_code == 200
-            clock.moved_s = SESSION_S
-            stream = await client.get("/live", params={"page": "/", "shown": "0"})
-            assert (stream.status_code, "event: reload" in stream.text) == (200, True)
-            assert (await client.get("/")).headers["location"] == "/login?next=%2F"
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
+    clock = MovedClock()
+    async with stage(tmp_path, ACCOUNTS, clock) as client:
+        await log_in(client)
+        assert (await client.get("/")).status_code == 200
+        clock.moved_s = SESSION_S
+        stream = await client.get("/live", params={"page": "/", "shown": "0"})
+        assert (stream.status_code, "event: reload" in stream.text) == (200, True)
+        assert (await client.get("/")).headers["location"] == "/login?next=%2F"
 
 
-def test_a_log_out_needs_the_token_and_ends_the_session(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            await log_in(client)
-            token = TOKEN.search((await client.get("/")).text)[1]
-            cookies = dict(client.cookies)
-            assert (await client.post("/logout", data={"token": "x"})).status_code == 403
-            assert (await client.get("/")).status_code == 200
-            await client.post("/logout", data={"token": token})
-            client.cookies.update(cookies)
-            assert (await client.get("/")).status_code == 303
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_log_out_needs_the_token_and_ends_the_session(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        await log_in(client)
+        token = TOKEN.search((await client.get("/")).text)[1]
+        cookies = dict(client.cookies)
+        assert (await client.post("/logout", data={"token": "x"})).status_code == 403
+        assert (await client.get("/")).status_code == 200
+        await client.post("/logout", data={"token": token})
+        client.cookies.update(cookies)
+        assert (await client.get("/")).status_code == 303
 
 
-def test_an_account_without_rights_sees_why_and_changes_nothing(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            await log_in(client, "the-shop", "the-shop-secret")
-            overview = await client.get("/")
-            assert "account the-shop needs an administrator" in text_of(overview)
-            token = TOKEN.search(overview.text)[1]
-            for path in FORMS:
-                fields = {"token": token, "reason": "x", "name": "Orders", "queues": "1"}
-                fields |= {"repeated": "x", "moment": "0"}
-                answer = await client.post(f"{path}?{FIELDS}", data=fields)
-                assert answer.status_code in {400, 403, 404}, path
-            operator = Credentials(access_key="operator", secret_key=SECRET)
-            assert await topics(client, operator) == []
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_an_account_without_rights_sees_why_and_changes_nothing(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        await log_in(client, "the-shop", "the-shop-secret")
+        overview = await client.get("/")
+        assert "account the-shop needs an administrator" in text_of(overview)
+        token = TOKEN.search(overview.text)[1]
+        for path in FORMS:
+            fields = {"token": token, "reason": "x", "name": "Orders", "queues": "1"}
+            fields |= {"repeated": "x", "moment": "0"}
+            answer = await client.post(f"{path}?{FIELDS}", data=fields)
+            assert answer.status_code in {400, 403, 404}, path
+        operator = Credentials(access_key="operator", secret_key=SECRET)
+        assert await topics(client, operator) == []
 
 
-def test_the_broker_records_the_person_who_logged_in(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            await log_in(client)
-            token = TOKEN.search((await client.get("/topics")).text)[1]
-            fields = {"token": token, "name": "Orders", "queues": "1"}
-            assert (await client.post("/topics", data=fields)).status_code == 303
-            lines = audit_of(client)
-            assert any("operator" in line and "Orders" in line for line in lines), lines
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_the_broker_records_the_person_who_logged_in(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        await log_in(client)
+        token = TOKEN.search((await client.get("/topics")).text)[1]
+        fields = {"token": token, "name": "Orders", "queues": "1"}
+        assert (await client.post("/topics", data=fields)).status_code == 303
+        lines = audit_of(client)
+        assert any("operator" in line and "Orders" in line for line in lines), lines
 
 
-def test_a_decision_is_recorded_with_the_account_and_the_reason(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            await send_half(client.names, "A1")
-            await log_in(client)
-            address = "/transaction/decision?id=A1&broker=broker-a&decision=rollback"
-            token = TOKEN.search((await client.get(address)).text)[1]
-            fields = {"token": token, "reason": "never paid, T-4711", "repeated": "t-17"}
-            done = await client.post(address, data=fields)
-            assert done.headers["location"] == "/transactions"
-            assert "rolled back at broker-a by operator" in text_of(await client.get("/"))
-            (line,) = [line for line in audit_of(client) if "DECIDE_TRANSACTION" in line]
-            assert "operator" in line
-            assert "never paid, T-4711" in line
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_decision_is_recorded_with_the_account_and_the_reason(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        await send_half(client.names, "A1")
+        await log_in(client)
+        address = "/transaction/decision?id=A1&broker=broker-a&decision=rollback"
+        token = TOKEN.search((await client.get(address)).text)[1]
+        fields = {"token": token, "reason": "never paid, T-4711", "repeated": "t-17"}
+        done = await client.post(address, data=fields)
+        assert done.headers["location"] == "/transactions"
+        assert "rolled back at broker-a by operator" in text_of(await client.get("/"))
+        (line,) = [line for line in audit_of(client) if "DECIDE_TRANSACTION" in line]
+        assert "operator" in line
+        assert "never paid, T-4711" in line
 
 
 async def send_half(names, message_id):
@@ -458,19 +412,17 @@ def audit_of(client):
     return [line for file in files for line in file.read_text().splitlines()]
 
 
-def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
-    async def main():
-        async with stage(tmp_path, ACCOUNTS) as client:
-            await log_in(client)
-            found = await client.get("/search?for=the-shop")
-            assert found.headers["location"] == "/access/account?key=the-shop"
-            client.cookies.clear()
-            await log_in(client, "the-shop", "the-shop-secret")
-            refused = await client.get("/search?for=operator")
-            assert refused.status_code == 403
-            assert "/access/account" not in refused.text
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
+    async with stage(tmp_path, ACCOUNTS) as client:
+        await log_in(client)
+        found = await client.get("/search?for=the-shop")
+        assert found.headers["location"] == "/access/account?key=the-shop"
+        client.cookies.clear()
+        await log_in(client, "the-shop", "the-shop-secret")
+        refused = await client.get("/search?for=operator")
+        assert refused.status_code == 403
+        assert "/access/account" not in refused.text
 
 
 OPERATORS_ONLY = (
@@ -483,44 +435,40 @@ OPERATORS_ONLY = (
 )
 
 
-def test_outboxes_and_reports_are_for_administrators(tmp_path):
-    async def main():
-        bank = OutboxAddress("bank", f"sqlite:///{tmp_path}/bank.db")
-        async with stage(tmp_path, ACCOUNTS, outboxes=(bank,)) as client:
-            await log_in(client, "the-shop", "the-shop-secret")
-            token = TOKEN.search((await client.get("/")).text)[1]
-            for path in OPERATORS_ONLY:
-                refused = await client.get(path)
-                assert refused.status_code == 403, path
-                assert "for administrators" in text_of(refused)
-            fields = {"token": token, "reason": "x"}
-            skipped = await client.post("/outbox/skip?name=bank&id=1", data=fields)
-            assert skipped.status_code == 403
+@run_by(in_loop)
+async def test_outboxes_and_reports_are_for_administrators(tmp_path):
+    bank = OutboxAddress("bank", f"sqlite:///{tmp_path}/bank.db")
+    async with stage(tmp_path, ACCOUNTS, outboxes=(bank,)) as client:
+        await log_in(client, "the-shop", "the-shop-secret")
+        token = TOKEN.search((await client.get("/")).text)[1]
+        for path in OPERATORS_ONLY:
+            refused = await client.get(path)
+            assert refused.status_code == 403, path
+            assert "for administrators" in text_of(refused)
+        fields = {"token": token, "reason": "x"}
+        skipped = await client.post("/outbox/skip?name=bank&id=1", data=fields)
+        assert skipped.status_code == 403
 
-            client.cookies.clear()
-            await log_in(client)
-            listed = text_of(await client.get("/outbox"))
-            assert "txmq_outbox does not exist" in listed
-            days = text_of(await client.get("/reconciliation"))
-            assert "start it with --reports" in days.lower()
-
-    asyncio.run(main())
+        client.cookies.clear()
+        await log_in(client)
+        listed = text_of(await client.get("/outbox"))
+        assert "txmq_outbox does not exist" in listed
+        days = text_of(await client.get("/reconciliation"))
+        assert "start it with --reports" in days.lower()
 
 
 # Brokers of another make
 
 
-def test_brokers_that_know_no_transactions_are_shown_all_the_same():
-    async def main():
-        async with (
-            FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
-            visitor(cluster.names) as client,
-        ):
-            overview = text_of(await client.get("/"))
-            assert "open transactions unknown" in overview
-            transactions = text_of(await client.get("/transactions"))
-            assert "only those of txmq can" in transactions
-            for page in PAGES:
-                assert (await client.get(f"{page.path}?{FIELDS}")).status_code < 500, page.path
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_brokers_that_know_no_transactions_are_shown_all_the_same():
+    async with (
+        FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
+        visitor(cluster.names) as client,
+    ):
+        overview = text_of(await client.get("/"))
+        assert "open transactions unknown" in overview
+        transactions = text_of(await client.get("/transactions"))
+        assert "only those of txmq can" in transactions
+        for page in PAGES:
+            assert (await client.get(f"{page.path}?{FIELDS}")).status_code < 500, page.path

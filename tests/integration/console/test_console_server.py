@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.running import run_by
 from tests.waiting import run
 from txmq.console import server
 from txmq.console.settings import ConsoleSettings, origins_of
@@ -35,82 +36,71 @@ HALF_A_FORM += "content-type: application/x-www-form-urlencoded\r\ncontent-lengt
 
 
 @pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE + "GET / HTT", HALF_A_FORM])
-def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
+@run_by(run)
+async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
     monkeypatch.setattr(server, "REQUEST_S", 0.1)
     monkeypatch.setattr(server, "IDLE_S", 1)
 
-    async def main():
-        async with serving() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(begun.format(port).encode())
-            try:
-                answer = await reader.read()
-            except ConnectionResetError:
-                answer = b""
-            assert b" 200 " in answer or "css" not in begun
-            writer.close()
-
-    run(main)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun.format(port).encode())
+        try:
+            answer = await reader.read()
+        except ConnectionResetError:
+            answer = b""
+        assert b" 200 " in answer or "css" not in begun
+        writer.close()
 
 
-def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
+@run_by(run)
+async def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
     monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 2)
     monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 1)
 
-    async def main():
-        async with serving() as port:
-            streams = [await stream(port) for _ in range(2)]
-            await answered(port, b" 503 ")
-            for _, writer in streams:
-                writer.close()
-            await answered(port, b" 200 ")
-
-    run(main)
+    async with serving() as port:
+        streams = [await stream(port) for _ in range(2)]
+        await answered(port, b" 503 ")
+        for _, writer in streams:
+            writer.close()
+        await answered(port, b" 200 ")
 
 
 @pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE, HALF_A_FORM])
-def test_connections_that_wait_keep_no_browser_out(monkeypatch, begun):
+@run_by(run)
+async def test_connections_that_wait_keep_no_browser_out(monkeypatch, begun):
     """400 half-sent requests had each browser answered with 503 for ten seconds."""
     monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 5)
     monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 5, raising=False)
 
-    async def main():
-        async with serving() as port:
-            waiting = []
-            for _ in range(30):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(begun.format(port).encode())
-                if begun == PAGE:
-                    assert b" 200 " in await reader.readline()
-                waiting.append(writer)
-                assert b" 200 " in await first_line(port)
-            for writer in waiting:
-                writer.close()
-
-    run(main)
-
-
-def test_a_stop_answers_the_page_that_it_has_begun():
-    """The name server accepts, and never answers: the page waits for as long as one request may."""
-
-    async def main():
-        asked = asyncio.Queue()
-        silent = await asyncio.start_server(
-            lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0
-        )
-        names = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with serving(names) as port:
+    async with serving() as port:
+        waiting = []
+        for _ in range(30):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(PAGE.format(port).replace("static/console.css", "topics").encode())
-            unanswered = await asked.get()
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 503 ")
-        assert b"did not answer in time" in answer
-        for ended in (writer, unanswered):
-            ended.close()
-        silent.close()
+            writer.write(begun.format(port).encode())
+            if begun == PAGE:
+                assert b" 200 " in await reader.readline()
+            waiting.append(writer)
+            assert b" 200 " in await first_line(port)
+        for writer in waiting:
+            writer.close()
 
-    run(main)
+
+@run_by(run)
+async def test_a_stop_answers_the_page_that_it_has_begun():
+    """The name server accepts, and never answers: the page waits for as long as one request may."""
+    asked = asyncio.Queue()
+    silent = await asyncio.start_server(lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0)
+    names = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with serving(names) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PAGE.format(port).replace("static/console.css", "topics").encode())
+        unanswered = await asked.get()
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"did not answer in time" in answer
+    for ended in (writer, unanswered):
+        ended.close()
+    silent.close()
 
 
 async def answered(port, status):
@@ -138,15 +128,13 @@ async def stream(port):
     return reader, writer
 
 
-def test_a_stop_does_not_wait_for_open_pages():
-    async def main():
-        streams = []
-        async with serving() as port:
-            streams += [await stream(port) for _ in range(2)]
-            began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < server.STOP_S / 2
-        for reader, writer in streams:
-            await reader.read()
-            writer.close()
-
-    run(main)
+@run_by(run)
+async def test_a_stop_does_not_wait_for_open_pages():
+    streams = []
+    async with serving() as port:
+        streams += [await stream(port) for _ in range(2)]
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began < server.STOP_S / 2
+    for reader, writer in streams:
+        await reader.read()
+        writer.close()

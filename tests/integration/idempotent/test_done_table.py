@@ -10,6 +10,7 @@ from sqlalchemy import create_engine, insert, text
 from tests.integration.idempotent.shop_stage import EFFECTS, MANY
 from tests.integration.idempotent.test_guard_contract import plain, until_it_is_done
 from tests.integration.resources.resource_stage import ON_MARIADB, source_of
+from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import (
     ConfigError,
@@ -28,21 +29,19 @@ AGE_S = redelivery_horizon() + 1
 ROWS = 200
 
 
-def test_keys_of_any_letters_and_length_are_told_apart(shop_with_table):
+@run_by(in_loop)
+async def test_keys_of_any_letters_and_length_are_told_apart(shop_with_table):
     names = ["a", "A", "ä", "a\u0308", "Å", " a", LONGEST, LONGEST[:-1] + "短", "%s :x ? '"]
 
-    async def story():
-        async with shop_with_table.stage() as stage:
-            done = []
+    async with shop_with_table.stage() as stage:
+        done = []
 
-            async def notes(session, name):
-                done.append(name)
+        async def notes(session, name):
+            done.append(name)
 
-            for name in names * 2:
-                await stage.call(stage.behind(notes), name)
-            assert done == names
-
-    asyncio.run(story())
+        for name in names * 2:
+            await stage.call(stage.behind(notes), name)
+        assert done == names
 
 
 def test_what_no_database_would_tell_apart_is_no_key(shop_with_table):
@@ -102,18 +101,16 @@ def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
     assert shop_with_table.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 
-def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
+@run_by(in_loop)
+async def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
     shop = shop_of("table", "sqlite")
 
-    async def story():
-        async with shop.stage() as stage:
-            with closing(sqlite3.connect(shop.url.database, isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                with pytest.raises(DatabaseFailed, match="try again"):
-                    await stage.guard.verify()
-            await stage.guard.verify()
-
-    asyncio.run(story())
+    async with shop.stage() as stage:
+        with closing(sqlite3.connect(shop.url.database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(DatabaseFailed, match="try again"):
+                await stage.guard.verify()
+        await stage.guard.verify()
 
 
 @pytest.mark.parametrize(
@@ -169,18 +166,16 @@ def test_a_guard_over_a_blocking_engine_cleans_without_await(tmp_path):
 
 
 @pytest.mark.fault("D12")
-def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
-    async def story():
-        async with shop_with_table.stage() as stage:
-            await stage.call(stage.behind(plain(stage)), "a")
-            for too_short in (0, "4d", redelivery_horizon() - 1):
-                with pytest.raises(ConfigError, match="still needed"):
-                    await stage.call(stage.guard.clean, too_short)
-            with pytest.raises(ConfigError, match="older_than cannot be -1; it takes a duration"):
-                await stage.call(stage.guard.clean, -1)
-            assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
+    async with shop_with_table.stage() as stage:
+        await stage.call(stage.behind(plain(stage)), "a")
+        for too_short in (0, "4d", redelivery_horizon() - 1):
+            with pytest.raises(ConfigError, match="still needed"):
+                await stage.call(stage.guard.clean, too_short)
+        with pytest.raises(ConfigError, match="older_than cannot be -1; it takes a duration"):
+            await stage.call(stage.guard.clean, -1)
+        assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-pool", *ON_MARIADB])

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
 from txmq.idempotent.guard import ATTEMPTS_MAX, idempotent
@@ -106,26 +107,24 @@ def test_what_was_done_before_an_exception_is_undone_in_the_session(shop_in_sess
     assert shop_in_session.effects == ["a"]
 
 
-def test_who_is_cancelled_frees_the_key(shop):
-    async def story():
-        async with shop.stage() as stage:
-            if stage.guard.is_blocking:
-                return
-            begun = asyncio.Event()
+@run_by(in_loop)
+async def test_who_is_cancelled_frees_the_key(shop):
+    async with shop.stage() as stage:
+        if stage.guard.is_blocking:
+            return
+        begun = asyncio.Event()
 
-            async def hangs(session, name):
-                begun.set()
-                await asyncio.Event().wait()
+        async def hangs(session, name):
+            begun.set()
+            await asyncio.Event().wait()
 
-            running = asyncio.ensure_future(stage.behind(hangs)("a"))
-            await begun.wait()
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            await stage.call(stage.behind(plain(stage)), "a")
-            assert shop.effects == ["a"]
-
-    asyncio.run(story())
+        running = asyncio.ensure_future(stage.behind(hangs)("a"))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await stage.call(stage.behind(plain(stage)), "a")
+        assert shop.effects == ["a"]
 
 
 @pytest.mark.fault("P15")
@@ -244,15 +243,13 @@ def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
     assert shop.effects == ["a"]
 
 
-def test_a_guard_without_room_for_results_says_so_at_once(shop):
-    async def story():
-        async with shop.stage() as stage:
-            if shop.can("results"):
-                return
-            with pytest.raises(ConfigError, match="keeps its result"):
-                stage.behind(plain(stage), keeps_result=True)
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_guard_without_room_for_results_says_so_at_once(shop):
+    async with shop.stage() as stage:
+        if shop.can("results"):
+            return
+        with pytest.raises(ConfigError, match="keeps its result"):
+            stage.behind(plain(stage), keeps_result=True)
 
 
 def test_who_comes_while_somebody_is_at_work_is_told_so(shop):
@@ -322,21 +319,19 @@ def test_what_the_database_has_undone_is_tried_again_at_once(shop):
     assert shop.effects == ["a", "b"]
 
 
-def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
-    async def story():
-        async with shop.stage() as stage:
+@run_by(in_loop)
+async def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
+    async with shop.stage() as stage:
 
-            async def awaited(session):
-                pass
+        async def awaited(session):
+            pass
 
-            def blocking(session):
-                pass
+        def blocking(session):
+            pass
 
-            wrong = awaited if stage.guard.is_blocking else blocking
-            with pytest.raises(ConfigError, match="another source"):
-                idempotent(stage.guard, key=str)(wrong)
-
-    asyncio.run(story())
+        wrong = awaited if stage.guard.is_blocking else blocking
+        with pytest.raises(ConfigError, match="another source"):
+            idempotent(stage.guard, key=str)(wrong)
 
 
 def test_what_is_no_key_is_refused(shop):

@@ -1,10 +1,10 @@
 """A transaction producer on the sockets of this machine."""
 
-import asyncio
 import logging
 
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.unit.transaction.producing_stage import (
     Bank,
     message,
@@ -15,14 +15,12 @@ from txmq.errors import (
 from txmq.transaction import TransactionProducer, TransactionSettings
 
 
-def test_a_program_without_a_broker_is_told_so(caplog):
+@run_by(in_loop)
+async def test_a_program_without_a_broker_is_told_so(caplog):
     caplog.set_level(logging.CRITICAL)
 
-    async def scenario():
-        settings = TransactionSettings(timeout=0.2, retries=0)
-        async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
-            with pytest.raises(Exception, match="127.0.0.1:1") as told:
-                await producer.send_in_transaction(message())
-            assert told.value.effect is Effect.NONE
-
-    asyncio.run(scenario())
+    settings = TransactionSettings(timeout=0.2, retries=0)
+    async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
+        with pytest.raises(Exception, match="127.0.0.1:1") as told:
+            await producer.send_in_transaction(message())
+        assert told.value.effect is Effect.NONE

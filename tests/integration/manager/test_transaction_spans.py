@@ -9,6 +9,7 @@ from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 
 import txmq.blocking
+from tests.running import run_by
 from tests.unit.transaction.producing_stage import (
     COMMIT,
     GROUP,
@@ -99,21 +100,21 @@ def see_that_it_is_whole(spans, xid, *, parent=None):
     ("says", "outcome", "is_acknowledged"),
     [(COMMIT, "COMMITTED", True), (ROLLBACK, "ROLLED_BACK", True), (UNKNOWN, "UNKNOWN", False)],
 )
-def test_the_nine_steps_are_spans_of_one_transaction(spans, kind, says, outcome, is_acknowledged):
-    async def scenario():
-        async with opened(spans, kind(spans, says)) as (_, producer):
-            xid = (await producer.send_in_transaction(message())).xid
-        whole, steps = see_that_it_is_whole(spans, xid)
-        assert whole.attributes["txmq.transaction.state"] == outcome
-        assert whole.attributes["txmq.transaction.is_acknowledged"] is is_acknowledged
-        assert whole.status.status_code is StatusCode.UNSET
-        said = steps["6 return"].attributes["txmq.transaction.text"]
-        assert said == f"the local transaction returns {says.name}"
-        ends = [] if says is UNKNOWN else [f"end {TOPIC}"]
-        assert spans.names(steps["8 decide"]) == ends
-        assert [each.name for each in steps["5 run"].events] == ["branch icbc is prepared"]
-
-    run(scenario)
+@run_by(run)
+async def test_the_nine_steps_are_spans_of_one_transaction(
+    spans, kind, says, outcome, is_acknowledged
+):
+    async with opened(spans, kind(spans, says)) as (_, producer):
+        xid = (await producer.send_in_transaction(message())).xid
+    whole, steps = see_that_it_is_whole(spans, xid)
+    assert whole.attributes["txmq.transaction.state"] == outcome
+    assert whole.attributes["txmq.transaction.is_acknowledged"] is is_acknowledged
+    assert whole.status.status_code is StatusCode.UNSET
+    said = steps["6 return"].attributes["txmq.transaction.text"]
+    assert said == f"the local transaction returns {says.name}"
+    ends = [] if says is UNKNOWN else [f"end {TOPIC}"]
+    assert spans.names(steps["8 decide"]) == ends
+    assert [each.name for each in steps["5 run"].events] == ["branch icbc is prepared"]
 
 
 def test_log_lines_and_spans_say_the_same(spans, caplog):
@@ -132,84 +133,74 @@ def test_log_lines_and_spans_say_the_same(spans, caplog):
     assert {xid for xid, _, _ in lines} == {spans.whole.attributes["messaging.message.id"]}
 
 
-def test_a_transaction_is_part_of_its_callers_trace_and_so_is_whoever_consumes(spans):
-    async def scenario():
-        async with opened(spans, Plain(spans)) as (client, producer):
-            consumer = PushConsumer("ccb", client, ConsumerSettings(start=StartFrom.FIRST))
-            consumer.on(TOPIC)(lambda message: below_now(spans, "pay"))
-            with spans.tracer.start_as_current_span("transfer"):
-                xid = (await producer.send_in_transaction(message())).xid
-                assert trace.get_current_span().name == "transfer"
-            async with consumer, asyncio.timeout(10):
-                while not spans(f"process {TOPIC}"):
-                    await asyncio.sleep(0.01)
+@run_by(run)
+async def test_a_transaction_is_part_of_its_callers_trace_and_so_is_whoever_consumes(spans):
+    async with opened(spans, Plain(spans)) as (client, producer):
+        consumer = PushConsumer("ccb", client, ConsumerSettings(start=StartFrom.FIRST))
+        consumer.on(TOPIC)(lambda message: below_now(spans, "pay"))
+        with spans.tracer.start_as_current_span("transfer"):
+            xid = (await producer.send_in_transaction(message())).xid
+            assert trace.get_current_span().name == "transfer"
+        async with consumer, asyncio.timeout(10):
+            while not spans(f"process {TOPIC}"):
+                await asyncio.sleep(0.01)
 
-        transfer = spans.one("transfer")
-        see_that_it_is_whole(spans, xid, parent=transfer)
-        handled = spans.one(f"process {TOPIC}")
-        assert handled.parent.span_id == spans.one(f"send {TOPIC}").context.span_id
-        assert spans.names(handled) == ["pay"]
-        traces = {each.context.trace_id for each in spans.exporter.get_finished_spans()}
-        assert traces == {transfer.context.trace_id}
-
-    run(scenario)
+    transfer = spans.one("transfer")
+    see_that_it_is_whole(spans, xid, parent=transfer)
+    handled = spans.one(f"process {TOPIC}")
+    assert handled.parent.span_id == spans.one(f"send {TOPIC}").context.span_id
+    assert spans.names(handled) == ["pay"]
+    traces = {each.context.trace_id for each in spans.exporter.get_finished_spans()}
+    assert traces == {transfer.context.trace_id}
 
 
-def test_one_that_blocks_is_told_the_same_way(spans):
-    async def scenario():
-        async with embedded(CALM) as broker:
+@run_by(run)
+async def test_one_that_blocks_is_told_the_same_way(spans):
+    async with embedded(CALM) as broker:
 
-            def here():
-                with (
-                    txmq.blocking.Client(broker.names, spans.settings) as client,
-                    txmq.blocking.TransactionProducer(GROUP, client, Plain(spans)) as producer,
-                    spans.tracer.start_as_current_span("transfer"),
-                ):
-                    return producer.send_in_transaction(message()).xid
+        def here():
+            with (
+                txmq.blocking.Client(broker.names, spans.settings) as client,
+                txmq.blocking.TransactionProducer(GROUP, client, Plain(spans)) as producer,
+                spans.tracer.start_as_current_span("transfer"),
+            ):
+                return producer.send_in_transaction(message()).xid
 
-            xid = await asyncio.to_thread(here)
-        see_that_it_is_whole(spans, xid, parent=spans.one("transfer"))
-
-    run(scenario)
+        xid = await asyncio.to_thread(here)
+    see_that_it_is_whole(spans, xid, parent=spans.one("transfer"))
 
 
-def test_transactions_side_by_side_are_told_apart(spans):
-    async def scenario():
-        async with opened(spans, Awaited(spans)) as (_, producer):
-            sent = [producer.send_in_transaction(message()) for _ in range(5)]
-            xids = {each.xid for each in await asyncio.gather(*sent)}
-        wholes = spans(f"transaction {TOPIC}")
-        assert {each.attributes["messaging.message.id"] for each in wholes} == xids
-        assert [spans.names(each) for each in wholes] == [NINE] * 5
-
-    run(scenario)
+@run_by(run)
+async def test_transactions_side_by_side_are_told_apart(spans):
+    async with opened(spans, Awaited(spans)) as (_, producer):
+        sent = [producer.send_in_transaction(message()) for _ in range(5)]
+        xids = {each.xid for each in await asyncio.gather(*sent)}
+    wholes = spans(f"transaction {TOPIC}")
+    assert {each.attributes["messaging.message.id"] for each in wholes} == xids
+    assert [spans.names(each) for each in wholes] == [NINE] * 5
 
 
 @pytest.mark.parametrize("kind", [Plain, Awaited])
-def test_what_a_local_transaction_raises_is_told(spans, kind):
-    async def scenario():
-        listener = kind(spans, ValueError("no such account"))
-        async with opened(spans, listener) as (_, producer):
-            xid = (await producer.send_in_transaction(message())).xid
-            whole, steps = see_that_it_is_whole(spans, xid)
-            assert whole.attributes["txmq.transaction.state"] == "UNKNOWN"
-            assert whole.attributes["error.type"] == "ValueError"
-            assert whole.status.status_code is StatusCode.ERROR
-            ends = [each.name for each in steps["5 run"].events]
-            assert ends[-1] == "the local transaction ends with ValueError('no such account')"
-            assert steps["5 run"].status.status_code is StatusCode.UNSET
-
-    run(scenario)
+@run_by(run)
+async def test_what_a_local_transaction_raises_is_told(spans, kind):
+    listener = kind(spans, ValueError("no such account"))
+    async with opened(spans, listener) as (_, producer):
+        xid = (await producer.send_in_transaction(message())).xid
+        whole, steps = see_that_it_is_whole(spans, xid)
+        assert whole.attributes["txmq.transaction.state"] == "UNKNOWN"
+        assert whole.attributes["error.type"] == "ValueError"
+        assert whole.status.status_code is StatusCode.ERROR
+        ends = [each.name for each in steps["5 run"].events]
+        assert ends[-1] == "the local transaction ends with ValueError('no such account')"
+        assert steps["5 run"].status.status_code is StatusCode.UNSET
 
 
-def test_who_rolls_back_on_purpose_has_not_failed(spans):
-    async def scenario():
-        async with opened(spans, Awaited(spans, RollBack("too little"))) as (_, producer):
-            await producer.send_in_transaction(message())
-        assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
-        assert spans.whole.status.status_code is StatusCode.UNSET
-
-    run(scenario)
+@run_by(run)
+async def test_who_rolls_back_on_purpose_has_not_failed(spans):
+    async with opened(spans, Awaited(spans, RollBack("too little"))) as (_, producer):
+        await producer.send_in_transaction(message())
+    assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+    assert spans.whole.status.status_code is StatusCode.UNSET
 
 
 def watched(stage, spans):

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from tests.running import run_by
 from tests.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from tests.waiting import run, until
@@ -67,132 +68,120 @@ def fail(problem):
         (lambda message: asyncio.sleep(0, ROLLBACK), ROLLED_BACK),
     ],
 )
-def test_a_plain_local_transaction_runs_in_a_thread(says, state):
-    async def scenario():
-        bank = Bank(says)
-        async with embedded() as broker, TransactionProducer(GROUP, broker.names, bank) as producer:
-            REQUEST.set("r-1")
-            outcome = await producer.send_in_transaction(message(), 42)
-            assert outcome.state is state
-            assert bank.executed == [(outcome.xid, 42, f"txmq-{GROUP}-local-1", "r-1")]
-
-    run(scenario)
+@run_by(run)
+async def test_a_plain_local_transaction_runs_in_a_thread(says, state):
+    bank = Bank(says)
+    async with embedded() as broker, TransactionProducer(GROUP, broker.names, bank) as producer:
+        REQUEST.set("r-1")
+        outcome = await producer.send_in_transaction(message(), 42)
+        assert outcome.state is state
+        assert bank.executed == [(outcome.xid, 42, f"txmq-{GROUP}-local-1", "r-1")]
 
 
-def test_a_plain_check_runs_in_a_thread_of_its_own():
-    async def scenario():
-        bank = Bank(UNKNOWN)
-        async with (
-            embedded(HURRIED) as broker,
-            TransactionProducer(GROUP, broker.names, bank) as producer,
-        ):
-            outcome = await producer.send_in_transaction(message())
-            await until(lambda: producer.tally.checks_committed)
-            assert bank.checked == [(outcome.xid, f"txmq-{GROUP}-check-1")]
-
-    run(scenario)
+@run_by(run)
+async def test_a_plain_check_runs_in_a_thread_of_its_own():
+    bank = Bank(UNKNOWN)
+    async with (
+        embedded(HURRIED) as broker,
+        TransactionProducer(GROUP, broker.names, bank) as producer,
+    ):
+        outcome = await producer.send_in_transaction(message())
+        await until(lambda: producer.tally.checks_committed)
+        assert bank.checked == [(outcome.xid, f"txmq-{GROUP}-check-1")]
 
 
-def test_one_that_hangs_keeps_its_thread_and_nothing_else():
-    async def scenario():
-        gate = threading.Event()
-        hanging = []
+@run_by(run)
+async def test_one_that_hangs_keeps_its_thread_and_nothing_else():
+    gate = threading.Event()
+    hanging = []
 
-        def check(message):
-            if message.id == hanging[0]:
-                gate.wait(15)
-            return COMMIT
-
-        bank = Bank(UNKNOWN, check)
-        settings = Settings(check_workers=1, check_timeout=0.1)
-        async with (
-            embedded(HURRIED) as broker,
-            TransactionProducer(GROUP, broker.names, bank, settings) as producer,
-        ):
-            hanging.append((await producer.send_in_transaction(message(b"hangs"))).xid)
-            await until(lambda: producer.tally.checks_hung)
-            for number in range(3):
-                await producer.send_in_transaction(message(b"%d" % number))
-            await until(lambda: producer.tally.checks_committed == 3)
-            await until(lambda: producer.tally.checks_unknown >= 2)
-            assert sum(xid == hanging[0] for xid, _ in bank.checked) == 1
-            gate.set()  # What it says now counts all the same.
-            await until(lambda: producer.tally.checks_committed == 4)
-            admin = producer.client.admin
-            assert await admin.transactions() == []
-
-    run(scenario)
-
-
-def test_a_plain_local_transaction_is_seen_through_whoever_is_cancelled():
-    async def scenario():
-        gate, begun = threading.Event(), threading.Event()
-
-        def says(message):
-            begun.set()
+    def check(message):
+        if message.id == hanging[0]:
             gate.wait(15)
-            return COMMIT
+        return COMMIT
 
-        async with (
-            embedded() as broker,
-            TransactionProducer(GROUP, broker.names, Bank(says)) as producer,
-        ):
-            sending = asyncio.ensure_future(producer.send_in_transaction(message()))
-            await until(begun.is_set)
-            sending.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await sending
-            assert len(await producer.client.admin.transactions()) == 1
-            asyncio.get_running_loop().call_later(0.05, gate.set)
-            await producer.__aexit__(None, None, None)  # Which waits for it.
-            assert producer.tally.committed == 1
-        return
+    bank = Bank(UNKNOWN, check)
+    settings = Settings(check_workers=1, check_timeout=0.1)
+    async with (
+        embedded(HURRIED) as broker,
+        TransactionProducer(GROUP, broker.names, bank, settings) as producer,
+    ):
+        hanging.append((await producer.send_in_transaction(message(b"hangs"))).xid)
+        await until(lambda: producer.tally.checks_hung)
+        for number in range(3):
+            await producer.send_in_transaction(message(b"%d" % number))
+        await until(lambda: producer.tally.checks_committed == 3)
+        await until(lambda: producer.tally.checks_unknown >= 2)
+        assert sum(xid == hanging[0] for xid, _ in bank.checked) == 1
+        gate.set()  # What it says now counts all the same.
+        await until(lambda: producer.tally.checks_committed == 4)
+        admin = producer.client.admin
+        assert await admin.transactions() == []
 
-    run(scenario)
+
+@run_by(run)
+async def test_a_plain_local_transaction_is_seen_through_whoever_is_cancelled():
+    gate, begun = threading.Event(), threading.Event()
+
+    def says(message):
+        begun.set()
+        gate.wait(15)
+        return COMMIT
+
+    async with (
+        embedded() as broker,
+        TransactionProducer(GROUP, broker.names, Bank(says)) as producer,
+    ):
+        sending = asyncio.ensure_future(producer.send_in_transaction(message()))
+        await until(begun.is_set)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert len(await producer.client.admin.transactions()) == 1
+        asyncio.get_running_loop().call_later(0.05, gate.set)
+        await producer.__aexit__(None, None, None)  # Which waits for it.
+        assert producer.tally.committed == 1
+    return
 
 
-def test_leaving_does_not_wait_for_ever_for_a_thread():
-    async def scenario():
-        gate, begun = threading.Event(), threading.Event()
+@run_by(run)
+async def test_leaving_does_not_wait_for_ever_for_a_thread():
+    gate, begun = threading.Event(), threading.Event()
 
-        def says(message):
-            begun.set()
-            gate.wait(15)
-            return COMMIT
+    def says(message):
+        begun.set()
+        gate.wait(15)
+        return COMMIT
 
-        settings = Settings(stop_timeout=0.05)
-        async with (
-            embedded() as broker,
-            TransactionProducer(GROUP, broker.names, Bank(says), settings) as producer,
-        ):
-            sending = asyncio.ensure_future(producer.send_in_transaction(message()))
-            await until(begun.is_set)
-            await producer.__aexit__(None, None, None)
-            outcome = await sending
-            assert outcome.state is NOT_KNOWN
-            assert isinstance(outcome.problem, OutcomeUnknown)
-        gate.set()
-
-    run(scenario)
+    settings = Settings(stop_timeout=0.05)
+    async with (
+        embedded() as broker,
+        TransactionProducer(GROUP, broker.names, Bank(says), settings) as producer,
+    ):
+        sending = asyncio.ensure_future(producer.send_in_transaction(message()))
+        await until(begun.is_set)
+        await producer.__aexit__(None, None, None)
+        outcome = await sending
+        assert outcome.state is NOT_KNOWN
+        assert isinstance(outcome.problem, OutcomeUnknown)
+    gate.set()
 
 
 # Threads
 
 
-def test_threads_are_begun_as_needed_and_end():
-    async def scenario():
-        threads, gate = Threads("needed", 2), threading.Event()
-        assert await threads.run(lambda: 1) == 1
-        assert await threads.run(lambda: 2) == 2
-        assert names("needed") == ["needed-1"]
-        both = [threads.run(gate.wait) for _ in range(3)]
-        await until(lambda: len(names("needed")) == 2)
-        gate.set()
-        assert await asyncio.gather(*both) == [True] * 3
-        threads.close()
-        await until(lambda: names("needed") == [])
-
-    run(scenario)
+@run_by(run)
+async def test_threads_are_begun_as_needed_and_end():
+    threads, gate = Threads("needed", 2), threading.Event()
+    assert await threads.run(lambda: 1) == 1
+    assert await threads.run(lambda: 2) == 2
+    assert names("needed") == ["needed-1"]
+    both = [threads.run(gate.wait) for _ in range(3)]
+    await until(lambda: len(names("needed")) == 2)
+    gate.set()
+    assert await asyncio.gather(*both) == [True] * 3
+    threads.close()
+    await until(lambda: names("needed") == [])
 
 
 def names(start):
@@ -232,17 +221,15 @@ def test_what_is_wanted_is_run_before_who_waits_leaves():
     assert ran == [(1, serving), (2, serving)]
 
 
-def test_what_nobody_is_left_to_run_is_not_waited_for():
-    async def scenario():
-        here = CallerThread()
-        asked = [here.run(lambda: 1)]
-        here.abandon()
-        asked.append(here.run(lambda: 2))
-        for each in asked:
-            with pytest.raises(RuntimeError, match="interrupted"):
-                await each
-
-    run(scenario)
+@run_by(run)
+async def test_what_nobody_is_left_to_run_is_not_waited_for():
+    here = CallerThread()
+    asked = [here.run(lambda: 1)]
+    here.abandon()
+    asked.append(here.run(lambda: 2))
+    for each in asked:
+        with pytest.raises(RuntimeError, match="interrupted"):
+            await each
 
 
 # Without await

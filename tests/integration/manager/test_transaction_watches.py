@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from tests.running import run_by
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from tests.waiting import run, until
 from txmq.client.client import Client
@@ -45,79 +46,75 @@ async def records(client, xid):
     return sorted(found, key=lambda one: (one.at_ms, isinstance(one, DecisionRecord)))
 
 
-def test_a_half_message_and_each_decision_leave_a_record():
-    async def scenario():
-        async with embedded(HURRIED) as broker, Client(broker.names) as client:
-            bank, xids = Bank(COMMIT), []
-            settings = Settings(is_traced=True)
-            async with TransactionProducer(GROUP, client, bank, settings) as producer:
-                for bank.says in (COMMIT, ROLLBACK, UNKNOWN):
-                    sent = message(tags="Paid", keys=("o-1",))
-                    xids.append((await producer.send_in_transaction(sent)).xid)
-                await until(lambda: producer.tally.checks_committed)
-            told = []
-            for xid in xids:
-                sent, decided = await records(client, xid)
-                assert isinstance(sent, SendRecord)
-                assert sent.kind is MessageKind.HALF
-                assert isinstance(decided, DecisionRecord)
-                assert (decided.group, decided.topic, decided.tags) == (GROUP, TOPIC, "Paid")
-                assert (decided.keys, decided.transaction_id) == ("o-1", xid)
-                assert decided.store_host == sent.store_host
-                told.append((decided.state, decided.is_after_check))
-            assert told == [
-                ("COMMIT_MESSAGE", False), ("ROLLBACK_MESSAGE", False), ("COMMIT_MESSAGE", True),
-            ]  # fmt: skip
-
-    run(scenario)
+@run_by(run)
+async def test_a_half_message_and_each_decision_leave_a_record():
+    async with embedded(HURRIED) as broker, Client(broker.names) as client:
+        bank, xids = Bank(COMMIT), []
+        settings = Settings(is_traced=True)
+        async with TransactionProducer(GROUP, client, bank, settings) as producer:
+            for bank.says in (COMMIT, ROLLBACK, UNKNOWN):
+                sent = message(tags="Paid", keys=("o-1",))
+                xids.append((await producer.send_in_transaction(sent)).xid)
+            await until(lambda: producer.tally.checks_committed)
+        told = []
+        for xid in xids:
+            sent, decided = await records(client, xid)
+            assert isinstance(sent, SendRecord)
+            assert sent.kind is MessageKind.HALF
+            assert isinstance(decided, DecisionRecord)
+            assert (decided.group, decided.topic, decided.tags) == (GROUP, TOPIC, "Paid")
+            assert (decided.keys, decided.transaction_id) == ("o-1", xid)
+            assert decided.store_host == sent.store_host
+            told.append((decided.state, decided.is_after_check))
+        assert told == [
+            ("COMMIT_MESSAGE", False), ("ROLLBACK_MESSAGE", False), ("COMMIT_MESSAGE", True),
+        ]  # fmt: skip
 
 
-def test_checks_and_ends_are_spans_of_the_transfer():
-    async def scenario():
-        exporter, provider = InMemorySpanExporter(), TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(exporter))
-        client_settings = ClientSettings(telemetry=Telemetry(provider))
+@run_by(run)
+async def test_checks_and_ends_are_spans_of_the_transfer():
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    client_settings = ClientSettings(telemetry=Telemetry(provider))
 
-        def spans(name):
-            return [each for each in exporter.get_finished_spans() if each.name == name]
+    def spans(name):
+        return [each for each in exporter.get_finished_spans() if each.name == name]
 
-        async with (
-            embedded(HURRIED) as broker,
-            Client(broker.names, client_settings) as client,
-            TransactionProducer(GROUP, client, bank := Bank(COMMIT)) as producer,
-        ):
-            with provider.get_tracer("test").start_as_current_span("transfer"):
-                first = await producer.send_in_transaction(message())
-                bank.says = UNKNOWN
-                second = await producer.send_in_transaction(message())
-            await until(lambda: len(spans(f"end {TOPIC}")) == 2)
+    async with (
+        embedded(HURRIED) as broker,
+        Client(broker.names, client_settings) as client,
+        TransactionProducer(GROUP, client, bank := Bank(COMMIT)) as producer,
+    ):
+        with provider.get_tracer("test").start_as_current_span("transfer"):
+            first = await producer.send_in_transaction(message())
+            bank.says = UNKNOWN
+            second = await producer.send_in_transaction(message())
+        await until(lambda: len(spans(f"end {TOPIC}")) == 2)
 
-        (transfer,) = spans("transfer")
-        sent, sent_too = spans(f"send {TOPIC}")
-        (checked,) = spans(f"check {TOPIC}")
-        assert bank.executing == [each.context.span_id for each in spans("5 run")]
-        ended, ended_late = spans(f"end {TOPIC}")
-        assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"
-        assert [sent.parent.span_id, sent_too.parent.span_id] == [
-            each.context.span_id for each in spans("2 send")
-        ]
-        assert ended.parent.span_id == spans("8 decide")[0].context.span_id
-        assert {each.context.trace_id for each in (sent, sent_too, checked, ended, ended_late)} == {
-            transfer.context.trace_id
-        }
-        assert checked.parent.span_id == sent_too.context.span_id
-        assert ended_late.parent.span_id == sent_too.context.span_id
-        assert bank.inside == [checked.context.span_id]
-        assert (checked.kind, ended.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
-        about = dict(ended.attributes)
-        assert about["messaging.operation.type"] == "settle"
-        assert about["messaging.message.id"] == first.xid
-        assert about["txmq.transaction.state"] == "COMMIT_MESSAGE"
-        assert about["txmq.transaction.reply"] == "taken"
-        assert about["txmq.transaction.is_after_check"] is False
-        assert ended_late.attributes["txmq.transaction.is_after_check"] is True
-        assert ended_late.attributes["messaging.message.id"] == second.xid
-        assert checked.attributes["txmq.transaction.state"] == "COMMIT"
-        assert checked.attributes["messaging.operation.name"] == "check"
-
-    run(scenario)
+    (transfer,) = spans("transfer")
+    sent, sent_too = spans(f"send {TOPIC}")
+    (checked,) = spans(f"check {TOPIC}")
+    assert bank.executing == [each.context.span_id for each in spans("5 run")]
+    ended, ended_late = spans(f"end {TOPIC}")
+    assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"
+    assert [sent.parent.span_id, sent_too.parent.span_id] == [
+        each.context.span_id for each in spans("2 send")
+    ]
+    assert ended.parent.span_id == spans("8 decide")[0].context.span_id
+    assert {each.context.trace_id for each in (sent, sent_too, checked, ended, ended_late)} == {
+        transfer.context.trace_id
+    }
+    assert checked.parent.span_id == sent_too.context.span_id
+    assert ended_late.parent.span_id == sent_too.context.span_id
+    assert bank.inside == [checked.context.span_id]
+    assert (checked.kind, ended.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
+    about = dict(ended.attributes)
+    assert about["messaging.operation.type"] == "settle"
+    assert about["messaging.message.id"] == first.xid
+    assert about["txmq.transaction.state"] == "COMMIT_MESSAGE"
+    assert about["txmq.transaction.reply"] == "taken"
+    assert about["txmq.transaction.is_after_check"] is False
+    assert ended_late.attributes["txmq.transaction.is_after_check"] is True
+    assert ended_late.attributes["messaging.message.id"] == second.xid
+    assert checked.attributes["txmq.transaction.state"] == "COMMIT"
+    assert checked.attributes["messaging.operation.name"] == "check"

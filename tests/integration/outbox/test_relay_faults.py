@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.integration.outbox.outbox_stage import DATABASES
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
+from tests.running import in_loop, run_by
 from tests.serving import BrokerProcess
 from txmq import Client, Message, Relay, RelaySettings, errors
 from txmq.databases.dialects import NOW_MS
@@ -199,39 +200,35 @@ def poisoned(book):
     yield lambda: book.ask(f"UPDATE {rows} SET topic = '{book.topic}' WHERE id IN (2, 5)")
 
 
-def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book, broker):
-    async def run():
-        with poisoned(book) as repair:
-            async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
-                await until(lambda: relay.tally.published == 3 and relay.tally.failed >= 4)
-                assert all_of(broker, book) == ["a:1", "b:1", "loose"]
-                told = book.ask(f"SELECT id, failed_ms, problem FROM {book.outbox.name} ORDER BY 1")
-                assert [row[:2] for row in told] == [(2, None), (3, None), (5, None)]
-                assert "no such name" in told[0][2]
-                repair()
-                await until(lambda: book.count() == 0)
-        queue = next(queue for queue in bodies(broker, book.topic, QUEUES) if "a:1" in queue)
-        assert [body for body in queue if body.startswith("a:")] == ["a:1", "a:poison", "a:2"]
-
-    asyncio.run(run())
+@run_by(in_loop)
+async def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book, broker):
+    with poisoned(book) as repair:
+        async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
+            await until(lambda: relay.tally.published == 3 and relay.tally.failed >= 4)
+            assert all_of(broker, book) == ["a:1", "b:1", "loose"]
+            told = book.ask(f"SELECT id, failed_ms, problem FROM {book.outbox.name} ORDER BY 1")
+            assert [row[:2] for row in told] == [(2, None), (3, None), (5, None)]
+            assert "no such name" in told[0][2]
+            repair()
+            await until(lambda: book.count() == 0)
+    queue = next(queue for queue in bodies(broker, book.topic, QUEUES) if "a:1" in queue)
+    assert [body for body in queue if body.startswith("a:")] == ["a:1", "a:poison", "a:2"]
 
 
-def test_a_row_that_nobody_takes_is_put_aside(book, broker):
+@run_by(in_loop)
+async def test_a_row_that_nobody_takes_is_put_aside(book, broker):
     skip = RelaySettings(on_poison="skip", lease=1.5)
 
-    async def run():
-        with poisoned(book) as repair:
-            async with Relay(book.engine, broker.names, skip, outbox=book.outbox) as relay:
-                await until(lambda: book.count() == 2 and relay.tally.failed == 2)
-                assert relay.tally.published == 4
-                waiting = await relay.waiting()
-                assert (waiting.rows, waiting.failed) == (0, 2)
-                repair()
-                book.ask(f"UPDATE {book.outbox.name} SET failed_ms = NULL")
-                await until(lambda: book.count() == 0)
-        assert all_of(broker, book) == sorted(["a:1", "a:2", "a:poison", "b:1", "loose", "poison"])
-
-    asyncio.run(run())
+    with poisoned(book) as repair:
+        async with Relay(book.engine, broker.names, skip, outbox=book.outbox) as relay:
+            await until(lambda: book.count() == 2 and relay.tally.failed == 2)
+            assert relay.tally.published == 4
+            waiting = await relay.waiting()
+            assert (waiting.rows, waiting.failed) == (0, 2)
+            repair()
+            book.ask(f"UPDATE {book.outbox.name} SET failed_ms = NULL")
+            await until(lambda: book.count() == 0)
+    assert all_of(broker, book) == sorted(["a:1", "a:2", "a:poison", "b:1", "loose", "poison"])
 
 
 def test_a_row_that_nobody_takes_becomes_a_dead_letter(book, broker):
@@ -279,19 +276,17 @@ def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
 
 
 @only_sqlite
-def test_nothing_is_put_aside_because_no_name_server_answers(book):
+@run_by(in_loop)
+async def test_nothing_is_put_aside_because_no_name_server_answers(book):
     skip = RelaySettings(on_poison="skip", attempts_max=1, lease=0.6)
 
-    async def run():
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            names = "{}:{}".format(*silent.getsockname())
-            add(book, "laned", lane="a")
-            add(book, "loose")
-            async with Relay(book.engine, names, skip, outbox=book.outbox) as relay:
-                await until(lambda: relay.tally.deferred + relay.tally.failed >= 4)
-                assert relay.tally.failed == 0
-
-    asyncio.run(run())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        names = "{}:{}".format(*silent.getsockname())
+        add(book, "laned", lane="a")
+        add(book, "loose")
+        async with Relay(book.engine, names, skip, outbox=book.outbox) as relay:
+            await until(lambda: relay.tally.deferred + relay.tally.failed >= 4)
+            assert relay.tally.failed == 0
 
 
 @only_sqlite
@@ -391,25 +386,23 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
 
 
 @only_postgresql
-def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_from_being_renewed(
+@run_by(in_loop)
+async def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_from_being_renewed(
     book, broker
 ):
     slots = book.outbox.slots.fullname
     living = f"SELECT COUNT(*) FROM {slots} WHERE until_ms >= {NOW_MS['postgresql']}"
 
-    async def run():
-        async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
-            with book.engine.begin() as connection:
-                connection.execute(text(f"LOCK TABLE {book.outbox.name}"))
-                for _ in range(5):
-                    with pytest.raises(TimeoutError):
-                        await asyncio.wait_for(relay.waiting(), 0.05)
-                await asyncio.sleep(2 * SOON.lease)
-                assert book.ask(living)[0][0] == SLOTS
-            assert (await relay.waiting()).rows == 0
-            assert relay.tally.lost_leases == 0
-
-    asyncio.run(run())
+    async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
+        with book.engine.begin() as connection:
+            connection.execute(text(f"LOCK TABLE {book.outbox.name}"))
+            for _ in range(5):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(relay.waiting(), 0.05)
+            await asyncio.sleep(2 * SOON.lease)
+            assert book.ask(living)[0][0] == SLOTS
+        assert (await relay.waiting()).rows == 0
+        assert relay.tally.lost_leases == 0
 
 
 @only_postgresql
@@ -447,24 +440,22 @@ def test_a_row_that_is_committed_late_is_published_soon(book, broker):
 
 
 @only_postgresql
-def test_it_leaves_no_transaction_open_that_keeps_things_from_being_cleared(book, broker):
-    async def run():
-        async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
-            add(book, "one")
-            await until(lambda: relay.tally.published == 1)
+@run_by(in_loop)
+async def test_it_leaves_no_transaction_open_that_keeps_things_from_being_cleared(book, broker):
+    async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
+        add(book, "one")
+        await until(lambda: relay.tally.published == 1)
 
-            def idle():
-                with book.engine.connect() as connection:
-                    found = connection.execute(
-                        text(
-                            "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-                            "AND datname = current_database() AND xact_start < now() - "
-                            "interval '0.5 s'"
-                        )
-                    ).scalar_one()
-                return found == 0
+        def idle():
+            with book.engine.connect() as connection:
+                found = connection.execute(
+                    text(
+                        "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                        "AND datname = current_database() AND xact_start < now() - "
+                        "interval '0.5 s'"
+                    )
+                ).scalar_one()
+            return found == 0
 
-            await asyncio.sleep(0.6)
-            assert idle()
-
-    asyncio.run(run())
+        await asyncio.sleep(0.6)
+        assert idle()

@@ -1,11 +1,11 @@
 """What a relay reads, over connections that it shares with a service."""
 
-import asyncio
 import contextlib
 
 import pytest
 
 from tests.one_connection import SMALL, see_it_is_prepared, small
+from tests.running import in_loop, run_by
 from txmq.databases.sources import adapter_of
 from txmq.limits import SLOTS
 from txmq.outbox.store import OutboxStore
@@ -23,22 +23,20 @@ async def store_on(adapter, outbox):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_what_a_service_has_prepared_outlives_what_a_relay_does(shop_on, kind):
+@run_by(in_loop)
+async def test_what_a_service_has_prepared_outlives_what_a_relay_does(shop_on, kind):
     shop = shop_on("postgres-connection")
 
-    async def story():
-        async with contextlib.AsyncExitStack() as stack:
-            adapter = adapter_of(await small(kind, shop.url, stack))
-            store = await stack.enter_async_context(store_on(adapter, shop.outbox))
-            async with see_it_is_prepared(adapter):
-                slots = list(range(SLOTS))
-                await store.beat()
-                await store.forward(slots, 0, 10, 1000)
-                await store.sweep(slots, 0, 10, [1], [], 10, 1000)
-                await store.lanes([], 10, 10, 1000)
-                await store.waiting()
-                await store.remove([1])
-                await store.release(slots[:1])
-                await store.leave()
-
-    asyncio.run(story())
+    async with contextlib.AsyncExitStack() as stack:
+        adapter = adapter_of(await small(kind, shop.url, stack))
+        store = await stack.enter_async_context(store_on(adapter, shop.outbox))
+        async with see_it_is_prepared(adapter):
+            slots = list(range(SLOTS))
+            await store.beat()
+            await store.forward(slots, 0, 10, 1000)
+            await store.sweep(slots, 0, 10, [1], [], 10, 1000)
+            await store.lanes([], 10, 10, 1000)
+            await store.waiting()
+            await store.remove([1])
+            await store.release(slots[:1])
+            await store.leave()

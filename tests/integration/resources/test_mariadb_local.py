@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, now_ms, said
 from tests.integration.resources.test_resource_faults import Rivals, settled, take
+from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import DatabaseFailed, FenceUnsafe, TransactionBroken
 from txmq.transaction.state import LocalTransactionState
@@ -37,26 +38,23 @@ def holding(bank, statement):
         connection.rollback()
 
 
-def test_a_deadlock_that_nobody_heard_of_commits_nothing(bank):
+@run_by(in_loop)
+async def test_a_deadlock_that_nobody_heard_of_commits_nothing(bank):
     """The database has begun another transaction by then, and a check may have come."""
+    async with bank.stage() as stage:
+        rivals = Rivals(bank, stage)
 
-    async def story():
-        async with bank.stage() as stage:
-            rivals = Rivals(bank, stage)
+        async def stops(xid, session, problem):
+            assert failure(problem) is Failure.RETRY
+            bank.order(f"INSERT INTO txmq_fence VALUES ('{xid}', 2, 'icbc', 1)")
+            await said(session, insert(xid))
 
-            async def stops(xid, session, problem):
-                assert failure(problem) is Failure.RETRY
-                bank.order(f"INSERT INTO txmq_fence VALUES ('{xid}', 2, 'icbc', 1)")
-                await said(session, insert(xid))
-
-            found = await rivals.meet(stops)
-            (problem,) = [each for each in found if each is not None]
-            assert isinstance(problem, TransactionBroken)
-            (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
-            assert await stage.check(lost) is ROLLBACK
-            assert lost not in bank.orders
-
-    asyncio.run(story())
+        found = await rivals.meet(stops)
+        (problem,) = [each for each in found if each is not None]
+        assert isinstance(problem, TransactionBroken)
+        (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+        assert await stage.check(lost) is ROLLBACK
+        assert lost not in bank.orders
 
 
 def test_a_statement_that_waited_too_long_is_undone_alone(bank):
@@ -154,22 +152,19 @@ def test_cleaning_waits_for_nobody_whose_sessions_read_what_is_committed(one_ban
     assert set(bank.fence) == {"x-8"}
 
 
-def test_cleaning_gives_up_soon_where_local_transactions_hold_the_mark(one_bank):
+@run_by(in_loop)
+async def test_cleaning_gives_up_soon_where_local_transactions_hold_the_mark(one_bank):
     """At REPEATABLE READ, which is where they start, each keeps the mark as it is."""
-
-    async def story():
-        async with one_bank.stage() as stage:
-            identity = stage.resource.identity
-            claim = (
-                "INSERT INTO txmq_fence SELECT 'x-1', 1, 'icbc', 1 FROM txmq_fence_mark "
-                f"WHERE identity = '{identity}'"
-            )
-            refused = pytest.raises(DatabaseFailed, match="cleaned now")
-            with holding(one_bank, claim), refused:
-                await stage.resource.clean(DAY_S)
-            assert await stage.resource.clean(DAY_S) == 0
-
-    asyncio.run(story())
+    async with one_bank.stage() as stage:
+        identity = stage.resource.identity
+        claim = (
+            "INSERT INTO txmq_fence SELECT 'x-1', 1, 'icbc', 1 FROM txmq_fence_mark "
+            f"WHERE identity = '{identity}'"
+        )
+        refused = pytest.raises(DatabaseFailed, match="cleaned now")
+        with holding(one_bank, claim), refused:
+            await stage.resource.clean(DAY_S)
+        assert await stage.resource.clean(DAY_S) == 0
 
 
 def test_a_table_without_transactions(one_bank):
@@ -220,14 +215,11 @@ def test_a_service_needs_to_read_and_to_insert_and_no_more(one_bank, request):
     asyncio.run(story())
 
 
-def test_a_check_is_not_kept_out_by_whoever_changes_a_table(one_bank):
+@run_by(in_loop)
+async def test_a_check_is_not_kept_out_by_whoever_changes_a_table(one_bank):
     """Locks on tables have a patience of their own, of a day."""
-
-    async def story():
-        async with one_bank.stage() as stage:
-            with holding(one_bank, "LOCK TABLES txmq_fence READ, txmq_fence_mark READ") as other:
-                assert await stage.check("x-1") is UNKNOWN
-                other.exec_driver_sql("UNLOCK TABLES")
-            assert await stage.check("x-1") is ROLLBACK
-
-    asyncio.run(story())
+    async with one_bank.stage() as stage:
+        with holding(one_bank, "LOCK TABLES txmq_fence READ, txmq_fence_mark READ") as other:
+            assert await stage.check("x-1") is UNKNOWN
+            other.exec_driver_sql("UNLOCK TABLES")
+        assert await stage.check("x-1") is ROLLBACK

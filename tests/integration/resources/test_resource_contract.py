@@ -18,6 +18,7 @@ from tests.integration.resources.resource_stage import (
     now_ms,
     said,
 )
+from tests.running import in_loop, run_by
 from txmq.databases.canary import Canary
 from txmq.errors import (
     CommittedBefore,
@@ -137,26 +138,22 @@ def test_nothing_is_done_twice_under_one_id(bank):
     assert bank.order("SELECT count(*) FROM orders") == [(1,)]
 
 
-def test_another_group_can_neither_tell_nor_take_part(bank):
-    async def story():
-        async with bank.stage() as stage:
-            await stage.order("x-1")
-            assert await stage.check("x-1", group="ccb") is UNKNOWN
-            other = stage.begin("x-1", group="ccb")
-            with pytest.raises(UsageError, match=GROUP):
-                await stage.run(other, lambda session: said(session, insert("x-1")))
-            assert other.state is UNKNOWN
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_another_group_can_neither_tell_nor_take_part(bank):
+    async with bank.stage() as stage:
+        await stage.order("x-1")
+        assert await stage.check("x-1", group="ccb") is UNKNOWN
+        other = stage.begin("x-1", group="ccb")
+        with pytest.raises(UsageError, match=GROUP):
+            await stage.run(other, lambda session: said(session, insert("x-1")))
+        assert other.state is UNKNOWN
 
 
-def test_a_check_of_another_fence_is_unknown(bank):
-    async def story():
-        async with bank.stage() as stage:
-            assert await stage.check("x-1", identity="another") is UNKNOWN
-            assert await stage.check("x-1", identity=stage.resource.identity) is ROLLBACK
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_check_of_another_fence_is_unknown(bank):
+    async with bank.stage() as stage:
+        assert await stage.check("x-1", identity="another") is UNKNOWN
+        assert await stage.check("x-1", identity=stage.resource.identity) is ROLLBACK
 
 
 @pytest.mark.fault("D4")
@@ -429,49 +426,43 @@ def test_what_was_given_up_without_a_word_is_not_half_committed(bank, is_asked):
     assert bank.orders == set()
 
 
-def test_sessions_are_of_the_sources_colour(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-            if stage.resource.is_blocking:
-                with pytest.raises(UsageError):
-                    async with local:
-                        pass
-            else:
-                with pytest.raises(UsageError):
-                    local.__enter__()
-
-    asyncio.run(story())
-
-
-def test_one_object_is_one_local_transaction(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-            await stage.run(local, lambda session: said(session, insert("x-1")))
+@run_by(in_loop)
+async def test_sessions_are_of_the_sources_colour(bank):
+    async with bank.stage() as stage:
+        local = stage.begin("x-1")
+        if stage.resource.is_blocking:
             with pytest.raises(UsageError):
-                await stage.run(local, lambda session: said(session, insert("x-1")))
-            assert local.state is COMMIT
+                async with local:
+                    pass
+        else:
+            with pytest.raises(UsageError):
+                local.__enter__()
 
-    asyncio.run(story())
+
+@run_by(in_loop)
+async def test_one_object_is_one_local_transaction(bank):
+    async with bank.stage() as stage:
+        local = stage.begin("x-1")
+        await stage.run(local, lambda session: said(session, insert("x-1")))
+        with pytest.raises(UsageError):
+            await stage.run(local, lambda session: said(session, insert("x-1")))
+        assert local.state is COMMIT
 
 
-def test_cleaning_removes_what_the_call_before_announced(bank):
-    async def story():
-        async with bank.stage() as stage:
-            for number in range(7):
-                await stage.order(f"x-{number}")
-            day_ms = 86_400_000
-            bank.order("UPDATE txmq_fence SET created_ms = created_ms - :age", age=3 * day_ms)
-            await stage.order("young")
+@run_by(in_loop)
+async def test_cleaning_removes_what_the_call_before_announced(bank):
+    async with bank.stage() as stage:
+        for number in range(7):
+            await stage.order(f"x-{number}")
+        day_ms = 86_400_000
+        bank.order("UPDATE txmq_fence SET created_ms = created_ms - :age", age=3 * day_ms)
+        await stage.order("young")
 
-            removed = [await stage.resource.clean(86_400, batch=3) for _ in range(3)]
+        removed = [await stage.resource.clean(86_400, batch=3) for _ in range(3)]
 
-            assert removed == [0, 7, 0]
-            assert set(bank.fence) == {"young"}
-            assert await stage.check("young") is COMMIT
-
-    asyncio.run(story())
+        assert removed == [0, 7, 0]
+        assert set(bank.fence) == {"young"}
+        assert await stage.check("young") is COMMIT
 
 
 def test_of_a_transaction_older_than_the_fence_remembers_nothing_is_presumed(bank):
@@ -495,7 +486,8 @@ def test_of_a_transaction_older_than_the_fence_remembers_nothing_is_presumed(ban
     assert (bank.fence, bank.orders) == ({}, set())
 
 
-def test_a_check_leaves_patience_as_it_was(bank):
+@run_by(in_loop)
+async def test_a_check_leaves_patience_as_it_was(bank):
     """The next user of its connection waits for locks as long as ever."""
     questions = {
         "sqlite": "PRAGMA busy_timeout",
@@ -503,19 +495,16 @@ def test_a_check_leaves_patience_as_it_was(bank):
     }
     question = questions.get(bank.kind.partition("-")[0], "SELECT current_setting('lock_timeout')")
 
-    async def story():
-        async with bank.stage() as stage:
-            found = []
+    async with bank.stage() as stage:
+        found = []
 
-            async def look(session):
-                result = await said(session, question)
-                row = result.fetchone()
-                found.append(tuple(await row if asyncio.iscoroutine(row) else row))
+        async def look(session):
+            result = await said(session, question)
+            row = result.fetchone()
+            found.append(tuple(await row if asyncio.iscoroutine(row) else row))
 
-            await stage.run(stage.begin("x-1"), look)
-            await stage.check("x-2")
-            await stage.check("x-1")
-            await stage.run(stage.begin("x-3"), look)
-            assert found[0] == found[1]
-
-    asyncio.run(story())
+        await stage.run(stage.begin("x-1"), look)
+        await stage.check("x-2")
+        await stage.check("x-1")
+        await stage.run(stage.begin("x-3"), look)
+        assert found[0] == found[1]

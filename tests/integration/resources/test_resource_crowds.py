@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
 from tests.integration.resources.test_resource_races import AT_ONCE, DELAY_S, Race, agree, count
+from tests.running import in_loop, run_by
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
 
@@ -171,45 +172,40 @@ def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
     assert set(bank.fence) == set(ids)
 
 
-def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):
-    async def story():
-        async with postgres_bank.stage("psycopg-async-pool", resource={"check_wait": 30}) as stage:
-            ids = [f"x-{number}" for number in range(20)]
-            async with stage.begin("x-7"):
-                asked = asyncio.gather(*(stage.check(xid) for xid in ids))
-                while not (waiting := await asyncio.to_thread(postgres_bank.order, WAITING)):
-                    assert not asked.done()
-                for (pid,) in waiting:
-                    postgres_bank.order("SELECT pg_terminate_backend(:pid)", pid=pid)
-                assert await asked == [UNKNOWN] * 20
-                assert postgres_bank.fence == {}
-            assert postgres_bank.fence == {"x-7": 1}
-            answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
-            assert answers == [COMMIT if xid == "x-7" else ROLLBACK for xid in ids]
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):
+    async with postgres_bank.stage("psycopg-async-pool", resource={"check_wait": 30}) as stage:
+        ids = [f"x-{number}" for number in range(20)]
+        async with stage.begin("x-7"):
+            asked = asyncio.gather(*(stage.check(xid) for xid in ids))
+            while not (waiting := await asyncio.to_thread(postgres_bank.order, WAITING)):
+                assert not asked.done()
+            for (pid,) in waiting:
+                postgres_bank.order("SELECT pg_terminate_backend(:pid)", pid=pid)
+            assert await asked == [UNKNOWN] * 20
+            assert postgres_bank.fence == {}
+        assert postgres_bank.fence == {"x-7": 1}
+        answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+        assert answers == [COMMIT if xid == "x-7" else ROLLBACK for xid in ids]
 
 
-def test_crowds_that_ask_about_the_same_agree(postgres_bank):
+@run_by(in_loop)
+async def test_crowds_that_ask_about_the_same_agree(postgres_bank):
     """Two services that are asked about the same transactions, in whatever order."""
-
-    async def story():
-        one = postgres_bank.stage("psycopg-async-pool")
-        async with one as first, postgres_bank.stage("postgres") as second:
-            chance = random.Random(3)
-            for turn in range(10):
-                ids = [f"x-{turn}-{number}" for number in range(20)]
-                late = first.begin(ids[0])
-                asked = [(stage, xid) for stage in (first, second) for xid in ids]
-                chance.shuffle(asked)
-                with contextlib.suppress(Exception):
-                    async with late:
-                        pass
-                answers = await asyncio.gather(*(stage.check(xid) for stage, xid in asked))
-                told = {xid: set() for xid in ids}
-                for (_, xid), answer in zip(asked, answers, strict=True):
-                    told[xid].add(answer)
-                assert all(len(each - {UNKNOWN}) <= 1 for each in told.values())
-                assert told[ids[0]] <= {late.state, UNKNOWN}
-
-    asyncio.run(story())
+    one = postgres_bank.stage("psycopg-async-pool")
+    async with one as first, postgres_bank.stage("postgres") as second:
+        chance = random.Random(3)
+        for turn in range(10):
+            ids = [f"x-{turn}-{number}" for number in range(20)]
+            late = first.begin(ids[0])
+            asked = [(stage, xid) for stage in (first, second) for xid in ids]
+            chance.shuffle(asked)
+            with contextlib.suppress(Exception):
+                async with late:
+                    pass
+            answers = await asyncio.gather(*(stage.check(xid) for stage, xid in asked))
+            told = {xid: set() for xid in ids}
+            for (_, xid), answer in zip(asked, answers, strict=True):
+                told[xid].add(answer)
+            assert all(len(each - {UNKNOWN}) <= 1 for each in told.values())
+            assert told[ids[0]] <= {late.state, UNKNOWN}

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, said
+from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
 from txmq.transaction.state import LocalTransactionState
@@ -182,28 +183,26 @@ def impatient_driver(monkeypatch):
         monkeypatch.setattr(psycopg.waiting, name, sooner(getattr(psycopg.waiting, name)))
 
 
-def test_who_is_cancelled_while_committing_does_not_know(postgres_bank, impatient_driver):
-    async def story():
-        async with Proxy(postgres_bank.url) as proxy:
-            bank = Bank("psycopg-async", postgres_bank.url.set(port=proxy.port))
-            async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
-                local = stage.begin("x-1")
+@run_by(in_loop)
+async def test_who_is_cancelled_while_committing_does_not_know(postgres_bank, impatient_driver):
+    async with Proxy(postgres_bank.url) as proxy:
+        bank = Bank("psycopg-async", postgres_bank.url.set(port=proxy.port))
+        async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
+            local = stage.begin("x-1")
 
-                async def work(session):
-                    await said(session, insert("x-1"))
-                    proxy.cuts = "never answers"
+            async def work(session):
+                await said(session, insert("x-1"))
+                proxy.cuts = "never answers"
 
-                running = asyncio.ensure_future(stage.run(local, work))
-                await proxy.seen.wait()
-                running.cancel()
-                # The driver asks the server to give up, over another connection.
-                with pytest.raises((asyncio.CancelledError, OutcomeUnknown)):
-                    await running
-                assert local.state is UNKNOWN
-                assert await checker.check("x-1") is UNKNOWN
-            bank.close()
-
-    asyncio.run(story())
+            running = asyncio.ensure_future(stage.run(local, work))
+            await proxy.seen.wait()
+            running.cancel()
+            # The driver asks the server to give up, over another connection.
+            with pytest.raises((asyncio.CancelledError, OutcomeUnknown)):
+                await running
+            assert local.state is UNKNOWN
+            assert await checker.check("x-1") is UNKNOWN
+        bank.close()
 
 
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
@@ -230,95 +229,85 @@ def test_a_connection_killed_inside_leaves_nothing(bank):
 
 
 @pytest.mark.parametrize("bank", KINDS, indirect=True)
-def test_a_connection_killed_before_the_commit_is_unknown_at_first(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+@run_by(in_loop)
+async def test_a_connection_killed_before_the_commit_is_unknown_at_first(bank):
+    async with bank.stage() as stage:
+        local = stage.begin("x-1")
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await kill_session(bank, session)
+        async def work(session):
+            await said(session, insert("x-1"))
+            await kill_session(bank, session)
 
-            with pytest.raises(OutcomeUnknown):
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await settled(stage, "x-1") is ROLLBACK
-
-    asyncio.run(story())
+        with pytest.raises(OutcomeUnknown):
+            await stage.run(local, work)
+        assert local.state is UNKNOWN
+        assert await settled(stage, "x-1") is ROLLBACK
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
-def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
+@run_by(in_loop)
+async def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
-    async def story():
-        async with postgres_bank.stage(kind, resource={"check_wait": 30}) as stage:
-            async with stage.begin("x-1"):
-                asked = asyncio.ensure_future(stage.check("x-1"))
-                while not (found := await asyncio.to_thread(postgres_bank.order, waiting)):
-                    assert not asked.done()
-                kill(postgres_bank, found[0][0])
-                assert await asked is UNKNOWN
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
+    async with postgres_bank.stage(kind, resource={"check_wait": 30}) as stage:
+        async with stage.begin("x-1"):
+            asked = asyncio.ensure_future(stage.check("x-1"))
+            while not (found := await asyncio.to_thread(postgres_bank.order, waiting)):
+                assert not asked.done()
+            kill(postgres_bank, found[0][0])
+            assert await asked is UNKNOWN
+        assert await stage.check("x-1") is COMMIT
 
 
-def test_a_server_that_is_gone_is_unknown():
-    async def story():
-        from sqlalchemy.engine import make_url
+@run_by(in_loop)
+async def test_a_server_that_is_gone_is_unknown():
+    from sqlalchemy.engine import make_url
 
-        bank = Bank("postgres", make_url("postgresql+psycopg://nobody@127.0.0.1:1/none"))
-        async with bank.stage("postgres-async", verified=False) as stage:
-            stage.resource._identity = "known from before"
-            assert await stage.check("x-1") is UNKNOWN
-        bank.close()
-
-    asyncio.run(story())
+    bank = Bank("postgres", make_url("postgresql+psycopg://nobody@127.0.0.1:1/none"))
+    async with bank.stage("postgres-async", verified=False) as stage:
+        stage.resource._identity = "known from before"
+        assert await stage.check("x-1") is UNKNOWN
+    bank.close()
 
 
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize(
     "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
 )
-def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
-    async def story():
-        async with bank.stage() as stage:
-            rivals = Rivals(bank, stage)
+@run_by(in_loop)
+async def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
+    async with bank.stage() as stage:
+        rivals = Rivals(bank, stage)
 
-            async def stops(xid, session, problem):
-                raise problem
+        async def stops(xid, session, problem):
+            raise problem
 
-            found = await rivals.meet(stops)
-            (problem,) = [each for each in found if each is not None]
-            assert failure(problem) is Failure.RETRY
-            (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
-            assert await stage.order(lost) is COMMIT
-
-    asyncio.run(story())
+        found = await rivals.meet(stops)
+        (problem,) = [each for each in found if each is not None]
+        assert failure(problem) is Failure.RETRY
+        (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+        assert await stage.order(lost) is COMMIT
 
 
-def test_a_serialization_failure_at_the_commit_is_certain(postgres_bank):
-    async def story():
-        engine = {"isolation_level": "SERIALIZABLE"}
-        async with postgres_bank.stage("postgres-async", engine=engine) as stage:
-            first, second = stage.begin("x-1"), stage.begin("x-2")
+@run_by(in_loop)
+async def test_a_serialization_failure_at_the_commit_is_certain(postgres_bank):
+    engine = {"isolation_level": "SERIALIZABLE"}
+    async with postgres_bank.stage("postgres-async", engine=engine) as stage:
+        first, second = stage.begin("x-1"), stage.begin("x-2")
 
-            async def skew():
-                async with second as two:
-                    await said(two, "SELECT count(*) FROM orders")
-                    async with first as one:
-                        await said(one, "SELECT count(*) FROM orders")
-                        await said(one, insert("x-1"))
-                    await said(two, insert("x-2"))
+        async def skew():
+            async with second as two:
+                await said(two, "SELECT count(*) FROM orders")
+                async with first as one:
+                    await said(one, "SELECT count(*) FROM orders")
+                    await said(one, insert("x-1"))
+                await said(two, insert("x-2"))
 
-            with pytest.raises(Exception) as caught:
-                await skew()
-            assert failure(caught.value) is Failure.RETRY
-            assert (first.state, second.state) == (COMMIT, ROLLBACK)
-            assert await stage.order("x-2") is COMMIT
-
-    asyncio.run(story())
+        with pytest.raises(Exception) as caught:
+            await skew()
+        assert failure(caught.value) is Failure.RETRY
+        assert (first.state, second.state) == (COMMIT, ROLLBACK)
+        assert await stage.order("x-2") is COMMIT
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.integration.resources.resource_stage import ON_POSTGRES, Bank, by_default, said
+from tests.running import run_by
 from txmq import Client, Message, TransactionManager, TransactionState, blocking
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import NotFound, RollBack, TopicNotFound, TransactionOverdue, UsageError
@@ -133,46 +134,42 @@ async def order(session, name, amount):
     return await number(session, INSERT.format(name, amount))
 
 
-def test_a_function_commits(play):
-    async def scenario(service):
-        tm = service.tm
+@run_by("play")
+async def test_a_function_commits(service, /):
+    tm = service.tm
 
-        async def watched(session, name, amount):
-            assert tm.current().session is session
-            return await order(session, name, amount)
+    async def watched(session, name, amount):
+        assert tm.current().session is session
+        return await order(session, name, amount)
 
-        outcome = await service.call(service.decorated(watched), "o-1", 7)
-        assert (outcome.state, outcome.is_acknowledged) == (TransactionState.COMMITTED, True)
-        assert outcome.result == 7
-        assert tm.current() is None
-        assert service.bank.orders == {"o-1"}
-        assert service.bank.fence == {outcome.xid: 1}
-        assert await service.visible(outcome.xid) == b'{"name":"o-1","amount":7}'
-
-    play(scenario)
+    outcome = await service.call(service.decorated(watched), "o-1", 7)
+    assert (outcome.state, outcome.is_acknowledged) == (TransactionState.COMMITTED, True)
+    assert outcome.result == 7
+    assert tm.current() is None
+    assert service.bank.orders == {"o-1"}
+    assert service.bank.fence == {outcome.xid: 1}
+    assert await service.visible(outcome.xid) == b'{"name":"o-1","amount":7}'
 
 
-def test_what_a_function_raises_rolls_back(play):
-    async def scenario(service):
-        async def refused(session, problem):
-            await order(session, "o-1", 7)
-            raise problem
+@run_by("play")
+async def test_what_a_function_raises_rolls_back(service, /):
+    async def refused(session, problem):
+        await order(session, "o-1", 7)
+        raise problem
 
-        function = service.decorated(refused, body=lambda problem: b"never")
-        no = RollBack("no")
-        outcome = await service.call(function, no)
-        assert (outcome.state, outcome.problem) == (TransactionState.ROLLED_BACK, no)
-        with pytest.raises(Refusal) as raised:
-            await service.call(function, Refusal("no"))
-        assert raised.value.__notes__[0].endswith("is rolled back")
-        with pytest.raises(Exception, match="violates check"):
-            await service.call(service.decorated(order), "o-1", -1)
-        assert service.tm.tally.rolled_back == 3
-        assert service.bank.orders == set()
-        assert service.bank.fence == {}
-        assert await service.visible(outcome.xid) is None
-
-    play(scenario)
+    function = service.decorated(refused, body=lambda problem: b"never")
+    no = RollBack("no")
+    outcome = await service.call(function, no)
+    assert (outcome.state, outcome.problem) == (TransactionState.ROLLED_BACK, no)
+    with pytest.raises(Refusal) as raised:
+        await service.call(function, Refusal("no"))
+    assert raised.value.__notes__[0].endswith("is rolled back")
+    with pytest.raises(Exception, match="violates check"):
+        await service.call(service.decorated(order), "o-1", -1)
+    assert service.tm.tally.rolled_back == 3
+    assert service.bank.orders == set()
+    assert service.bank.fence == {}
+    assert await service.visible(outcome.xid) is None
 
 
 def test_a_serialization_failure_is_tried_again_in_one_transaction(play, postgres_bank):
@@ -226,93 +223,85 @@ def test_a_deadlock_is_tried_again_in_one_transaction(play, postgres_bank):
         play(scenario)
 
 
-def test_what_takes_too_long_is_rolled_back(play):
-    async def scenario(service):
-        async def slow(session, name):
-            await order(session, name, 7)
-            if service.is_blocking:
-                threading.Event().wait(0.3)
-            else:
-                await asyncio.Event().wait()
+@run_by("play", local_timeout=0.2)
+async def test_what_takes_too_long_is_rolled_back(service, /):
+    async def slow(session, name):
+        await order(session, name, 7)
+        if service.is_blocking:
+            threading.Event().wait(0.3)
+        else:
+            await asyncio.Event().wait()
 
-        with pytest.raises(TransactionOverdue):
-            await service.call(service.decorated(slow), "o-1")
-        assert service.tm.tally.rolled_back == 1
-        assert service.bank.orders == set()
-
-    play(scenario, local_timeout=0.2)
+    with pytest.raises(TransactionOverdue):
+        await service.call(service.decorated(slow), "o-1")
+    assert service.tm.tally.rolled_back == 1
+    assert service.bank.orders == set()
 
 
-def test_a_message_has_the_number_that_the_database_made(play, postgres_bank):
+@run_by("play")
+async def test_a_message_has_the_number_that_the_database_made(service, /, postgres_bank):
     postgres_bank.order("CREATE SEQUENCE IF NOT EXISTS numbers")
     postgres_bank.order("ALTER SEQUENCE numbers RESTART")
 
-    async def scenario(service):
-        async def numbered(session, name):
-            return {"number": await number(session, INSERT.format(name, "nextval('numbers')"))}
+    async def numbered(session, name):
+        return {"number": await number(session, INSERT.format(name, "nextval('numbers')"))}
 
-        function = service.decorated(numbered, keys=lambda made: made["number"], made_from="result")
-        outcome = await service.call(function, "o-1")
-        assert outcome.state is TransactionState.COMMITTED
-        assert await service.visible(outcome.xid) == b'{"number":1}'
+    function = service.decorated(numbered, keys=lambda made: made["number"], made_from="result")
+    outcome = await service.call(function, "o-1")
+    assert outcome.state is TransactionState.COMMITTED
+    assert await service.visible(outcome.xid) == b'{"number":1}'
 
-        async def refused(session, name):
-            await numbered(session, name)
-            raise Refusal
+    async def refused(session, name):
+        await numbered(session, name)
+        raise Refusal
 
-        with pytest.raises(Refusal):
-            await service.call(service.decorated(refused, made_from="result"), "o-2")
-        assert service.bank.orders == {"o-1"}
-        assert service.bank.fence == {outcome.xid: 1}
-
-    play(scenario)
+    with pytest.raises(Refusal):
+        await service.call(service.decorated(refused, made_from="result"), "o-2")
+    assert service.bank.orders == {"o-1"}
+    assert service.bank.fence == {outcome.xid: 1}
 
 
-def test_a_block_of_code_is_a_transaction(play):
-    async def scenario(service):
-        message, tm = Message(topic=TOPIC, body=b"block"), service.tm
-        if service.is_awaited and service.is_blocking:
-            with pytest.raises(UsageError, match="stall the loop"):
-                async with tm.transaction(message):
-                    pass
-            return
-        seen = []
+@run_by("play")
+async def test_a_block_of_code_is_a_transaction(service, /):
+    message, tm = Message(topic=TOPIC, body=b"block"), service.tm
+    if service.is_awaited and service.is_blocking:
+        with pytest.raises(UsageError, match="stall the loop"):
+            async with tm.transaction(message):
+                pass
+        return
+    seen = []
 
-        async def awaited(name, problem):
-            async with tm.transaction(message) as transaction:
-                seen.append(transaction)
-                await order(transaction.session, name, 7)
-                if problem:
-                    raise problem
+    async def awaited(name, problem):
+        async with tm.transaction(message) as transaction:
+            seen.append(transaction)
+            await order(transaction.session, name, 7)
+            if problem:
+                raise problem
 
-        def blocked(name, problem):
-            with tm.transaction(message) as transaction:
-                seen.append(transaction)
-                drive(order(transaction.session, name, 7))
-                if problem:
-                    raise problem
+    def blocked(name, problem):
+        with tm.transaction(message) as transaction:
+            seen.append(transaction)
+            drive(order(transaction.session, name, 7))
+            if problem:
+                raise problem
 
-        block = awaited if service.is_awaited else blocked
-        await service.call(block, "o-1", None)
-        await service.call(block, "o-2", RollBack("no"))
-        with pytest.raises(Refusal):
-            await service.call(block, "o-3", Refusal())
-        states = [each.outcome.state for each in seen[:2]]
-        assert states == [TransactionState.COMMITTED, TransactionState.ROLLED_BACK]
-        assert service.bank.orders == {"o-1"}
-        bodies = [await service.visible(each.xid) for each in seen]
-        assert bodies == [b"block", None, None]
-
-    play(scenario)
+    block = awaited if service.is_awaited else blocked
+    await service.call(block, "o-1", None)
+    await service.call(block, "o-2", RollBack("no"))
+    with pytest.raises(Refusal):
+        await service.call(block, "o-3", Refusal())
+    states = [each.outcome.state for each in seen[:2]]
+    assert states == [TransactionState.COMMITTED, TransactionState.ROLLED_BACK]
+    assert service.bank.orders == {"o-1"}
+    bodies = [await service.visible(each.xid) for each in seen]
+    assert bodies == [b"block", None, None]
 
 
-def test_many_at_once_share_a_pool(play):
-    async def scenario(service):
-        function = service.decorated(order)
-        names = [f"o-{number}" for number in range(24)]
-        found = await asyncio.gather(*[service.call(function, name, 7) for name in names])
-        assert {each.state for each in found} == {TransactionState.COMMITTED}
-        assert service.bank.orders == set(names)
-        assert set(service.bank.fence) == {each.xid for each in found}
-
-    play(scenario)
+@run_by("play")
+async def test_many_at_once_share_a_pool(service, /):
+    function = service.decorated(order)
+    names = [f"o-{number}" for number in range(24)]
+    found = await asyncio.gather(*[service.call(function, name, 7) for name in names])
+    assert {each.state for each in found} == {TransactionState.COMMITTED}
+    assert service.bank.orders == set(names)
+    assert set(service.bank.fence) == {each.xid for each in found}

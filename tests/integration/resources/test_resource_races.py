@@ -14,6 +14,7 @@ from collections import Counter
 import pytest
 
 from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, insert, now_ms, said
+from tests.running import in_loop, run_by
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.state import LocalTransactionState
 
@@ -111,20 +112,18 @@ if len(ON_MARIADB) == 2:
 
 
 @pytest.mark.parametrize(("bank", "kind", "checks_of"), RACES, indirect=["bank"])
-def test_a_check_and_a_commit_never_both_win(bank, kind, checks_of):
+@run_by(in_loop)
+async def test_a_check_and_a_commit_never_both_win(bank, kind, checks_of):
     seed = random.randrange(2**32)
     engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
 
-    async def story():
-        asked = bank.stage(checks_of, resource={"check_wait": 0.02})
-        async with bank.stage(kind, engine=engine) as stage, asked as checker:
-            race = Race(stage, checker, seed, "sleep" if bank.kind == "mysql" else "pg_sleep")
-            await race.run(count(300))
-            agree(bank, race, seed)
-            await race.settled()
-            agree(bank, race, seed)
-
-    asyncio.run(story())
+    asked = bank.stage(checks_of, resource={"check_wait": 0.02})
+    async with bank.stage(kind, engine=engine) as stage, asked as checker:
+        race = Race(stage, checker, seed, "sleep" if bank.kind == "mysql" else "pg_sleep")
+        await race.run(count(300))
+        agree(bank, race, seed)
+        await race.settled()
+        agree(bank, race, seed)
 
 
 def agree(bank, race, seed):
@@ -143,20 +142,19 @@ def agree(bank, race, seed):
     assert min(tally[COMMIT], tally[ROLLBACK]) * 20 > len(race.locals), tally
 
 
-def test_sqlite_agrees_too(sqlite_bank):
-    async def story():
-        async with sqlite_bank.stage("sqlite-async") as stage, sqlite_bank.stage() as checker:
-            race = Race(stage, checker, 0)
-            await race.run(40)
-            await race.settled()
-            committed = {xid for xid, state in race.locals.items() if state is COMMIT}
-            assert sqlite_bank.orders == committed
-            assert set(sqlite_bank.fence) == set(race.locals)
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_sqlite_agrees_too(sqlite_bank):
+    async with sqlite_bank.stage("sqlite-async") as stage, sqlite_bank.stage() as checker:
+        race = Race(stage, checker, 0)
+        await race.run(40)
+        await race.settled()
+        committed = {xid for xid, state in race.locals.items() if state is COMMIT}
+        assert sqlite_bank.orders == committed
+        assert set(sqlite_bank.fence) == set(race.locals)
 
 
-def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
+@run_by(in_loop)
+async def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
     bank = postgres_bank
     bank.order(
         "INSERT INTO txmq_fence SELECT 'old-' || n, 1, :group, 1000 + n "
@@ -164,57 +162,49 @@ def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
         group=GROUP,
     )
 
-    async def story():
-        async with bank.stage("postgres-async") as stage, bank.stage("postgres") as checker:
-            race = Race(stage, checker, 0)
-            racing = asyncio.ensure_future(race.run(150))
-            removed = 0
-            for turn in itertools.count():
-                removed += await stage.resource.clean(DAY_S, batch=100)
-                if racing.done() and turn:
-                    break
-            await racing
-            await race.settled()
-            assert removed == 5000
-            assert set(bank.fence) == set(race.locals)
-
-    asyncio.run(story())
+    async with bank.stage("postgres-async") as stage, bank.stage("postgres") as checker:
+        race = Race(stage, checker, 0)
+        racing = asyncio.ensure_future(race.run(150))
+        removed = 0
+        for turn in itertools.count():
+            removed += await stage.resource.clean(DAY_S, batch=100)
+            if racing.done() and turn:
+                break
+        await racing
+        await race.settled()
+        assert removed == 5000
+        assert set(bank.fence) == set(race.locals)
 
 
-def test_one_fence_row_and_many_who_want_it(postgres_bank):
+@run_by(in_loop)
+async def test_one_fence_row_and_many_who_want_it(postgres_bank):
     """Checks of many members and a late commit at the same moment: one winner, one answer."""
+    async with postgres_bank.stage("psycopg-async-pool") as stage:
+        for number in range(20):
+            xid = f"x-{number}"
+            late = stage.begin(xid)
 
-    async def story():
-        async with postgres_bank.stage("psycopg-async-pool") as stage:
-            for number in range(20):
-                xid = f"x-{number}"
-                late = stage.begin(xid)
+            async def commit(late=late, xid=xid):
+                with contextlib.suppress(RolledBackByCheck):
+                    await stage.run(late, lambda session: said(session, insert(xid)))
 
-                async def commit(late=late, xid=xid):
-                    with contextlib.suppress(RolledBackByCheck):
-                        await stage.run(late, lambda session: said(session, insert(xid)))
-
-                answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
-                known = set(answers[1:]) - {UNKNOWN}
-                assert known <= {late.state}, (xid, answers)
-
-    asyncio.run(story())
+            answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
+            known = set(answers[1:]) - {UNKNOWN}
+            assert known <= {late.state}, (xid, answers)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
+@run_by(in_loop)
+async def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
-    async def story():
-        how = {"engine": {"isolation_level": level}, "resource": {"check_wait": 30}}
-        async with postgres_bank.stage("postgres-async", **how) as stage:
-            async with stage.begin("x-1"):
-                asked = asyncio.ensure_future(stage.check("x-1"))
-                while not await asyncio.to_thread(postgres_bank.order, waiting):
-                    assert not asked.done()
-            assert await asked is COMMIT
-
-    asyncio.run(story())
+    how = {"engine": {"isolation_level": level}, "resource": {"check_wait": 30}}
+    async with postgres_bank.stage("postgres-async", **how) as stage:
+        async with stage.begin("x-1"):
+            asked = asyncio.ensure_future(stage.check("x-1"))
+            while not await asyncio.to_thread(postgres_bank.order, waiting):
+                assert not asked.done()
+        assert await asked is COMMIT
 
 
 def test_a_check_does_not_wait_for_long(postgres_bank):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.databases import conninfo
 from tests.integration.resources.resource_stage import GROUP, now_ms
+from tests.running import in_loop, run_by
 from txmq.errors import UsageError
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
@@ -40,41 +41,34 @@ def test_a_source_that_raises_what_nobody_thought_of_cancels_nobody(postgres_ban
 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async", "psycopg-pool"])
-def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, kind):
+@run_by(in_loop)
+async def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, kind):
     """All others of their crowd wait for the last of them."""
-
-    async def story():
-        async with postgres_bank.stage(kind, resource={"check_wait": 0.5}) as stage:
-            ids = [f"x-{number}" for number in range(CROWD)]
-            with postgres_bank.engine.connect() as busy:
-                for xid in ids[1:]:
-                    busy.exec_driver_sql(
-                        f"INSERT INTO txmq_fence VALUES ('{xid}', 1, '{GROUP}', 1)"
-                    )
-                began = time.monotonic()
-                answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
-                assert answers == [ROLLBACK] + [UNKNOWN] * (CROWD - 1)
-                assert time.monotonic() - began < 0.5 * 8
-
-    asyncio.run(story())
+    async with postgres_bank.stage(kind, resource={"check_wait": 0.5}) as stage:
+        ids = [f"x-{number}" for number in range(CROWD)]
+        with postgres_bank.engine.connect() as busy:
+            for xid in ids[1:]:
+                busy.exec_driver_sql(f"INSERT INTO txmq_fence VALUES ('{xid}', 1, '{GROUP}', 1)")
+            began = time.monotonic()
+            answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+            assert answers == [ROLLBACK] + [UNKNOWN] * (CROWD - 1)
+            assert time.monotonic() - began < 0.5 * 8
 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async"])
-def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
+@run_by(in_loop)
+async def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
     """Not each of them as long again, when the application has them all."""
     engine = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5}
 
-    async def story():
-        async with postgres_bank.stage(kind, engine=engine) as stage:
-            db = await stage.resource._adapter.open()
-            began = time.monotonic()
-            asked = [stage.check(f"x-{number}") for number in range(20)]
-            assert await asyncio.gather(*asked) == [UNKNOWN] * 20
-            assert time.monotonic() - began < 0.5 * 4
-            await db.close()
-            assert await stage.check("x-1") is ROLLBACK
-
-    asyncio.run(story())
+    async with postgres_bank.stage(kind, engine=engine) as stage:
+        db = await stage.resource._adapter.open()
+        began = time.monotonic()
+        asked = [stage.check(f"x-{number}") for number in range(20)]
+        assert await asyncio.gather(*asked) == [UNKNOWN] * 20
+        assert time.monotonic() - began < 0.5 * 4
+        await db.close()
+        assert await stage.check("x-1") is ROLLBACK
 
 
 def test_who_still_waits_when_the_resource_is_closed_is_told(postgres_bank):

@@ -6,6 +6,7 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from tests.running import in_loop, run_by
 from txmq.errors import FenceMissing
 from txmq.transaction.state import LocalTransactionState
 
@@ -38,43 +39,39 @@ async def fill(stage):
     await asyncio.gather(*[awaited(number) for number in range(CONNECTIONS)])
 
 
-def test_a_database_that_was_restarted_costs_one_transaction(postgres_bank, kind):
-    async def main():
-        pool = {"pool_size": CONNECTIONS, "max_overflow": 0}
-        async with postgres_bank.stage(kind, engine=pool) as stage:
-            await fill(stage)
-            postgres_bank.order(KILL)
+@run_by(in_loop)
+async def test_a_database_that_was_restarted_costs_one_transaction(postgres_bank, kind):
+    pool = {"pool_size": CONNECTIONS, "max_overflow": 0}
+    async with postgres_bank.stage(kind, engine=pool) as stage:
+        await fill(stage)
+        postgres_bank.order(KILL)
 
-            with pytest.raises(OperationalError) as caught:
-                await stage.order("unlucky")
-            assert caught.value.connection_invalidated
-            # The pool has given up the others, which are as dead.
-            for number in range(CONNECTIONS):
-                assert await stage.order(f"again-{number}") is COMMIT
-
-    asyncio.run(main())
+        with pytest.raises(OperationalError) as caught:
+            await stage.order("unlucky")
+        assert caught.value.connection_invalidated
+        # The pool has given up the others, which are as dead.
+        for number in range(CONNECTIONS):
+            assert await stage.order(f"again-{number}") is COMMIT
 
 
-def test_what_the_database_says_to_the_fence_is_told_as_sqlalchemy_tells_it(postgres_bank, kind):
-    async def main():
-        async with postgres_bank.stage(kind) as stage:
-            postgres_bank.order("DROP TABLE txmq_fence")
+@run_by(in_loop)
+async def test_what_the_database_says_to_the_fence_is_told_as_sqlalchemy_tells_it(
+    postgres_bank, kind
+):
+    async with postgres_bank.stage(kind) as stage:
+        postgres_bank.order("DROP TABLE txmq_fence")
 
-            with pytest.raises(ProgrammingError, match='"txmq_fence" does not exist') as caught:
-                await stage.order("nowhere")
+        with pytest.raises(ProgrammingError, match='"txmq_fence" does not exist') as caught:
+            await stage.order("nowhere")
 
-            assert caught.value.orig.sqlstate == "42P01"
-            assert "INSERT INTO txmq_fence" in caught.value.statement
-            assert not caught.value.connection_invalidated
-
-    asyncio.run(main())
+        assert caught.value.orig.sqlstate == "42P01"
+        assert "INSERT INTO txmq_fence" in caught.value.statement
+        assert not caught.value.connection_invalidated
 
 
-def test_tables_that_only_sqlalchemy_can_name_are_asked_through_it(postgres_bank, kind):
-    async def main():
-        moved = {"execution_options": {"schema_translate_map": {None: "elsewhere"}}}
-        async with postgres_bank.stage(kind, verified=False, engine=moved) as stage:
-            with pytest.raises(FenceMissing, match="elsewhere"):
-                await stage.resource.verify()
-
-    asyncio.run(main())
+@run_by(in_loop)
+async def test_tables_that_only_sqlalchemy_can_name_are_asked_through_it(postgres_bank, kind):
+    moved = {"execution_options": {"schema_translate_map": {None: "elsewhere"}}}
+    async with postgres_bank.stage(kind, verified=False, engine=moved) as stage:
+        with pytest.raises(FenceMissing, match="elsewhere"):
+            await stage.resource.verify()

@@ -12,6 +12,7 @@ from sqlalchemy.pool import StaticPool
 
 from tests.databases import conninfo
 from tests.integration.resources.resource_stage import KINDS, Bank, Stage, insert
+from tests.running import in_loop, run_by
 from txmq.errors import (
     ConfigError,
     DatabaseFailed,
@@ -127,15 +128,13 @@ def test_commits_that_a_crash_forgets(postgres_bank, kind):
 
 
 @pytest.mark.fault("D2")
-def test_commits_that_a_power_cut_forgets(sqlite_bank):
-    async def story():
-        async with sqlite_bank.stage(verified=False) as stage:
-            engine = stage.resource._adapter._engine
-            event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
-            with pytest.raises(FenceUnsafe, match="synchronous"):
-                await stage.resource.verify()
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_commits_that_a_power_cut_forgets(sqlite_bank):
+    async with sqlite_bank.stage(verified=False) as stage:
+        engine = stage.resource._adapter._engine
+        event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
+        with pytest.raises(FenceUnsafe, match="synchronous"):
+            await stage.resource.verify()
 
 
 def test_a_user_who_may_not_write(postgres_bank):
@@ -190,17 +189,15 @@ def test_a_local_transaction_in_another_database_does_nothing(postgres, postgres
         other.close()
 
 
-def test_nothing_goes_without_a_start(postgres_bank):
-    async def story():
-        async with postgres_bank.stage(verified=False) as stage:
-            with pytest.raises(UsageError):
-                stage.begin("x-1")
-            with pytest.raises(UsageError):
-                await stage.check("x-1")
-            with pytest.raises(UsageError):
-                await stage.resource.clean(1e6)
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_nothing_goes_without_a_start(postgres_bank):
+    async with postgres_bank.stage(verified=False) as stage:
+        with pytest.raises(UsageError):
+            stage.begin("x-1")
+        with pytest.raises(UsageError):
+            await stage.check("x-1")
+        with pytest.raises(UsageError):
+            await stage.resource.clean(1e6)
 
 
 @pytest.mark.fault("D7")
@@ -214,28 +211,22 @@ def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
     shared.close()
 
 
-def test_the_rows_that_an_application_chose_for_its_connections_do_not_matter(postgres_bank):
-    async def story():
-        connect = functools.partial(
-            psycopg.connect, conninfo(postgres_bank.url), row_factory=dict_row
-        )
-        stage = Stage(SQLResource(connect))
-        await stage.resource.verify()
-        await stage.order("x-1")
-        assert await stage.check("x-1") is LocalTransactionState.COMMIT
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_the_rows_that_an_application_chose_for_its_connections_do_not_matter(postgres_bank):
+    connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), row_factory=dict_row)
+    stage = Stage(SQLResource(connect))
+    await stage.resource.verify()
+    await stage.order("x-1")
+    assert await stage.check("x-1") is LocalTransactionState.COMMIT
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_stricter_isolation_changes_nothing(postgres_bank, level):
-    async def story():
-        async with postgres_bank.stage(engine={"isolation_level": level}) as stage:
-            await stage.order("x-1")
-            assert await stage.check("x-1") is LocalTransactionState.COMMIT
-            assert await stage.check("x-2") is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_stricter_isolation_changes_nothing(postgres_bank, level):
+    async with postgres_bank.stage(engine={"isolation_level": level}) as stage:
+        await stage.order("x-1")
+        assert await stage.check("x-1") is LocalTransactionState.COMMIT
+        assert await stage.check("x-2") is LocalTransactionState.ROLLBACK
 
 
 def sources_that_cannot_be_guarded():
@@ -260,14 +251,12 @@ def test_one_connection_is_too_few(postgres_bank):
         SQLResource(connection)
 
 
-def test_a_horizon_that_is_too_short(sqlite_bank):
-    async def story():
-        async with sqlite_bank.stage() as stage:
-            with pytest.raises(ConfigError, match="still needed"):
-                await stage.resource.clean(600)
-            assert await stage.resource.clean(600, horizon=600) == 0
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_horizon_that_is_too_short(sqlite_bank):
+    async with sqlite_bank.stage() as stage:
+        with pytest.raises(ConfigError, match="still needed"):
+            await stage.resource.clean(600)
+        assert await stage.resource.clean(600, horizon=600) == 0
 
 
 def test_a_fence_of_another_name_in_a_schema(bare_bank):
@@ -349,11 +338,9 @@ def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
 
 
 @pytest.mark.parametrize("xid", ["", "\u4e2d", "x" * 256, "x-1 ", "x\0"])
-def test_ids_that_not_every_database_can_keep(sqlite_bank, xid):
-    async def story():
-        async with sqlite_bank.stage() as stage:
-            with pytest.raises((UsageError, LimitExceeded)):
-                stage.begin(xid)
-            assert await stage.check(xid) is LocalTransactionState.UNKNOWN
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_ids_that_not_every_database_can_keep(sqlite_bank, xid):
+    async with sqlite_bank.stage() as stage:
+        with pytest.raises((UsageError, LimitExceeded)):
+            stage.begin(xid)
+        assert await stage.check(xid) is LocalTransactionState.UNKNOWN

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.testing.test_simulated_loop import ROOT
 from txmq.testing import (
     RealWorldError,
@@ -42,9 +43,7 @@ def test_a_seed_gives_one_trace_in_every_process():
         lambda: subprocess.run(["true"]),
     ],
 )
-def test_the_real_world_is_closed(leave):
-    async def scenario(world):
-        with pytest.raises(RealWorldError):
-            leave()
-
-    simulate(scenario, 1)
+@run_by(simulate, 1)
+async def test_the_real_world_is_closed(world, /, leave):
+    with pytest.raises(RealWorldError):
+        leave()

@@ -14,6 +14,7 @@ from tests.integration.transaction.crash_bank import COMMITTED, ROLLED_BACK
 from tests.integration.transaction.crash_stage import another, on_scene, plan, soak, soaked, wires
 from tests.integration.transaction.crash_teller import AT_COMMIT, INSIDE_1, INSIDE_2
 from tests.integration.transaction.crash_wire import REPLY, REQUEST
+from tests.running import in_loop, run_by
 
 NOTHING = None
 
@@ -152,13 +153,11 @@ async def dies_everywhere(scene, tellers, kind, heir, count):
         ],
     ),
 )
-def test_both_sides_agree_wherever_a_producer_is_killed(
+@run_by(in_loop)
+async def test_both_sides_agree_wherever_a_producer_is_killed(
     patient_broker, bank_for, tellers, kind, heir
 ):
     bank = bank_for(kind)
 
-    async def story():
-        async with on_scene(patient_broker, bank) as scene:
-            await dies_everywhere(scene, tellers, kind, heir, soak(1, 20))
-
-    asyncio.run(story())
+    async with on_scene(patient_broker, bank) as scene:
+        await dies_everywhere(scene, tellers, kind, heir, soak(1, 20))

@@ -11,6 +11,7 @@ from sqlalchemy.pool import StaticPool
 from tests.databases import conninfo
 from tests.integration.transaction.crash_bank import OPENING, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene
+from tests.running import in_loop, run_by
 from txmq import (
     ConsumerSettings,
     PushConsumer,
@@ -54,7 +55,8 @@ async def book(manager, session, order):
 
 
 @pytest.mark.fault("D1")
-def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(broker, bank):
+@run_by(in_loop)
+async def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(broker, bank):
     """A trigger that is looked at last keeps the commit open for as long as a lock is held."""
     bank.order(
         "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
@@ -66,104 +68,95 @@ def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(b
     )
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query = 'COMMIT'"
 
-    async def story():
-        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-            manager = manager_of(scene, engine)
+    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+        manager = manager_of(scene, engine)
 
-            async def function(session, order):
-                await book(manager, session, order)
+        async def function(session, order):
+            await book(manager, session, order)
 
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                with bank.engine.connect() as holder:
-                    holder.execute(text("SELECT pg_advisory_lock(7)"))
-                    calling = asyncio.ensure_future(transfer(Order("t-1")))
-                    await scene.until(lambda: bank.order(waiting), "the commit to wait")
-                    bank.order(f"SELECT pg_terminate_backend(pid) FROM ({waiting}) AS those")
-                    outcome = await calling
-                assert outcome.state is TransactionState.UNKNOWN
-                assert isinstance(outcome.problem, OutcomeUnknown)
-                await scene.until_settled()
-                assert bank.fence == {outcome.xid: ROLLED_BACK}
-                scene.agree()
-
-    asyncio.run(story())
+        async with manager:
+            transfer = transferring(scene, manager, function)
+            with bank.engine.connect() as holder:
+                holder.execute(text("SELECT pg_advisory_lock(7)"))
+                calling = asyncio.ensure_future(transfer(Order("t-1")))
+                await scene.until(lambda: bank.order(waiting), "the commit to wait")
+                bank.order(f"SELECT pg_terminate_backend(pid) FROM ({waiting}) AS those")
+                outcome = await calling
+            assert outcome.state is TransactionState.UNKNOWN
+            assert isinstance(outcome.problem, OutcomeUnknown)
+            await scene.until_settled()
+            assert bank.fence == {outcome.xid: ROLLED_BACK}
+            scene.agree()
 
 
 @pytest.mark.fault("D3")
-def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
+@run_by(in_loop)
+async def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
     runs = []
     bank.order(f"ALTER DATABASE {bank.url.database} SET deadlock_timeout = '50ms'")
 
-    async def story():
-        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-            manager, met = manager_of(scene, engine), asyncio.Barrier(2)
+    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+        manager, met = manager_of(scene, engine), asyncio.Barrier(2)
 
-            async def function(session, order):
-                runs.append(manager.current().xid)
-                await book(manager, session, order)
-                if len(runs) <= 2:
-                    await met.wait()
-                other = "A1" if order.payer == "A0" else "A0"
-                touch = f"UPDATE account SET balance = balance WHERE name = '{other}'"
-                await session.execute(text(touch))
+        async def function(session, order):
+            runs.append(manager.current().xid)
+            await book(manager, session, order)
+            if len(runs) <= 2:
+                await met.wait()
+            other = "A1" if order.payer == "A0" else "A0"
+            touch = f"UPDATE account SET balance = balance WHERE name = '{other}'"
+            await session.execute(text(touch))
 
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                outcomes = await asyncio.gather(
-                    transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
-                )
-                assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
-                assert len(runs) == 3
-                assert set(runs) == {each.xid for each in outcomes}
-                assert manager.tally.committed == 2
-            scene.agree()
-
-    asyncio.run(story())
+        async with manager:
+            transfer = transferring(scene, manager, function)
+            outcomes = await asyncio.gather(
+                transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
+            )
+            assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+            assert len(runs) == 3
+            assert set(runs) == {each.xid for each in outcomes}
+            assert manager.tally.committed == 2
+        scene.agree()
 
 
 @pytest.mark.fault("D3")
-def test_serialization_failures_are_run_again_in_the_same_transaction(broker, bank):
+@run_by(in_loop)
+async def test_serialization_failures_are_run_again_in_the_same_transaction(broker, bank):
     """At whatever statement they come, the COMMIT among them."""
     runs = []
 
-    async def story():
-        async with (
-            on_scene(broker, bank) as scene,
-            engine_of(bank, isolation_level="SERIALIZABLE") as engine,
-        ):
-            manager, met = manager_of(scene, engine), asyncio.Barrier(2)
+    async with (
+        on_scene(broker, bank) as scene,
+        engine_of(bank, isolation_level="SERIALIZABLE") as engine,
+    ):
+        manager, met = manager_of(scene, engine), asyncio.Barrier(2)
 
-            async def function(session, order):
-                runs.append(manager.current().xid)
-                await session.execute(text("SELECT count(*) FROM debit"))
-                if len(runs) <= 2:
-                    await met.wait()
-                await book(manager, session, order)
+        async def function(session, order):
+            runs.append(manager.current().xid)
+            await session.execute(text("SELECT count(*) FROM debit"))
+            if len(runs) <= 2:
+                await met.wait()
+            await book(manager, session, order)
 
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                outcomes = await asyncio.gather(
-                    transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
-                )
-                assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
-                assert len(runs) > 2
-                assert set(runs) == {each.xid for each in outcomes}
-            scene.agree()
-
-    asyncio.run(story())
+        async with manager:
+            transfer = transferring(scene, manager, function)
+            outcomes = await asyncio.gather(
+                transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
+            )
+            assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+            assert len(runs) > 2
+            assert set(runs) == {each.xid for each in outcomes}
+        scene.agree()
 
 
 @pytest.mark.fault("D4")
-def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
+@run_by(in_loop)
+async def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
     bank.order("DROP TABLE txmq_fence")
 
-    async def story():
-        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-            with pytest.raises(FenceMissing):
-                await manager_of(scene, engine).__aenter__()
-
-    asyncio.run(story())
+    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+        with pytest.raises(FenceMissing):
+            await manager_of(scene, engine).__aenter__()
 
 
 @pytest.mark.fault("D4")
@@ -207,139 +200,130 @@ class Careless:
 
 @pytest.mark.fault("D7")
 @pytest.mark.parametrize("state", ["failed", "open"])
-def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
-    async def story():
-        with psycopg.connect(conninfo(bank.url)) as connection:
-            async with on_scene(broker, bank) as scene:
-                manager = manager_of(scene, Careless(connection))
+@run_by(in_loop)
+async def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
+    with psycopg.connect(conninfo(bank.url)) as connection:
+        async with on_scene(broker, bank) as scene:
+            manager = manager_of(scene, Careless(connection))
 
-                def function(session, order):
-                    session.execute(order.taken())
+            def function(session, order):
+                session.execute(order.taken())
 
-                async with manager:
-                    transfer = transferring(scene, manager, function)
-                    connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                    if state == "failed":
-                        with pytest.raises(psycopg.errors.UniqueViolation):
-                            connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                    with pytest.raises(DatabaseFailed):
-                        await transfer(Order("t-1"))
-                connection.rollback()
-                assert bank.fence == {}
-                scene.agree()
-
-    asyncio.run(story())
+            async with manager:
+                transfer = transferring(scene, manager, function)
+                connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                if state == "failed":
+                    with pytest.raises(psycopg.errors.UniqueViolation):
+                        connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+                with pytest.raises(DatabaseFailed):
+                    await transfer(Order("t-1"))
+            connection.rollback()
+            assert bank.fence == {}
+            scene.agree()
 
 
 @pytest.mark.fault("D7")
-def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(broker, bank):
+@run_by(in_loop)
+async def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(broker, bank):
     """With a pool that resets nothing."""
+    engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
+    async with on_scene(broker, bank) as scene:
+        manager = manager_of(scene, engine)
 
-    async def story():
-        engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
-        async with on_scene(broker, bank) as scene:
-            manager = manager_of(scene, engine)
+        def function(session, order):
+            session.execute(text(order.written(manager.current().xid)))
+            session.execute(text(order.taken()))
 
-            def function(session, order):
-                session.execute(text(order.written(manager.current().xid)))
-                session.execute(text(order.taken()))
-
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                raw = engine.raw_connection()
+        async with manager:
+            transfer = transferring(scene, manager, function)
+            raw = engine.raw_connection()
+            raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
+            with pytest.raises(psycopg.errors.UniqueViolation):
                 raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                with pytest.raises(psycopg.errors.UniqueViolation):
-                    raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                raw.close()
-                with pytest.raises(Exception, match="already in a transaction"):
-                    await transfer(Order("t-1"))
-                assert bank.fence == {}
-                outcome = await transfer(Order("t-2"))
-                assert outcome.state is COMMITTED_STATE
-                assert set(bank.debits) == {"t-2"}
-                scene.agree()
-        engine.dispose()
-
-    asyncio.run(story())
+            raw.close()
+            with pytest.raises(Exception, match="already in a transaction"):
+                await transfer(Order("t-1"))
+            assert bank.fence == {}
+            outcome = await transfer(Order("t-2"))
+            assert outcome.state is COMMITTED_STATE
+            assert set(bank.debits) == {"t-2"}
+            scene.agree()
+    engine.dispose()
 
 
 @pytest.mark.fault("D8")
-def test_500_debits_of_one_account_at_once_lose_none(patient_broker, bank):
+@run_by(in_loop)
+async def test_500_debits_of_one_account_at_once_lose_none(patient_broker, bank):
     """Each reads the balance, waits for its turn of the loop, and writes what it computed."""
     count, clock = 500, SystemClock()
 
-    async def story():
-        async with on_scene(patient_broker, bank) as scene, engine_of(bank) as engine:
-            manager = manager_of(scene, engine)
+    async with on_scene(patient_broker, bank) as scene, engine_of(bank) as engine:
+        manager = manager_of(scene, engine)
 
-            async def function(session, order):
-                await session.execute(text(order.written(manager.current().xid)))
-                locked = f"SELECT balance FROM account WHERE name = '{order.payer}' FOR UPDATE"
-                balance = (await session.execute(text(locked))).scalar_one()
-                await asyncio.sleep(0)
-                taken = "UPDATE account SET balance = :left WHERE name = :name"
-                left = {"left": balance - order.amount, "name": order.payer}
-                await session.execute(text(taken), left)
+        async def function(session, order):
+            await session.execute(text(order.written(manager.current().xid)))
+            locked = f"SELECT balance FROM account WHERE name = '{order.payer}' FOR UPDATE"
+            balance = (await session.execute(text(locked))).scalar_one()
+            await asyncio.sleep(0)
+            taken = "UPDATE account SET balance = :left WHERE name = :name"
+            left = {"left": balance - order.amount, "name": order.payer}
+            await session.execute(text(taken), left)
 
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                began = clock.monotonic()
-                outcomes = await asyncio.gather(
-                    *[transfer(Order(f"t-{number}")) for number in range(count)]
-                )
-                took_s = clock.monotonic() - began
-                await scene.until_settled()
-            assert {outcome.state for outcome in outcomes} == {COMMITTED_STATE}
-            balances = dict(bank.order("SELECT name, balance FROM account"))
-            assert balances["A0"] == OPENING - count
-            assert bank.debits == {
-                f"t-{number}": outcome.xid for number, outcome in enumerate(outcomes)
-            }
-            scene.agree()
-            print(f"{count} debits of one account: {count / took_s:.0f} a second")
-
-    asyncio.run(story())
+        async with manager:
+            transfer = transferring(scene, manager, function)
+            began = clock.monotonic()
+            outcomes = await asyncio.gather(
+                *[transfer(Order(f"t-{number}")) for number in range(count)]
+            )
+            took_s = clock.monotonic() - began
+            await scene.until_settled()
+        assert {outcome.state for outcome in outcomes} == {COMMITTED_STATE}
+        balances = dict(bank.order("SELECT name, balance FROM account"))
+        assert balances["A0"] == OPENING - count
+        assert bank.debits == {
+            f"t-{number}": outcome.xid for number, outcome in enumerate(outcomes)
+        }
+        scene.agree()
+        print(f"{count} debits of one account: {count / took_s:.0f} a second")
 
 
 @pytest.mark.fault("M10")
-def test_a_message_arrives_when_every_reader_sees_the_debit(broker, bank):
+@run_by(in_loop)
+async def test_a_message_arrives_when_every_reader_sees_the_debit(broker, bank):
     """It is invisible while the debit is not committed, however long that takes."""
     seen = []
 
-    async def story():
-        async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-            manager = manager_of(scene, engine)
-            consumer = PushConsumer(
-                "readers-of-" + scene.group,
-                scene.broker.names,
-                ConsumerSettings(start=StartFrom.FIRST),
-            )
+    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
+        manager = manager_of(scene, engine)
+        consumer = PushConsumer(
+            "readers-of-" + scene.group,
+            scene.broker.names,
+            ConsumerSettings(start=StartFrom.FIRST),
+        )
 
-            @consumer.on(scene.topic)
-            async def credit(message):
-                seen.append((message.key, message.key in bank.debits))
+        @consumer.on(scene.topic)
+        async def credit(message):
+            seen.append((message.key, message.key in bank.debits))
 
-            async def function(session, order):
-                await book(manager, session, order)
-                await asyncio.sleep(0)
-                if order.id == "t-slow":
-                    written.set()
-                    await goes_on.wait()
+        async def function(session, order):
+            await book(manager, session, order)
+            await asyncio.sleep(0)
+            if order.id == "t-slow":
+                written.set()
+                await goes_on.wait()
 
-            written, goes_on = asyncio.Event(), asyncio.Event()
-            async with manager, consumer:
-                transfer = transferring(scene, manager, function)
-                slow = asyncio.ensure_future(transfer(Order("t-slow", "A0")))
-                await written.wait()
-                others = [f"t-{number}" for number in range(20)]
-                await asyncio.gather(*[transfer(Order(name, "A1")) for name in others])
-                await scene.until(lambda: len(seen) == len(others), "the others to arrive")
-                assert len(scene.open()) == 1
-                goes_on.set()
-                await slow
-                await scene.until(lambda: len(seen) == len(others) + 1, "the slow one to arrive")
-            assert {key for key, _ in seen} == {"t-slow", *others}
-            assert all(is_committed for _, is_committed in seen)
-            scene.agree()
-
-    asyncio.run(story())
+        written, goes_on = asyncio.Event(), asyncio.Event()
+        async with manager, consumer:
+            transfer = transferring(scene, manager, function)
+            slow = asyncio.ensure_future(transfer(Order("t-slow", "A0")))
+            await written.wait()
+            others = [f"t-{number}" for number in range(20)]
+            await asyncio.gather(*[transfer(Order(name, "A1")) for name in others])
+            await scene.until(lambda: len(seen) == len(others), "the others to arrive")
+            assert len(scene.open()) == 1
+            goes_on.set()
+            await slow
+            await scene.until(lambda: len(seen) == len(others) + 1, "the slow one to arrive")
+        assert {key for key, _ in seen} == {"t-slow", *others}
+        assert all(is_committed for _, is_committed in seen)
+        scene.agree()

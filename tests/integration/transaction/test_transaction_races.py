@@ -16,6 +16,7 @@ import psycopg_pool
 from tests.databases import conninfo
 from tests.integration.transaction.crash_bank import PAYERS, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import another, on_scene, soak
+from tests.running import in_loop, run_by
 from txmq import Client, SQLResource, TransactionManager
 from txmq.errors import RolledBackByCheck
 from txmq.transaction import ManagerSettings
@@ -105,29 +106,27 @@ async def slow_pool(bank, chance):
         yield SlowPool(pool, chance)
 
 
-def test_a_check_and_a_commit_never_both_win(broker_in_haste, bank_for):
+@run_by(in_loop)
+async def test_a_check_and_a_commit_never_both_win(broker_in_haste, bank_for):
     bank = bank_for("postgres")
     number, seed = soak(200, 10_000), random.randrange(2**32)
     chance = random.Random(seed)
     print(f"seed {seed}")
 
-    async def story():
-        names = (f"t-{each}" for each in range(number))
-        async with (
-            on_scene(broker_in_haste, bank) as scene,
-            another(scene, check_wait=WAIT_S) as stays,
-            slow_pool(bank, chance) as pool,
-        ):
-            resource = SQLResource(pool)
-            pool.all_came.set()
-            await resource.verify()
-            race = Race(scene, resource, pool, chance)
-            while batch := list(islice(names, AT_ONCE)):
-                await race.round(batch)
-            await scene.until_settled()
-            agree(scene, race, stays, number)
-
-    asyncio.run(story())
+    names = (f"t-{each}" for each in range(number))
+    async with (
+        on_scene(broker_in_haste, bank) as scene,
+        another(scene, check_wait=WAIT_S) as stays,
+        slow_pool(bank, chance) as pool,
+    ):
+        resource = SQLResource(pool)
+        pool.all_came.set()
+        await resource.verify()
+        race = Race(scene, resource, pool, chance)
+        while batch := list(islice(names, AT_ONCE)):
+            await race.round(batch)
+        await scene.until_settled()
+        agree(scene, race, stays, number)
 
 
 def agree(scene, race, stays, number):

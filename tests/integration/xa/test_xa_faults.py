@@ -8,6 +8,7 @@ import pytest
 from tests.integration.transaction.crash_stage import soaked
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line
+from tests.running import in_loop, run_by
 from txmq.errors import CommittedBefore, DatabaseFailed, RolledBackByCheck
 from txmq.transaction.resources.two_phase import gid_of
 from txmq.transaction.state import LocalTransactionState
@@ -182,20 +183,17 @@ def test_a_database_that_never_answers_keeps_no_check_waiting(banks):
     assert banks.balances == MOVED
 
 
-def test_what_was_left_behind_makes_room_for_itself(banks):
+@run_by(in_loop)
+async def test_what_was_left_behind_makes_room_for_itself(banks):
     """No manager could open, and so none could recover."""
-
-    async def story():
-        async with banks.service() as dead:
-            await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
-            room = int(banks["ccb"].order("SHOW max_prepared_transactions")[0][0])
-            everywhere = "SELECT count(*) FROM pg_prepared_xacts"
-            for number in range(room - banks["ccb"].order(everywhere)[0][0]):
-                banks["ccb"].alone(f"BEGIN; PREPARE TRANSACTION 'somebody {number}'")
-            async with banks.service():
-                assert banks.balances == MOVED
-
-    asyncio.run(story())
+    async with banks.service() as dead:
+        await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
+        room = int(banks["ccb"].order("SHOW max_prepared_transactions")[0][0])
+        everywhere = "SELECT count(*) FROM pg_prepared_xacts"
+        for number in range(room - banks["ccb"].order(everywhere)[0][0]):
+            banks["ccb"].alone(f"BEGIN; PREPARE TRANSACTION 'somebody {number}'")
+        async with banks.service():
+            assert banks.balances == MOVED
 
 
 def test_whoever_cannot_undo_is_not_run_again(banks):
@@ -249,12 +247,10 @@ def test_who_meets_its_own_commit_at_the_claim_takes_back_what_it_has_prepared(b
     banks.see_nothing_left()
 
 
-def test_an_id_that_can_name_nothing_prepared_is_decided_all_the_same(banks):
-    async def story():
-        async with banks.service() as resource:
-            assert await resource.check("it's odd", GROUP, now_ms()) is ROLLBACK
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_an_id_that_can_name_nothing_prepared_is_decided_all_the_same(banks):
+    async with banks.service() as resource:
+        assert await resource.check("it's odd", GROUP, now_ms()) is ROLLBACK
 
 
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async"])

@@ -19,6 +19,7 @@ from tests.integration.transaction.crash_stage import Tellers, soak, soaked
 from tests.integration.xa.xa_stage import OPENING
 from tests.integration.xa.xa_teller import XAPlan
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line, spelled
+from tests.running import in_loop, run_by
 from tests.serving import BrokerProcess
 from txmq import Client, TransactionManager
 
@@ -205,28 +206,26 @@ def fate(point):
         [("plain", "another"), ("async", "recovery")],
     ),
 )
-def test_both_banks_and_the_topic_agree_wherever_a_process_is_killed(
+@run_by(in_loop)
+async def test_both_banks_and_the_topic_agree_wherever_a_process_is_killed(
     asking_broker, banks, xa_tellers, kind, heir
 ):
-    async def story():
-        async with played(asking_broker, banks, xa_tellers, kind) as play:
-            points = [*(await labels(play)), *EXCHANGES]
-            if heir == "another":
-                await answered_by_another(play, points, soak(1, 20))
-            else:
-                await recovered(play, points, soak(1, 20))
-            visible = play.agree()
-            assert [(point, xid in visible) for xid, point in play.died.items()] == [
-                (point, fate(point) == COMMITTED) for point in play.died.values()
-            ]
-            fence = banks.fence
-            assert {xid for xid, point in play.died.items() if fate(point)} <= set(fence)
-            print(
-                f"{kind}, {heir}: {len(points)} points, {len(play.died)} killed, "
-                f"{len(visible & set(play.died))} of them committed, {len(fence)} in the fence"
-            )
-
-    asyncio.run(story())
+    async with played(asking_broker, banks, xa_tellers, kind) as play:
+        points = [*(await labels(play)), *EXCHANGES]
+        if heir == "another":
+            await answered_by_another(play, points, soak(1, 20))
+        else:
+            await recovered(play, points, soak(1, 20))
+        visible = play.agree()
+        assert [(point, xid in visible) for xid, point in play.died.items()] == [
+            (point, fate(point) == COMMITTED) for point in play.died.values()
+        ]
+        fence = banks.fence
+        assert {xid for xid, point in play.died.items() if fate(point)} <= set(fence)
+        print(
+            f"{kind}, {heir}: {len(points)} points, {len(play.died)} killed, "
+            f"{len(visible & set(play.died))} of them committed, {len(fence)} in the fence"
+        )
 
 
 @pytest.mark.fault("P19", "P20", "P21")

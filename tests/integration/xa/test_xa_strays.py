@@ -8,6 +8,7 @@ from sqlalchemy import create_engine
 
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 from tests.integration.xa.xa_wire import REQUEST, Line
+from tests.running import in_loop, run_by
 from txmq import TransactionManager, XAResource
 from txmq.errors import DatabaseFailed, OutcomeUnknown
 from txmq.limits import XA_THREADS
@@ -218,12 +219,10 @@ def test_a_start_beside_a_recovery_that_gives_no_time(banks, monkeypatch):
     banks.see_nothing_left()
 
 
-def test_an_id_that_is_too_long_for_a_branch_is_decided_all_the_same(banks):
-    async def story():
-        async with banks.service() as resource:
-            assert await resource.check("x" * 200, GROUP, now_ms()) is ROLLBACK
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_an_id_that_is_too_long_for_a_branch_is_decided_all_the_same(banks):
+    async with banks.service() as resource:
+        assert await resource.check("x" * 200, GROUP, now_ms()) is ROLLBACK
 
 
 BUSY = (
@@ -232,24 +231,21 @@ BUSY = (
 )
 
 
-def test_what_has_prepared_is_in_no_transaction_any_more(banks):
+@run_by(in_loop)
+async def test_what_has_prepared_is_in_no_transaction_any_more(banks):
     """A server may end who is idle in one, and VACUUM waits for it."""
-
-    async def story():
-        async with banks.service() as resource:
-            attending = asyncio.ensure_future(resource.attend())
-            await asyncio.sleep(0)
-            local = resource.local("x-1", GROUP, now_ms())
-            await run(resource, local, order_of(100))
-            names = {name: bank.url.database for name, bank in banks.banks.items()}
-            async with asyncio.timeout(5):  # A first recovery looks, and ends.
-                while banks["ccb"].order(BUSY, **names):
-                    await asyncio.sleep(0.01)
-            await resource.confirm("x-1", local.state)
-            attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
-
-    asyncio.run(story())
+    async with banks.service() as resource:
+        attending = asyncio.ensure_future(resource.attend())
+        await asyncio.sleep(0)
+        local = resource.local("x-1", GROUP, now_ms())
+        await run(resource, local, order_of(100))
+        names = {name: bank.url.database for name, bank in banks.banks.items()}
+        async with asyncio.timeout(5):  # A first recovery looks, and ends.
+            while banks["ccb"].order(BUSY, **names):
+                await asyncio.sleep(0.01)
+        await resource.confirm("x-1", local.state)
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
 
 
 LATE = [

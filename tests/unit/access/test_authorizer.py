@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world
 from txmq.errors import NoPermission
 from txmq.protocol import command
@@ -124,12 +125,10 @@ def passes(sent, host="203.0.113.9", rules=RULES):
     return True
 
 
-def test_every_request_that_is_served_has_an_entry():
-    async def main(stage):
-        served = {*stage.broker._dispatch.handlers, *stage.broker._names.served}
-        assert served == set(REQUIREMENTS), {Code(code) for code in served ^ set(REQUIREMENTS)}
-
-    in_world(main)
+@run_by(in_world)
+async def test_every_request_that_is_served_has_an_entry(stage, /):
+    served = {*stage.broker._dispatch.handlers, *stage.broker._names.served}
+    assert served == set(REQUIREMENTS), {Code(code) for code in served ^ set(REQUIREMENTS)}
 
 
 @pytest.mark.parametrize("code", sorted(REQUIREMENTS), ids=lambda code: Code(code).name)

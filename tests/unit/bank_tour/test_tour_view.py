@@ -11,6 +11,7 @@ from examples.bank_transfer.tour.audit import Books, Sheet, TransferTotal
 from examples.bank_transfer.tour.record import Record
 from examples.bank_transfer.tour.report import report, verdict
 from examples.bank_transfer.tour.view import LINES_S, View
+from tests.running import in_loop, run_by
 
 MARKUP = "transfer 7: 500 ['not a style'] [/nor the end of one]"
 
@@ -56,18 +57,16 @@ def test_a_narrow_screen_is_no_reason_to_stop(record, size):
     {"force_terminal": False},
     {"force_terminal": True, "_environ": {"TERM": "dumb"}},
 ])  # fmt: skip
-def test_what_cannot_be_drawn_anew_is_said_in_lines(record, how):
+@run_by(in_loop)
+async def test_what_cannot_be_drawn_anew_is_said_in_lines(record, how):
     console = screen(width=200, **how)
     record.tell(MARKUP)
 
-    async def shown():
-        async with asyncio.timeout(LINES_S):
-            showing = asyncio.create_task(View(record, console).show())
-            while MARKUP not in console.file.getvalue():
-                await asyncio.sleep(0)
-            showing.cancel()
-
-    asyncio.run(shown())
+    async with asyncio.timeout(LINES_S):
+        showing = asyncio.create_task(View(record, console).show())
+        while MARKUP not in console.file.getvalue():
+            await asyncio.sleep(0)
+        showing.cancel()
 
 
 def test_the_report_says_mistakes_as_they_are(record):

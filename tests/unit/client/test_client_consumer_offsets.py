@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from txmq.client.consume.offset_store import BrokerOffsets, FileOffsets
 from txmq.errors import ConfigError, InternalError, RequestTimeout
 from txmq.message import Queue
@@ -37,104 +38,90 @@ def offsets():
     return BrokerOffsets("g", calls), calls
 
 
-def test_what_is_noted_is_saved_once():
-    async def scenario():
-        kept, calls = offsets()
-        kept.note(A, 5)
-        kept.note(A, 7)
-        kept.note(B, 1)
-        assert await kept.save() is None
-        assert await kept.save() is None
-        assert calls.said == [(A, 7), (B, 1)]
-        assert await kept.load(A) == 7
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_what_is_noted_is_saved_once():
+    kept, calls = offsets()
+    kept.note(A, 5)
+    kept.note(A, 7)
+    kept.note(B, 1)
+    assert await kept.save() is None
+    assert await kept.save() is None
+    assert calls.said == [(A, 7), (B, 1)]
+    assert await kept.load(A) == 7
 
 
-def test_one_queue_can_be_saved_alone():
-    async def scenario():
-        kept, calls = offsets()
-        kept.note(A, 5)
-        kept.note(B, 1)
-        await kept.save(B)
-        await kept.save(Queue("T", "never noted", 0))
-        assert calls.said == [(B, 1)]
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_one_queue_can_be_saved_alone():
+    kept, calls = offsets()
+    kept.note(A, 5)
+    kept.note(B, 1)
+    await kept.save(B)
+    await kept.save(Queue("T", "never noted", 0))
+    assert calls.said == [(B, 1)]
 
 
-def test_what_cannot_be_saved_is_saved_next_time_and_disturbs_no_other():
-    async def scenario():
-        kept, calls = offsets()
-        calls.broken = {A}
-        kept.note(A, 5)
-        kept.note(B, 1)
-        assert isinstance(await kept.save(), InternalError)
-        assert calls.table == {B: 1}
-        calls.broken = set()
-        assert await kept.save() is None
-        assert calls.table == {A: 5, B: 1}
-        assert calls.said == [(A, 5), (B, 1), (A, 5)]
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_what_cannot_be_saved_is_saved_next_time_and_disturbs_no_other():
+    kept, calls = offsets()
+    calls.broken = {A}
+    kept.note(A, 5)
+    kept.note(B, 1)
+    assert isinstance(await kept.save(), InternalError)
+    assert calls.table == {B: 1}
+    calls.broken = set()
+    assert await kept.save() is None
+    assert calls.table == {A: 5, B: 1}
+    assert calls.said == [(A, 5), (B, 1), (A, 5)]
 
 
-def test_a_queue_that_was_forgotten_is_not_spoken_of_again():
-    async def scenario():
-        kept, calls = offsets()
-        calls.broken = {A}
-        kept.note(A, 5)
-        await kept.save()
-        kept.forget(A)
-        calls.broken = set()
-        await kept.save()
-        assert not calls.table
-        # Nor is what was saved of it taken for what stands there now.
-        kept.note(A, 5)
-        await kept.save()
-        assert calls.table == {A: 5}
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_queue_that_was_forgotten_is_not_spoken_of_again():
+    kept, calls = offsets()
+    calls.broken = {A}
+    kept.note(A, 5)
+    await kept.save()
+    kept.forget(A)
+    calls.broken = set()
+    await kept.save()
+    assert not calls.table
+    # Nor is what was saved of it taken for what stands there now.
+    kept.note(A, 5)
+    await kept.save()
+    assert calls.table == {A: 5}
 
 
-def test_many_queues_are_saved():
-    async def scenario():
-        kept, calls = offsets()
-        for number in range(1000):
-            kept.note(Queue("T", "b", number), number)
-        await kept.save()
-        assert len(calls.table) == 1000
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_many_queues_are_saved():
+    kept, calls = offsets()
+    for number in range(1000):
+        kept.note(Queue("T", "b", number), number)
+    await kept.save()
+    assert len(calls.table) == 1000
 
 
-def test_a_file_keeps_offsets_over_a_restart(tmp_path):
-    async def scenario():
-        folder = tmp_path / "some" / "where"
-        kept = FileOffsets(folder, "g")
-        assert await kept.load(A) is None
-        kept.note(A, 5)
-        kept.note(B, 1)
-        kept.forget(A)  # It may come back.
-        assert await kept.save() is None
-        again = FileOffsets(folder, "g")
-        assert (await again.load(A), await again.load(B)) == (5, 1)
-        assert [each.name for each in folder.iterdir()] == ["g.json"]
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_file_keeps_offsets_over_a_restart(tmp_path):
+    folder = tmp_path / "some" / "where"
+    kept = FileOffsets(folder, "g")
+    assert await kept.load(A) is None
+    kept.note(A, 5)
+    kept.note(B, 1)
+    kept.forget(A)  # It may come back.
+    assert await kept.save() is None
+    again = FileOffsets(folder, "g")
+    assert (await again.load(A), await again.load(B)) == (5, 1)
+    assert [each.name for each in folder.iterdir()] == ["g.json"]
 
 
-def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
-    async def scenario():
-        kept = FileOffsets(tmp_path / "free", "g")
-        kept.note(A, 5)
-        (tmp_path / "free").write_text("in the way")
-        assert await kept.save() is not None
-        (tmp_path / "free").unlink()
-        assert await kept.save() is None
-        assert await FileOffsets(tmp_path / "free", "g").load(A) == 5
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
+    kept = FileOffsets(tmp_path / "free", "g")
+    kept.note(A, 5)
+    (tmp_path / "free").write_text("in the way")
+    assert await kept.save() is not None
+    (tmp_path / "free").unlink()
+    assert await kept.save() is None
+    assert await FileOffsets(tmp_path / "free", "g").load(A) == 5
 
 
 @pytest.mark.parametrize(
@@ -154,49 +141,43 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
         FileOffsets(tmp_path, "g")
 
 
-def test_groups_with_similar_names_have_files_of_their_own(tmp_path):
-    async def scenario():
-        groups = ["a|b", "a_b", "a|b_c", "a_b|c"]
-        for offset, group in enumerate(groups):
-            kept = FileOffsets(tmp_path, group)
-            assert await kept.load(A) is None
-            kept.note(A, offset)
-            assert await kept.save() is None
-        found = [await FileOffsets(tmp_path, group).load(A) for group in groups]
-        assert found == [0, 1, 2, 3]
-        assert len(list(tmp_path.iterdir())) == 4
-
-    asyncio.run(scenario())
-
-
-def test_a_file_under_the_name_of_before_is_read_once_more(tmp_path):
-    async def scenario():
-        (tmp_path / "a_b.json").write_text('{"offsets": [["T", "b", 0, 7]]}')
-        kept = FileOffsets(tmp_path, "a|b")
-        assert await kept.load(Queue("T", "b", 0)) == 7
-        kept.note(Queue("T", "b", 0), 8)
+@run_by(in_loop)
+async def test_groups_with_similar_names_have_files_of_their_own(tmp_path):
+    groups = ["a|b", "a_b", "a|b_c", "a_b|c"]
+    for offset, group in enumerate(groups):
+        kept = FileOffsets(tmp_path, group)
+        assert await kept.load(A) is None
+        kept.note(A, offset)
         assert await kept.save() is None
-        assert await FileOffsets(tmp_path, "a|b").load(Queue("T", "b", 0)) == 8
-        # Nobody took it from the other group, to whom it may belong.
-        assert await FileOffsets(tmp_path, "a_b").load(Queue("T", "b", 0)) == 7
-
-    asyncio.run(scenario())
+    found = [await FileOffsets(tmp_path, group).load(A) for group in groups]
+    assert found == [0, 1, 2, 3]
+    assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_waits_to_be_saved_is_not_saved_as_it_was_before():
-    async def scenario():
-        kept, calls = offsets()
-        queues = [Queue("T", "b", number) for number in range(100)]
-        for queue in queues:
-            kept.note(queue, 5)
-        saving = asyncio.create_task(kept.save())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert 0 < len(calls.said) < 99
-        kept.note(queues[98], 1)
-        kept.forget(queues[99])
-        await saving
-        assert calls.table[queues[98]] == 1
-        assert queues[99] not in calls.table
+@run_by(in_loop)
+async def test_a_file_under_the_name_of_before_is_read_once_more(tmp_path):
+    (tmp_path / "a_b.json").write_text('{"offsets": [["T", "b", 0, 7]]}')
+    kept = FileOffsets(tmp_path, "a|b")
+    assert await kept.load(Queue("T", "b", 0)) == 7
+    kept.note(Queue("T", "b", 0), 8)
+    assert await kept.save() is None
+    assert await FileOffsets(tmp_path, "a|b").load(Queue("T", "b", 0)) == 8
+    # Nobody took it from the other group, to whom it may belong.
+    assert await FileOffsets(tmp_path, "a_b").load(Queue("T", "b", 0)) == 7
 
-    asyncio.run(scenario())
+
+@run_by(in_loop)
+async def test_what_waits_to_be_saved_is_not_saved_as_it_was_before():
+    kept, calls = offsets()
+    queues = [Queue("T", "b", number) for number in range(100)]
+    for queue in queues:
+        kept.note(queue, 5)
+    saving = asyncio.create_task(kept.save())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert 0 < len(calls.said) < 99
+    kept.note(queues[98], 1)
+    kept.forget(queues[99])
+    await saving
+    assert calls.table[queues[98]] == 1
+    assert queues[99] not in calls.table

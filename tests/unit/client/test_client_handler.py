@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.client.consume.handler import BoundHandler
 from txmq.errors import UsageError
@@ -206,18 +207,16 @@ def test_only_the_own_end_is_an_end():
     assert judged(wait_for_the_cancelled) == Later(reason="the handler was cancelled")
 
 
-def test_a_handler_that_is_cancelled_says_nothing():
-    async def scenario():
-        async def sleep(message):
-            await asyncio.sleep(3600)
+@run_by(in_loop)
+async def test_a_handler_that_is_cancelled_says_nothing():
+    async def sleep(message):
+        await asyncio.sleep(3600)
 
-        task = asyncio.create_task(BoundHandler(sleep, takes_batch=False).judge([MESSAGE]))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
+    task = asyncio.create_task(BoundHandler(sleep, takes_batch=False).judge([MESSAGE]))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_a_plain_handler_that_raises_what_no_future_holds_has_failed():
@@ -243,16 +242,14 @@ def test_a_program_may_still_be_ended():
         judged(end)
 
 
-def test_a_handler_cannot_keep_to_itself_that_it_was_cancelled():
-    async def scenario():
-        async def stubborn(message):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(3600)
+@run_by(in_loop)
+async def test_a_handler_cannot_keep_to_itself_that_it_was_cancelled():
+    async def stubborn(message):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
 
-        working = asyncio.create_task(BoundHandler(stubborn, takes_batch=False).judge([MESSAGE]))
-        await asyncio.sleep(0)
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
-
-    asyncio.run(scenario())
+    working = asyncio.create_task(BoundHandler(stubborn, takes_batch=False).judge([MESSAGE]))
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import in_loop, run_by
 from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
@@ -713,16 +714,14 @@ async def test_whoever_leaves_in_haste_tells_those_who_wait(stage):
     assert answer.exception().effect is Effect.MAYBE
 
 
-def test_a_producer_that_is_not_open_sends_nothing():
-    async def scenario():
-        producer = Producer("g", "127.0.0.1:9876")
-        for sending in (producer.send(message()), producer.send_oneway(message())):
-            with pytest.raises(UsageError):
-                await sending
+@run_by(in_loop)
+async def test_a_producer_that_is_not_open_sends_nothing():
+    producer = Producer("g", "127.0.0.1:9876")
+    for sending in (producer.send(message()), producer.send_oneway(message())):
         with pytest.raises(UsageError):
-            producer.send_nowait(message())
-
-    asyncio.run(scenario())
+            await sending
+    with pytest.raises(UsageError):
+        producer.send_nowait(message())
 
 
 @pytest.mark.parametrize(
@@ -739,14 +738,12 @@ def test_what_cannot_work_is_refused_when_it_is_made(group, names, leaf):
         Producer(group, names)
 
 
-def test_a_client_can_be_given_before_it_is_open():
-    async def scenario():
-        client = Client("127.0.0.1:9876")
-        with pytest.raises(UsageError):
-            async with Producer("g", client, ProducerSettings()):
-                pass
-
-    asyncio.run(scenario())
+@run_by(in_loop)
+async def test_a_client_can_be_given_before_it_is_open():
+    client = Client("127.0.0.1:9876")
+    with pytest.raises(UsageError):
+        async with Producer("g", client, ProducerSettings()):
+            pass
 
 
 @produced(brokers=2, queues=1)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from tests.running import in_loop, run_by
 from tests.unit.client.pull_stage import (
     BY_HAND,
     GROUP,
@@ -456,25 +457,23 @@ def test_what_cannot_work_is_refused():
         ConsumerSettings(all_cached_max=0)
 
 
-def test_a_consumer_that_is_not_running_gives_nothing():
-    async def scenario():
-        consumer, queue = PullConsumer(GROUP, "127.0.0.1:9876"), Queue(TOPIC, "b", 0)
-        for asked in (
-            consumer.poll(), consumer.commit(), consumer.seek(queue, 1), consumer.pull(queue, 0),
-            consumer.seek_to_begin(queue), consumer.committed(queue), consumer.queues_of(TOPIC),
-            anext(consumer),
-        ):  # fmt: skip
-            with pytest.raises(UsageError):
-                await asked
+@run_by(in_loop)
+async def test_a_consumer_that_is_not_running_gives_nothing():
+    consumer, queue = PullConsumer(GROUP, "127.0.0.1:9876"), Queue(TOPIC, "b", 0)
+    for asked in (
+        consumer.poll(), consumer.commit(), consumer.seek(queue, 1), consumer.pull(queue, 0),
+        consumer.seek_to_begin(queue), consumer.committed(queue), consumer.queues_of(TOPIC),
+        anext(consumer),
+    ):  # fmt: skip
         with pytest.raises(UsageError):
-            consumer.note_offset(queue, 1)
-        assert consumer.queues == []
-        assert consumer.positions() == {}
-        consumer.end()
-        consumer.pause()
-        consumer.resume()
-
-    asyncio.run(scenario())
+            await asked
+    with pytest.raises(UsageError):
+        consumer.note_offset(queue, 1)
+    assert consumer.queues == []
+    assert consumer.positions() == {}
+    consumer.end()
+    consumer.pause()
+    consumer.resume()
 
 
 @staged

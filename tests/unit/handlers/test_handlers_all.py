@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import consumer, pulling, sending
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
@@ -22,142 +23,121 @@ NEEDED = {
 NOT_SUPPORTED = 3
 
 
-def test_the_broker_serves_what_stock_clients_and_tools_need(serve):
-    async def main(stage):
-        served = {str(code) for code in stage.broker._dispatch._handlers}
+@run_by("serve")
+async def test_the_broker_serves_what_stock_clients_and_tools_need(stage, /):
+    served = {str(code) for code in stage.broker._dispatch._handlers}
 
-        assert served >= set(SERVED)
-        for whose, codes in NEEDED.items():
-            assert served >= set(codes.split()), whose
-
-    serve(main)
+    assert served >= set(SERVED)
+    for whose, codes in NEEDED.items():
+        assert served >= set(codes.split()), whose
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_code_that_is_not_served_is_answered_so(serve, kind):
-    async def main(stage):
+@run_by("serve")
+async def test_a_code_that_is_not_served_is_answered_so(stage, /, kind):
+    client = await stage.client()
+    for code in (0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7):
+        answer = await client.ask(code, kind=kind)
+
+        assert (answer.code, answer.kind) == (NOT_SUPPORTED, kind)
+        assert answer.remark == f" request type {code} not supported"
+
+
+@run_by("serve")
+async def test_a_code_too_large_for_a_binary_header_is_answered_all_the_same(stage, /):
+    assert await (await stage.client()).code_of(200_050) == NOT_SUPPORTED
+
+
+@pytest.mark.parametrize("kind", [JSON, BINARY])
+@run_by("serve")
+async def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(stage, /, kind):
+    for code in SERVED:
         client = await stage.client()
-        for code in (0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7):
-            answer = await client.ask(code, kind=kind)
+        answer = await client.ask(int(code), kind=kind)
 
-            assert (answer.code, answer.kind) == (NOT_SUPPORTED, kind)
-            assert answer.remark == f" request type {code} not supported"
-
-    serve(main)
-
-
-def test_a_code_too_large_for_a_binary_header_is_answered_all_the_same(serve):
-    async def main(stage):
-        assert await (await stage.client()).code_of(200_050) == NOT_SUPPORTED
-
-    serve(main)
-
-
-@pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(serve, kind):
-    async def main(stage):
-        for code in SERVED:
-            client = await stage.client()
-            answer = await client.ask(int(code), kind=kind)
-
-            assert answer.kind == kind, code
-            assert answer.is_answer, code
-            assert answer.code in (0, 1, 17, 26), code
-            assert client.connection.is_open, code
-
-    serve(main)
+        assert answer.kind == kind, code
+        assert answer.is_answer, code
+        assert answer.code in (0, 1, 17, 26), code
+        assert client.connection.is_open, code
 
 
 @pytest.mark.parametrize("body", [b"{", b"null", b'{"a":1}', b"\x00" * 50])
-def test_any_body_is_answered(serve, body):
-    async def main(stage):
-        client = await stage.client()
-        for code in SERVED:
-            answer = await client.ask(int(code), body=body)
-            assert answer.code != NOT_SUPPORTED
-
-    serve(main)
+@run_by("serve")
+async def test_any_body_is_answered(stage, /, body):
+    client = await stage.client()
+    for code in SERVED:
+        answer = await client.ask(int(code), body=body)
+        assert answer.code != NOT_SUPPORTED
 
 
-def test_one_way_requests_are_never_answered(serve):
-    async def main(stage):
-        client = await stage.client()
-        for code in (*SERVED, "999"):
-            assert await client.is_silent(int(code), oneway=True), code
-        assert await client.is_silent(10, sending("T"), body=b"x", oneway=True)
-        assert await client.is_silent(11, pulling("T"), oneway=True)
-        assert await client.max_offset("T") == 1
-
-    serve(main)
+@run_by("serve")
+async def test_one_way_requests_are_never_answered(stage, /):
+    client = await stage.client()
+    for code in (*SERVED, "999"):
+        assert await client.is_silent(int(code), oneway=True), code
+    assert await client.is_silent(10, sending("T"), body=b"x", oneway=True)
+    assert await client.is_silent(11, pulling("T"), oneway=True)
+    assert await client.max_offset("T") == 1
 
 
-def test_answers_carry_the_number_they_were_asked_with(serve):
-    async def main(stage):
-        client = await stage.client()
-        heard = []
+@run_by("serve")
+async def test_answers_carry_the_number_they_were_asked_with(stage, /):
+    client = await stage.client()
+    heard = []
 
-        class Ear:
-            def feed(self, data):
-                frames = reader.feed(data)
-                heard.extend(commands.decode(each) for each in frames)
-                return frames
+    class Ear:
+        def feed(self, data):
+            frames = reader.feed(data)
+            heard.extend(commands.decode(each) for each in frames)
+            return frames
 
-            @property
-            def held(self):
-                return reader.held
+        @property
+        def held(self):
+            return reader.held
 
-        reader, client.connection._reader = client.connection._reader, Ear()
-        for opaque in (0, -1, 2**31 - 1, -(2**31)):
-            client.connection.send(commands.encode(RequestCode.GET_ALL_TOPIC_CONFIG, opaque))
-        await stage.passes(1)
+    reader, client.connection._reader = client.connection._reader, Ear()
+    for opaque in (0, -1, 2**31 - 1, -(2**31)):
+        client.connection.send(commands.encode(RequestCode.GET_ALL_TOPIC_CONFIG, opaque))
+    await stage.passes(1)
 
-        assert [each.opaque for each in heard] == [0, -1, 2**31 - 1, -(2**31)]
-
-    serve(main)
+    assert [each.opaque for each in heard] == [0, -1, 2**31 - 1, -(2**31)]
 
 
-def test_every_value_of_an_answers_fields_is_a_text(serve):
+@run_by("serve")
+async def test_every_value_of_an_answers_fields_is_a_text(stage, /):
     """Numbers there made the C++ client pull and deliver for ever."""
+    client = await stage.client()
+    raw = []
+    reader = client.connection._reader
 
-    async def main(stage):
-        client = await stage.client()
-        raw = []
-        reader = client.connection._reader
+    class Ear:
+        held = 0
 
-        class Ear:
-            held = 0
+        def feed(self, data):
+            frames = reader.feed(data)
+            raw.extend(frames)
+            return frames
 
-            def feed(self, data):
-                frames = reader.feed(data)
-                raw.extend(frames)
-                return frames
+    client.connection._reader = Ear()
+    await client.send("T")
+    await client.pull("T")
+    await client.max_offset("T")
+    await client.ok(RequestCode.GET_BROKER_CONFIG)
 
-        client.connection._reader = Ear()
-        await client.send("T")
-        await client.pull("T")
-        await client.max_offset("T")
-        await client.ok(RequestCode.GET_BROKER_CONFIG)
-
-        assert len(raw) == 4
-        for frame in raw:
-            assert isinstance(frame, tuple)
-            assert all(
-                isinstance(each, str) for each in commands.decode(frame).field_map().values()
-            )
-            assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
-
-    serve(main)
+    assert len(raw) == 4
+    for frame in raw:
+        assert isinstance(frame, tuple)
+        assert all(isinstance(each, str) for each in commands.decode(frame).field_map().values())
+        assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
 
 
-def test_a_broker_that_stops_finishes_what_it_took(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("g", "T"))
-        sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
-        await client.topic("U")
-        await stage.broker.stop()
+@run_by("serve")
+async def test_a_broker_that_stops_finishes_what_it_took(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("g", "T"))
+    sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
+    await client.topic("U")
+    await stage.broker.stop()
 
-        assert [(await each).code for each in sent] == [0] * 20
-        assert isinstance(stage.broker, Broker)
-
-    serve(main)
+    assert [(await each).code for each in sent] == [0] * 20
+    assert isinstance(stage.broker, Broker)

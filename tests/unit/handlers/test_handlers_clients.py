@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import consumer, in_world, subscription, with_topics
 from txmq.protocol.bodies import (
     ConsumerConnections,
@@ -42,312 +43,268 @@ async def ids(client, group="group"):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_heartbeat_is_answered_with_a_release_that_lets_java_go_on(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        answer = await client.ok(BEAT, body=JAVAS, kind=kind)
+@run_by("serve")
+async def test_a_heartbeat_is_answered_with_a_release_that_lets_java_go_on(stage, /, kind):
+    client = await stage.client()
+    answer = await client.ok(BEAT, body=JAVAS, kind=kind)
 
-        assert answer.kind == kind
-        assert answer.version >= 232
-        assert "IS_SUPPORT_HEART_BEAT_V2" not in answer.field_map()
-        assert await ids(client, "G") == ["10.0.0.5@1234#98765"]
-
-    serve(main)
+    assert answer.kind == kind
+    assert answer.version >= 232
+    assert "IS_SUPPORT_HEART_BEAT_V2" not in answer.field_map()
+    assert await ids(client, "G") == ["10.0.0.5@1234#98765"]
 
 
-def test_a_heartbeat_makes_the_group_and_its_retry_topic(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("g", "T"))
+@run_by("serve")
+async def test_a_heartbeat_makes_the_group_and_its_retry_topic(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("g", "T"))
 
-        answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
-        assert TopicConfig.read(answer.body) == TopicConfig("%RETRY%g", 1, 1, 6)
-        assert stage.broker.groups.find("g") == GroupConfig("g")
-
-    serve(main)
+    answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
+    assert TopicConfig.read(answer.body) == TopicConfig("%RETRY%g", 1, 1, 6)
+    assert stage.broker.groups.find("g") == GroupConfig("g")
 
 
 @pytest.mark.parametrize(("queues", "made"), [(3, 3), (0, 1)])
-def test_the_group_says_how_many_retry_queues_there_are(serve, queues, made):
-    async def main(stage):
-        client = await stage.client()
-        config = GroupConfig("g", retry_queue_nums=queues)
-        await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
-        await client.beat(consumer("g"))
+@run_by("serve")
+async def test_the_group_says_how_many_retry_queues_there_are(stage, /, queues, made):
+    client = await stage.client()
+    config = GroupConfig("g", retry_queue_nums=queues)
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
+    await client.beat(consumer("g"))
 
-        assert len(stage.broker.topics.get("%RETRY%g").queues) == made
-
-    serve(main)
+    assert len(stage.broker.topics.get("%RETRY%g").queues) == made
 
 
-def test_a_group_whose_retry_topic_would_have_too_long_a_name_consumes_without(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("g" * 200))
+@run_by("serve")
+async def test_a_group_whose_retry_topic_would_have_too_long_a_name_consumes_without(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("g" * 200))
 
-        assert await ids(client, "g" * 200) == ["client-1"]
-
-    serve(main)
+    assert await ids(client, "g" * 200) == ["client-1"]
 
 
-def test_where_groups_must_be_made_first_a_heartbeat_makes_none(serve):
-    async def main(stage):
-        client = await stage.client()
-        beat = Heartbeat("id", [], [consumer("g")])
+@run_by("serve", with_topics(auto_create_groups=False))
+async def test_where_groups_must_be_made_first_a_heartbeat_makes_none(stage, /):
+    client = await stage.client()
+    beat = Heartbeat("id", [], [consumer("g")])
 
-        assert await client.code_of(BEAT, body=beat.write()) == NO_GROUP
-
-    serve(main, with_topics(auto_create_groups=False))
+    assert await client.code_of(BEAT, body=beat.write()) == NO_GROUP
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff"])
-def test_a_heartbeat_that_is_none_is_an_error(serve, body):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_a_heartbeat_that_is_none_is_an_error(stage, /, body):
+    client = await stage.client()
 
-        assert await client.code_of(BEAT, body=body) == ERROR
-
-    serve(main)
+    assert await client.code_of(BEAT, body=body) == ERROR
 
 
 # Who is there
 
 
-def test_a_group_without_members_is_an_error(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_a_group_without_members_is_an_error(stage, /):
+    client = await stage.client()
 
-        assert await ids(client) == -ERROR
-
-    serve(main)
+    assert await ids(client) == -ERROR
 
 
-def test_members_are_listed_by_client_and_each_once(serve):
-    async def main(stage):
-        one, again, other = (
-            await stage.client("one"),
-            await stage.client("one"),
-            await stage.client(),
-        )
-        for each in (one, again, other):
-            await each.beat(consumer("group", "T"))
+@run_by("serve")
+async def test_members_are_listed_by_client_and_each_once(stage, /):
+    one, again, other = (
+        await stage.client("one"),
+        await stage.client("one"),
+        await stage.client(),
+    )
+    for each in (one, again, other):
+        await each.beat(consumer("group", "T"))
 
-        assert await ids(one) == ["one", "client-3"]
-
-    serve(main)
+    assert await ids(one) == ["one", "client-3"]
 
 
 # Changes are told (40)
 
 
-def test_everybody_hears_of_a_new_member_even_itself(serve):
-    async def main(stage):
-        old, new = await stage.clients(2)
-        await old.beat(consumer("group", "T"))
-        told = await old.heard(CHANGED)
-        assert told.is_oneway
-        assert told.read(GroupHeader).consumer_group == "group"
-        await new.beat(consumer("group", "T"))
+@run_by("serve")
+async def test_everybody_hears_of_a_new_member_even_itself(stage, /):
+    old, new = await stage.clients(2)
+    await old.beat(consumer("group", "T"))
+    told = await old.heard(CHANGED)
+    assert told.is_oneway
+    assert told.read(GroupHeader).consumer_group == "group"
+    await new.beat(consumer("group", "T"))
 
-        await old.heard(CHANGED)
-        await new.heard(CHANGED)
-
-    serve(main)
+    await old.heard(CHANGED)
+    await new.heard(CHANGED)
 
 
-def test_nobody_hears_of_what_is_known(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("group", "T"))
-        await client.heard(CHANGED)
-        await client.beat(consumer("group", "T"))
-        newer = subscription("T", "A", version=2)
-        await client.beat(ConsumerRegistration("group", subscription_data_set=[newer]))
-        await ids(client)
+@run_by("serve")
+async def test_nobody_hears_of_what_is_known(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("group", "T"))
+    await client.heard(CHANGED)
+    await client.beat(consumer("group", "T"))
+    newer = subscription("T", "A", version=2)
+    await client.beat(ConsumerRegistration("group", subscription_data_set=[newer]))
+    await ids(client)
 
-        assert client.heard_nothing()
-
-    serve(main)
+    assert client.heard_nothing()
 
 
-def test_other_topics_are_told(serve):
-    async def main(stage):
-        client, other = await stage.clients(2)
-        for each in (client, other):
-            await each.beat(consumer("group", "T"))
-        await client.heard(CHANGED)
-        await client.heard(CHANGED)
-        await other.beat(consumer("group", "U"))
+@run_by("serve")
+async def test_other_topics_are_told(stage, /):
+    client, other = await stage.clients(2)
+    for each in (client, other):
+        await each.beat(consumer("group", "T"))
+    await client.heard(CHANGED)
+    await client.heard(CHANGED)
+    await other.beat(consumer("group", "U"))
 
-        await client.heard(CHANGED)
-
-    serve(main)
+    await client.heard(CHANGED)
 
 
-def test_who_says_goodbye_is_missed(serve):
-    async def main(stage):
-        leaving, staying = await stage.clients(2)
-        for each in (leaving, staying):
-            await each.beat(consumer("group", "T"), producers=["p"])
-        await staying.heard(CHANGED)
-        await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
+@run_by("serve")
+async def test_who_says_goodbye_is_missed(stage, /):
+    leaving, staying = await stage.clients(2)
+    for each in (leaving, staying):
+        await each.beat(consumer("group", "T"), producers=["p"])
+    await staying.heard(CHANGED)
+    await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
 
-        await staying.heard(CHANGED)
-        assert await ids(staying) == [staying.name]
-
-    serve(main)
+    await staying.heard(CHANGED)
+    assert await ids(staying) == [staying.name]
 
 
-def test_whose_connection_is_lost_is_missed(serve):
-    async def main(stage):
-        leaving, staying = await stage.clients(2)
-        for each in (leaving, staying):
-            await each.beat(consumer("group", "T"))
-        await staying.heard(CHANGED)
-        leaving.close()
+@run_by("serve")
+async def test_whose_connection_is_lost_is_missed(stage, /):
+    leaving, staying = await stage.clients(2)
+    for each in (leaving, staying):
+        await each.beat(consumer("group", "T"))
+    await staying.heard(CHANGED)
+    leaving.close()
 
-        await staying.heard(CHANGED)
-        assert await ids(staying) == [staying.name]
-
-    serve(main)
+    await staying.heard(CHANGED)
+    assert await ids(staying) == [staying.name]
 
 
-def test_whose_heartbeats_stop_is_cut_off_and_missed():
-    async def main(stage):
-        silent, lively = await stage.clients(2)
-        for each in (silent, lively):
-            await each.beat(consumer("group", "T"), producers=["p"])
-        for _ in range(14):
-            await lively.beat(consumer("group", "T"), producers=["p"])
-            await silent.max_offset("TBW102")
-            await stage.passes(9.0)
-            if not silent.connection.is_open:
-                break
+@run_by(in_world)
+async def test_whose_heartbeats_stop_is_cut_off_and_missed(stage, /):
+    silent, lively = await stage.clients(2)
+    for each in (silent, lively):
+        await each.beat(consumer("group", "T"), producers=["p"])
+    for _ in range(14):
+        await lively.beat(consumer("group", "T"), producers=["p"])
+        await silent.max_offset("TBW102")
+        await stage.passes(9.0)
+        if not silent.connection.is_open:
+            break
 
-        assert not silent.connection.is_open
-        assert 118 < stage.world.now() < 130
-        assert await ids(lively) == [lively.name]
-
-    in_world(main)
+    assert not silent.connection.is_open
+    assert 118 < stage.world.now() < 130
+    assert await ids(lively) == [lively.name]
 
 
-def test_a_group_may_do_without_being_told(serve):
-    async def main(stage):
-        client = await stage.client()
-        config = GroupConfig("group", notify_consumer_ids_changed_enable=False)
-        await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
-        await client.beat(consumer("group", "T"))
-        await ids(client)
+@run_by("serve")
+async def test_a_group_may_do_without_being_told(stage, /):
+    client = await stage.client()
+    config = GroupConfig("group", notify_consumer_ids_changed_enable=False)
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
+    await client.beat(consumer("group", "T"))
+    await ids(client)
 
-        assert client.heard_nothing()
-
-    serve(main)
+    assert client.heard_nothing()
 
 
-def test_groups_do_not_hear_of_each_other(serve):
-    async def main(stage):
-        one, other = await stage.clients(2)
-        await one.beat(consumer("one", "T"))
-        await one.heard(CHANGED)
-        await other.beat(consumer("other", "T"))
-        await ids(one)
+@run_by("serve")
+async def test_groups_do_not_hear_of_each_other(stage, /):
+    one, other = await stage.clients(2)
+    await one.beat(consumer("one", "T"))
+    await one.heard(CHANGED)
+    await other.beat(consumer("other", "T"))
+    await ids(one)
 
-        assert one.heard_nothing()
-
-    serve(main)
+    assert one.heard_nothing()
 
 
 # Goodbyes
 
 
 @pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("p", None), (None, "unknown")])
-def test_a_goodbye_to_what_one_is_not_in_is_harmless(serve, producers, consumers):
-    async def main(stage):
-        client, other = await stage.clients(2)
-        await other.beat(consumer("group", "T"))
-        await client.ok(LEAVE, ClientGroups("x", producers, consumers))
+@run_by("serve")
+async def test_a_goodbye_to_what_one_is_not_in_is_harmless(stage, /, producers, consumers):
+    client, other = await stage.clients(2)
+    await other.beat(consumer("group", "T"))
+    await client.ok(LEAVE, ClientGroups("x", producers, consumers))
 
-        assert await ids(client) == [other.name]
-
-    serve(main)
+    assert await ids(client) == [other.name]
 
 
-def test_who_says_goodbye_gives_its_queues_back(serve):
-    async def main(stage):
-        leaving, other = await stage.clients(2)
-        queues = [MessageQueue("broker-a", 0, "T")]
-        await leaving.beat(consumer("group", "T"))
-        await leaving.ok(
-            RequestCode.LOCK_BATCH_MQ, body=LockRequest(leaving.name, "group", queues).write()
-        )
-        await leaving.ok(LEAVE, ClientGroups(leaving.name, None, "group"))
+@run_by("serve")
+async def test_who_says_goodbye_gives_its_queues_back(stage, /):
+    leaving, other = await stage.clients(2)
+    queues = [MessageQueue("broker-a", 0, "T")]
+    await leaving.beat(consumer("group", "T"))
+    await leaving.ok(
+        RequestCode.LOCK_BATCH_MQ, body=LockRequest(leaving.name, "group", queues).write()
+    )
+    await leaving.ok(LEAVE, ClientGroups(leaving.name, None, "group"))
 
-        answer = await other.ok(
-            RequestCode.LOCK_BATCH_MQ, body=LockRequest(other.name, "group", queues).write()
-        )
-        assert LockedQueues.read(answer.body).queues == queues
-
-    serve(main)
+    answer = await other.ok(
+        RequestCode.LOCK_BATCH_MQ, body=LockRequest(other.name, "group", queues).write()
+    )
+    assert LockedQueues.read(answer.body).queues == queues
 
 
 # What operators see
 
 
-def test_consumers_are_shown_with_what_they_want(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("group", T="A"), version=317)
-        answer = await client.ok(CONSUMERS, GroupHeader("group"))
+@run_by("serve")
+async def test_consumers_are_shown_with_what_they_want(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("group", T="A"), version=317)
+    answer = await client.ok(CONSUMERS, GroupHeader("group"))
 
-        shown = ConsumerConnections.read(answer.body)
-        host, port = client.connection._transport.get_extra_info("sockname")
-        (one,) = shown.connection_set
-        assert (one.client_addr, one.client_id) == (f"{host}:{port}", client.name)
-        assert (one.language, one.version) == ("JAVA", 317)
-        assert shown.message_model == "CLUSTERING"
-        assert shown.consume_type == "CONSUME_PASSIVELY"
-        assert shown.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
-        assert shown.subscription_table["T"] == subscription("T", "A")
-
-    serve(main)
+    shown = ConsumerConnections.read(answer.body)
+    host, port = client.connection._transport.get_extra_info("sockname")
+    (one,) = shown.connection_set
+    assert (one.client_addr, one.client_id) == (f"{host}:{port}", client.name)
+    assert (one.language, one.version) == ("JAVA", 317)
+    assert shown.message_model == "CLUSTERING"
+    assert shown.consume_type == "CONSUME_PASSIVELY"
+    assert shown.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
+    assert shown.subscription_table["T"] == subscription("T", "A")
 
 
-def test_a_group_that_is_not_online_has_nobody_to_show(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_a_group_that_is_not_online_has_nobody_to_show(stage, /):
+    client = await stage.client()
 
-        assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
-
-    serve(main)
+    assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
 
 
-def test_producers_are_shown(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(producers=["p"])
-        answer = await client.ok(PRODUCERS, NamedGroup("p"))
-        (one,) = ProducerConnections.read(answer.body).connection_set
+@run_by("serve")
+async def test_producers_are_shown(stage, /):
+    client = await stage.client()
+    await client.beat(producers=["p"])
+    answer = await client.ok(PRODUCERS, NamedGroup("p"))
+    (one,) = ProducerConnections.read(answer.body).connection_set
 
-        assert one.client_id == client.name
-        assert await client.code_of(PRODUCERS, NamedGroup("q")) == ERROR
-        assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
-
-    serve(main)
+    assert one.client_id == client.name
+    assert await client.code_of(PRODUCERS, NamedGroup("q")) == ERROR
+    assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
 
 
-def test_all_producers_are_shown_at_once(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(producers=["p", "q"])
-        data = json.loads((await client.ok(ALL_PRODUCERS)).body)["data"]
+@run_by("serve")
+async def test_all_producers_are_shown_at_once(stage, /):
+    client = await stage.client()
+    await client.beat(producers=["p", "q"])
+    data = json.loads((await client.ok(ALL_PRODUCERS)).body)["data"]
 
-        assert list(data) == ["p", "q"]
-        (one,) = data["p"]
-        assert one["clientId"] == client.name
-        assert one["remoteIP"].startswith("10.")
-        assert abs(one["lastUpdateTimestamp"] - stage.clock.wall_ms()) < 5_000
-
-    serve(main)
+    assert list(data) == ["p", "q"]
+    (one,) = data["p"]
+    assert one["clientId"] == client.name
+    assert one["remoteIP"].startswith("10.")
+    assert abs(one["lastUpdateTimestamp"] - stage.clock.wall_ms()) < 5_000
 
 
 # Consumers of RocketMQ 5 that wait for queues from the broker

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import pulled, pulling
 from tests.unit.handlers.transaction_stage import (
     COMMIT,
@@ -75,72 +76,66 @@ def skipping(offset, through=None, *, group="group", topic="T", queue=0, **chang
 
 
 @pytest.mark.parametrize("inside", FIELDS.values(), ids=FIELDS.keys())
-def test_a_pull_serves_what_precedes_a_damaged_message_and_the_next_one_names_it(inside):
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 20)
-        position = flip(life, "T", 10, inside)
+@run_by(in_lives, DURABLE)
+async def test_a_pull_serves_what_precedes_a_damaged_message_and_the_next_one_names_it(
+    life, /, inside
+):
+    client = await life.client()
+    await client.fill("T", 20)
+    position = flip(life, "T", 10, inside)
 
-        before = await client.pull("T", 0)
-        assert (before.code, before.next) == (FOUND, 10)
-        assert before.bodies == [b"%d" % number for number in range(10)]
-        at = await client.ask(PULL, pulling("T", 10))
-        assert at.code == ERROR
-        assert "message 10 of T/0 at broker-a is damaged" in at.remark
-        assert f"at position {position}" in at.remark
-        assert (
-            "txmq group skip group T --broker broker-a --queue 0 --offset 10 --reason" in at.remark
-        )
-        assert at.read(PullAnswer).next_begin_offset == 11
-        behind = await client.pull("T", 11)
-        assert behind.bodies == [b"%d" % number for number in range(11, 20)]
-
-    in_lives(main, DURABLE)
+    before = await client.pull("T", 0)
+    assert (before.code, before.next) == (FOUND, 10)
+    assert before.bodies == [b"%d" % number for number in range(10)]
+    at = await client.ask(PULL, pulling("T", 10))
+    assert at.code == ERROR
+    assert "message 10 of T/0 at broker-a is damaged" in at.remark
+    assert f"at position {position}" in at.remark
+    assert "txmq group skip group T --broker broker-a --queue 0 --offset 10 --reason" in at.remark
+    assert at.read(PullAnswer).next_begin_offset == 11
+    behind = await client.pull("T", 11)
+    assert behind.bodies == [b"%d" % number for number in range(11, 20)]
 
 
-def test_damage_is_served_around_after_a_restart_too():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 20)
-        await life.stop()
-        await life.start()
-        client = await life.client()
-        flip(life, "T", 10)
+@run_by(in_lives, DURABLE)
+async def test_damage_is_served_around_after_a_restart_too(life, /):
+    client = await life.client()
+    await client.fill("T", 20)
+    await life.stop()
+    await life.start()
+    client = await life.client()
+    flip(life, "T", 10)
 
-        assert (await client.pull("T", 0)).next == 10
-        await life.stop()
-        await life.start()
-        client = await life.client()
-        assert (await client.pull("T", 0)).next == 10
-        assert (await client.ask(PULL, pulling("T", 10))).code == ERROR
-        assert (await client.pull("T", 11)).next == 20
-
-    in_lives(main, DURABLE)
+    assert (await client.pull("T", 0)).next == 10
+    await life.stop()
+    await life.start()
+    client = await life.client()
+    assert (await client.pull("T", 0)).next == 10
+    assert (await client.ask(PULL, pulling("T", 10))).code == ERROR
+    assert (await client.pull("T", 11)).next == 20
 
 
-def test_an_unreadable_sector_hides_only_the_messages_in_it():
-    async def main(life):
-        client = await life.client()
-        for number in range(12):
-            await client.send("T", b"%d" % number * 1000)
-        position, _ = place_of(life, "T", 6)
-        life.disk.make_unreadable(path_of(0), position)
+@run_by(in_lives, DURABLE)
+async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
+    client = await life.client()
+    for number in range(12):
+        await client.send("T", b"%d" % number * 1000)
+    position, _ = place_of(life, "T", 6)
+    life.disk.make_unreadable(path_of(0), position)
 
-        delivered, refused = [], []
-        at = 0
-        while at < 12:
-            answer = await client.ask(PULL, pulling("T", at))
-            if answer.code == FOUND:
-                delivered += [record.queue_offset for record in pulled(answer).records]
-            else:
-                assert f"message {at} of T/0" in answer.remark
-                refused.append(at)
-            at = answer.read(PullAnswer).next_begin_offset
-        assert 6 in refused
-        assert len(refused) <= 5
-        assert sorted(delivered + refused) == list(range(12))
-
-    in_lives(main, DURABLE)
+    delivered, refused = [], []
+    at = 0
+    while at < 12:
+        answer = await client.ask(PULL, pulling("T", at))
+        if answer.code == FOUND:
+            delivered += [record.queue_offset for record in pulled(answer).records]
+        else:
+            assert f"message {at} of T/0" in answer.remark
+            refused.append(at)
+        at = answer.read(PullAnswer).next_begin_offset
+    assert 6 in refused
+    assert len(refused) <= 5
+    assert sorted(delivered + refused) == list(range(12))
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
@@ -167,18 +162,16 @@ def test_a_filter_stops_at_damage_as_well(kind):
     in_lives(main, settings)
 
 
-def test_nothing_wanted_before_the_damage_still_leads_to_it():
-    async def main(life):
-        client = await life.client()
-        for number in range(6):
-            await client.send("T", b"%d" % number, TAGS="A" if number >= 3 else "B")
-        flip(life, "T", 3)
+@run_by(in_lives, DURABLE)
+async def test_nothing_wanted_before_the_damage_still_leads_to_it(life, /):
+    client = await life.client()
+    for number in range(6):
+        await client.send("T", b"%d" % number, TAGS="A" if number >= 3 else "B")
+    flip(life, "T", 3)
 
-        found = await client.pull("T", 0, tags="A")
-        assert (found.code, found.next) == (NO_MATCH, 3)
-        assert (await client.ask(PULL, pulling("T", 3, tags="A"))).code == ERROR
-
-    in_lives(main, DURABLE)
+    found = await client.pull("T", 0, tags="A")
+    assert (found.code, found.next) == (NO_MATCH, 3)
+    assert (await client.ask(PULL, pulling("T", 3, tags="A"))).code == ERROR
 
 
 def test_damage_is_counted_and_reported_to_the_broker_set(caplog):
@@ -201,171 +194,155 @@ def test_damage_is_counted_and_reported_to_the_broker_set(caplog):
 # An operator has a group skip the damage
 
 
-def test_a_group_skips_a_damaged_message_and_receives_all_others():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 20)
-        await create_group(client)
-        flip(life, "T", 10)
-        await client.commit("group", "T", 0, 10)
+@run_by(in_lives, DURABLE)
+async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
+    client = await life.client()
+    await client.fill("T", 20)
+    await create_group(client)
+    flip(life, "T", 10)
+    await client.commit("group", "T", 0, 10)
 
-        await client.ok(SKIP, skipping(10))
-        # A consumer that runs commits the offset of the damaged message again with each pull.
-        passed = await client.pull("T", 10, commit=10)
-        assert (passed.code, passed.next) == (NO_MATCH, 11)
-        assert (await client.pull("T", 11)).next == 20
-        # Another group still meets it.
-        assert (await client.ask(PULL, pulling("T", 10, group="other"))).code == ERROR
+    await client.ok(SKIP, skipping(10))
+    # A consumer that runs commits the offset of the damaged message again with each pull.
+    passed = await client.pull("T", 10, commit=10)
+    assert (passed.code, passed.next) == (NO_MATCH, 11)
+    assert (await client.pull("T", 11)).next == 20
+    # Another group still meets it.
+    assert (await client.ask(PULL, pulling("T", 10, group="other"))).code == ERROR
 
-        answer = await client.ok(RequestCode.LIST_AUDIT, ListAudit(action="SKIP_DAMAGED"))
-        (entry,) = AuditPage.read(answer.body).entries
-        assert entry.fields["operator"] == "ann"
-        assert entry.fields["reason"] == "disk 3 is old"
-        assert (entry.fields["topic"], entry.fields["offset"]) == ("T", "10")
-
-    in_lives(main, DURABLE)
+    answer = await client.ok(RequestCode.LIST_AUDIT, ListAudit(action="SKIP_DAMAGED"))
+    (entry,) = AuditPage.read(answer.body).entries
+    assert entry.fields["operator"] == "ann"
+    assert entry.fields["reason"] == "disk 3 is old"
+    assert (entry.fields["topic"], entry.fields["offset"]) == ("T", "10")
 
 
-def test_a_skip_survives_a_kill_and_ends_with_its_group():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 6)
-        # A start reads again what no index covers.
-        while await life.broker._flusher._make_checkpoint():
-            pass
-        await create_group(client)
-        flip(life, "T", 3)
-        await client.ok(SKIP, skipping(3))
-        await life.kill()
-        await life.start()
+@run_by(in_lives, DURABLE)
+async def test_a_skip_survives_a_kill_and_ends_with_its_group(life, /):
+    client = await life.client()
+    await client.fill("T", 6)
+    # A start reads again what no index covers.
+    while await life.broker._flusher._make_checkpoint():
+        pass
+    await create_group(client)
+    flip(life, "T", 3)
+    await client.ok(SKIP, skipping(3))
+    await life.kill()
+    await life.start()
 
-        client = await life.client()
-        assert (await client.pull("T", 3)).next == 4
-        await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("group", True, True))
-        assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
-
-    in_lives(main, DURABLE)
+    client = await life.client()
+    assert (await client.pull("T", 3)).next == 4
+    await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("group", True, True))
+    assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-def test_a_skipped_range_leaves_out_only_what_is_damaged():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 9)
-        await create_group(client)
-        flip(life, "T", 3)
-        flip(life, "T", 5)
-        await client.ok(SKIP, skipping(3, 6))
+@run_by(in_lives, DURABLE)
+async def test_a_skipped_range_leaves_out_only_what_is_damaged(life, /):
+    client = await life.client()
+    await client.fill("T", 9)
+    await create_group(client)
+    flip(life, "T", 3)
+    flip(life, "T", 5)
+    await client.ok(SKIP, skipping(3, 6))
 
-        delivered, at = [], 0
-        while at < 9:
-            found = await client.pull("T", at)
-            delivered += found.bodies
-            at = found.next
-        assert delivered == [b"0", b"1", b"2", b"4", b"6", b"7", b"8"]
-
-    in_lives(main, DURABLE)
+    delivered, at = [], 0
+    while at < 9:
+        found = await client.pull("T", at)
+        delivered += found.bodies
+        at = found.next
+    assert delivered == [b"0", b"1", b"2", b"4", b"6", b"7", b"8"]
 
 
-def test_a_skip_of_what_is_whole_or_nowhere_is_refused_and_changes_nothing():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 6)
-        await create_group(client)
-        flip(life, "T", 3)
+@run_by(in_lives, DURABLE)
+async def test_a_skip_of_what_is_whole_or_nowhere_is_refused_and_changes_nothing(life, /):
+    client = await life.client()
+    await client.fill("T", 6)
+    await create_group(client)
+    flip(life, "T", 3)
 
-        for wrong, code in (
-            (skipping(2), ILLEGAL),
-            (skipping(6), INVALID),
-            (skipping(3, 6), INVALID),
-            (skipping(3, 2), INVALID),
-            (skipping(3, queue=9), INVALID),
-            (skipping(3, operator=" "), INVALID),
-            (skipping(3, reason=""), INVALID),
-            (skipping(3, group="nobody"), NO_GROUP),
-            (skipping(3, topic="no such"), 17),
-        ):
-            assert await client.code_of(SKIP, wrong) == code
-        assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
-
-    in_lives(main, DURABLE)
+    for wrong, code in (
+        (skipping(2), ILLEGAL),
+        (skipping(6), INVALID),
+        (skipping(3, 6), INVALID),
+        (skipping(3, 2), INVALID),
+        (skipping(3, queue=9), INVALID),
+        (skipping(3, operator=" "), INVALID),
+        (skipping(3, reason=""), INVALID),
+        (skipping(3, group="nobody"), NO_GROUP),
+        (skipping(3, topic="no such"), 17),
+    ):
+        assert await client.code_of(SKIP, wrong) == code
+    assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-def test_a_retry_that_is_damaged_is_skipped_like_any_message():
-    async def main(life):
-        client = await life.client()
-        await create_group(client)
-        topic = "%RETRY%group"
-        for number in range(3):
-            await client.send(topic, b"%d" % number)
-        flip(life, topic, 1)
+@run_by(in_lives, DURABLE)
+async def test_a_retry_that_is_damaged_is_skipped_like_any_message(life, /):
+    client = await life.client()
+    await create_group(client)
+    topic = "%RETRY%group"
+    for number in range(3):
+        await client.send(topic, b"%d" % number)
+    flip(life, topic, 1)
 
-        assert (await client.pull(topic, 0)).bodies == [b"0"]
-        refused = await client.ask(PULL, pulling(topic, 1))
-        assert f"txmq group skip group {topic} " in refused.remark
-        await client.ok(SKIP, skipping(1, topic=topic))
-        assert (await client.pull(topic, 1)).next == 2
-        assert (await client.pull(topic, 2)).bodies == [b"2"]
-
-    in_lives(main, DURABLE)
+    assert (await client.pull(topic, 0)).bodies == [b"0"]
+    refused = await client.ask(PULL, pulling(topic, 1))
+    assert f"txmq group skip group {topic} " in refused.remark
+    await client.ok(SKIP, skipping(1, topic=topic))
+    assert (await client.pull(topic, 1)).next == 2
+    assert (await client.pull(topic, 2)).bodies == [b"2"]
 
 
 # Single messages
 
 
 @pytest.mark.parametrize("inside", [0, 4, 15, 27, 35, 88, -3], ids=str)
-def test_a_query_by_key_leaves_out_a_damaged_message_and_says_so(inside):
-    async def main(life):
-        client = await life.client()
-        for number in range(3):
-            await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
-        position, size = place_of(life, "T", 1)
-        flip(life, "T", 1, inside if inside >= 0 else size + inside)
+@run_by(in_lives, DURABLE)
+async def test_a_query_by_key_leaves_out_a_damaged_message_and_says_so(life, /, inside):
+    client = await life.client()
+    for number in range(3):
+        await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
+    position, size = place_of(life, "T", 1)
+    flip(life, "T", 1, inside if inside >= 0 else size + inside)
 
-        answer = await client.ok(RequestCode.QUERY_MESSAGE, MessageQuery("T", "k", 9, 0, 2**62))
-        assert [record.body for record in records.unpack_all(answer.body)] == [b"2", b"0"]
-        assert "1 message that may have the key cannot be read" in answer.remark
-        assert f"position {position}" in answer.remark
-        only = MessageQuery("T", "only-1", 9, 0, 2**62)
-        refused = await client.ask(RequestCode.QUERY_MESSAGE, only)
-        assert (refused.code, f"position {position}" in refused.remark) == (ERROR, True)
-
-    in_lives(main, DURABLE)
+    answer = await client.ok(RequestCode.QUERY_MESSAGE, MessageQuery("T", "k", 9, 0, 2**62))
+    assert [record.body for record in records.unpack_all(answer.body)] == [b"2", b"0"]
+    assert "1 message that may have the key cannot be read" in answer.remark
+    assert f"position {position}" in answer.remark
+    only = MessageQuery("T", "only-1", 9, 0, 2**62)
+    refused = await client.ask(RequestCode.QUERY_MESSAGE, only)
+    assert (refused.code, f"position {position}" in refused.remark) == (ERROR, True)
 
 
-def test_a_damaged_message_is_not_shown_by_its_id_and_its_neighbours_are():
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 3)
-        flip(life, "T", 1)
-        view = RequestCode.VIEW_MESSAGE_BY_ID
+@run_by(in_lives, DURABLE)
+async def test_a_damaged_message_is_not_shown_by_its_id_and_its_neighbours_are(life, /):
+    client = await life.client()
+    await client.fill("T", 3)
+    flip(life, "T", 1)
+    view = RequestCode.VIEW_MESSAGE_BY_ID
 
-        for offset, code in ((0, 0), (1, ERROR), (2, 0)):
-            position, _ = place_of(life, "T", offset)
-            answer = await client.ask(view, MessagePosition(position))
-            assert answer.code == code
-        assert life.broker.store.damage.reads == 1
-
-    in_lives(main, DURABLE)
+    for offset, code in ((0, 0), (1, ERROR), (2, 0)):
+        position, _ = place_of(life, "T", offset)
+        answer = await client.ask(view, MessagePosition(position))
+        assert answer.code == code
+    assert life.broker.store.damage.reads == 1
 
 
-def test_a_search_by_time_passes_an_unreadable_sector():
-    async def main(life):
-        client = await life.client()
-        for _ in range(12):
-            await client.send("T", b"x" * 1000)
-            await asyncio.sleep(1)
-        position, _ = place_of(life, "T", 6)
-        times = [life.broker.store.stored_ms(life.broker.store.queue("T", 0), n) for n in range(12)]
-        life.disk.make_unreadable(path_of(0), position)
+@run_by(in_lives, DURABLE)
+async def test_a_search_by_time_passes_an_unreadable_sector(life, /):
+    client = await life.client()
+    for _ in range(12):
+        await client.send("T", b"x" * 1000)
+        await asyncio.sleep(1)
+    position, _ = place_of(life, "T", 6)
+    times = [life.broker.store.stored_ms(life.broker.store.queue("T", 0), n) for n in range(12)]
+    life.disk.make_unreadable(path_of(0), position)
 
-        search = OffsetByTime("T", 0, times[2], "lower")
-        answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
-        assert answer.read(OffsetAnswer).offset == 2
-        search = OffsetByTime("T", 0, times[11], "lower")
-        answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
-        assert answer.read(OffsetAnswer).offset == 11
-
-    in_lives(main, DURABLE)
+    search = OffsetByTime("T", 0, times[2], "lower")
+    answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+    assert answer.read(OffsetAnswer).offset == 2
+    search = OffsetByTime("T", 0, times[11], "lower")
+    answer = await client.ok(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+    assert answer.read(OffsetAnswer).offset == 11
 
 
 # Transactions
@@ -400,64 +377,58 @@ def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(caplog)
 
 
 @pytest.mark.parametrize("inside", [15, 88], ids=["queue", "body"])
-def test_a_broker_starts_with_a_damaged_open_half_message(inside):
-    async def main(life):
-        producer = await life.client()
-        damaged = await prepare(producer, unique="U1")
-        whole = await prepare(producer, unique="U2", body=b"whole")
-        await life.stop()
-        damage_half(life, damaged, inside)
-        await life.start()
+@run_by(in_lives, DURABLE)
+async def test_a_broker_starts_with_a_damaged_open_half_message(life, /, inside):
+    producer = await life.client()
+    damaged = await prepare(producer, unique="U1")
+    whole = await prepare(producer, unique="U2", body=b"whole")
+    await life.stop()
+    damage_half(life, damaged, inside)
+    await life.start()
 
-        producer = await life.client()
-        assert await end(producer, whole, COMMIT) == 0
-        assert (await producer.pull("T", 0)).bodies == [b"whole"]
-        listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
-        (entry,) = OpenTransactions.read(listed.body).transactions
-        assert entry.offset_msg_id == damaged.offset_id
-        assert await end(producer, damaged, COMMIT) == (0 if inside == 88 else ERROR)
-
-    in_lives(main, DURABLE)
+    producer = await life.client()
+    assert await end(producer, whole, COMMIT) == 0
+    assert (await producer.pull("T", 0)).bodies == [b"whole"]
+    listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
+    (entry,) = OpenTransactions.read(listed.body).transactions
+    assert entry.offset_msg_id == damaged.offset_id
+    assert await end(producer, damaged, COMMIT) == (0 if inside == 88 else ERROR)
 
 
-def test_the_commit_of_a_damaged_half_message_shows_a_damaged_message_to_consumers():
-    async def main(life):
-        producer = await life.client()
-        damaged = await prepare(producer, unique="U1")
-        whole = await prepare(producer, unique="U2", body=b"whole")
-        damage_half(life, damaged)
-        assert await end(producer, damaged, COMMIT) == 0
-        assert await end(producer, whole, COMMIT) == 0
+@run_by(in_lives, DURABLE)
+async def test_the_commit_of_a_damaged_half_message_shows_a_damaged_message_to_consumers(life, /):
+    producer = await life.client()
+    damaged = await prepare(producer, unique="U1")
+    whole = await prepare(producer, unique="U2", body=b"whole")
+    damage_half(life, damaged)
+    assert await end(producer, damaged, COMMIT) == 0
+    assert await end(producer, whole, COMMIT) == 0
 
-        refused = await producer.ask(PULL, pulling("T", 0))
-        assert "message 0 of T/0" in refused.remark
-        assert f"position {damaged.position}" in refused.remark
-        assert (await producer.pull("T", 1)).bodies == [b"whole"]
-        # The decision holds.
-        assert await end(producer, damaged, COMMIT) == 0
-        assert await end(producer, damaged, ROLLBACK) == 200
-
-    in_lives(main, DURABLE)
+    refused = await producer.ask(PULL, pulling("T", 0))
+    assert "message 0 of T/0" in refused.remark
+    assert f"position {damaged.position}" in refused.remark
+    assert (await producer.pull("T", 1)).bodies == [b"whole"]
+    # The decision holds.
+    assert await end(producer, damaged, COMMIT) == 0
+    assert await end(producer, damaged, ROLLBACK) == 200
 
 
-def test_a_damaged_decision_hides_its_own_message_only():
-    async def main(life):
-        producer = await life.client()
-        halves = [await prepare(producer, unique=f"U{number}") for number in range(3)]
-        for half in halves:
-            assert await end(producer, half, COMMIT) == 0
-        marker, _ = place_of(life, DECISIONS, 1)
-        life.disk.flip_bit(path_of(0), marker + 9)
+@run_by(in_lives, DURABLE)
+async def test_a_damaged_decision_hides_its_own_message_only(life, /):
+    producer = await life.client()
+    halves = [await prepare(producer, unique=f"U{number}") for number in range(3)]
+    for half in halves:
+        assert await end(producer, half, COMMIT) == 0
+    marker, _ = place_of(life, DECISIONS, 1)
+    life.disk.flip_bit(path_of(0), marker + 9)
 
-        assert (await producer.pull("T", 0)).next == 1
-        refused = await producer.ask(PULL, pulling("T", 1))
-        assert f"position {marker}" in refused.remark
-        assert (await producer.pull("T", 2)).next == 3
-        assert (await producer.pull(DECISIONS, 0)).next == 1
-        assert (await producer.pull(DECISIONS, 2)).next == 3
-        assert (await producer.pull(HALVES, 0)).next == 3
-
-    in_lives(main, DURABLE)
+    assert (await producer.pull("T", 0)).next == 1
+    refused = await producer.ask(PULL, pulling("T", 1))
+    assert f"position {marker}" in refused.remark
+    assert (await producer.pull("T", 2)).next == 3
+    assert (await producer.pull(DECISIONS, 0)).next == 1
+    assert (await producer.pull(DECISIONS, 2)).next == 3
+    assert (await producer.pull(HALVES, 0)).next == 3
 
 
 # Delayed messages
@@ -481,20 +452,16 @@ def test_a_damaged_delayed_message_is_left_out_loudly_and_the_others_come(caplog
     assert "a message that is due cannot be read, and is left out" in caplog.text
 
 
-def test_a_damaged_delayed_message_does_not_keep_others_from_being_recalled():
-    async def main(life):
-        client = await life.client()
-        handles = []
-        for number in range(2):
-            answer = await client.send(
-                "T", b"%d" % number, TIMER_DELAY_SEC="600", UNIQ_KEY="same", KEYS=str(number)
-            )
-            handles.append(answer.field_map()["recallHandle"])
-        queue = next(
-            queue for queue in life.broker.store.queues.all_queues() if queue.next_offset == 2
+@run_by(in_lives, DURABLE)
+async def test_a_damaged_delayed_message_does_not_keep_others_from_being_recalled(life, /):
+    client = await life.client()
+    handles = []
+    for number in range(2):
+        answer = await client.send(
+            "T", b"%d" % number, TIMER_DELAY_SEC="600", UNIQ_KEY="same", KEYS=str(number)
         )
-        life.disk.flip_bit(path_of(0), queue.read(0, 1)[0][0] + 88)
+        handles.append(answer.field_map()["recallHandle"])
+    queue = next(queue for queue in life.broker.store.queues.all_queues() if queue.next_offset == 2)
+    life.disk.flip_bit(path_of(0), queue.read(0, 1)[0][0] + 88)
 
-        await client.ok(RequestCode.RECALL_MESSAGE, RecallMessage("T", handles[0]))
-
-    in_lives(main, DURABLE)
+    await client.ok(RequestCode.RECALL_MESSAGE, RecallMessage("T", handles[0]))

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
@@ -43,64 +44,58 @@ async def arrival(client, topic, offset=0):
             return found.records[0]
 
 
-def test_every_level_takes_its_time():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        waiting = []
-        for level in range(1, len(LEVELS_S) + 1):
-            body = f"later {level}".encode()
-            sent_at = stage.clock.wall_ms()
-            sent = await client.send("T", body, DELAY=str(level), TAGS="a", KEYS="k")
-            held = await client.ask(RequestCode.PULL_MESSAGE, pulling(SCHEDULE, queue=level - 1))
-            (stored,) = pulled(held).records
-            assert sent.read(SendAnswer).queue_offset == stored.queue_offset == 0
-            waiting.append((level, body, sent_at, stored))
-        assert (await client.pull("T")).code == 19
+@run_by(in_world, within=4 * 3600.0)
+async def test_every_level_takes_its_time(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    waiting = []
+    for level in range(1, len(LEVELS_S) + 1):
+        body = f"later {level}".encode()
+        sent_at = stage.clock.wall_ms()
+        sent = await client.send("T", body, DELAY=str(level), TAGS="a", KEYS="k")
+        held = await client.ask(RequestCode.PULL_MESSAGE, pulling(SCHEDULE, queue=level - 1))
+        (stored,) = pulled(held).records
+        assert sent.read(SendAnswer).queue_offset == stored.queue_offset == 0
+        waiting.append((level, body, sent_at, stored))
+    assert (await client.pull("T")).code == 19
 
-        for place, (level, body, sent_at, stored) in enumerate(waiting):
-            came = await arrival(client, "T", place)
+    for place, (level, body, sent_at, stored) in enumerate(waiting):
+        came = await arrival(client, "T", place)
 
-            due_ms = LEVELS_S[place] * 1000
-            assert 0 <= came.stored_ms - stored.stored_ms - due_ms < 100, level
-            assert sent_at + due_ms <= stage.clock.wall_ms(), level
-            assert came.body == body
-            named = came.property_map()
-            told = (named["REAL_TOPIC"], named["REAL_QID"], named["DELAY"])
-            assert told == ("T", "0", str(level))
-            assert (named["TAGS"], named["KEYS"]) == ("a", "k")
-            assert (came.topic, came.queue_id, came.queue_offset) == ("T", 0, place)
-            assert came.prepared_position == stored.position, level
-
-    in_world(main, within=4 * 3600.0)
+        due_ms = LEVELS_S[place] * 1000
+        assert 0 <= came.stored_ms - stored.stored_ms - due_ms < 100, level
+        assert sent_at + due_ms <= stage.clock.wall_ms(), level
+        assert came.body == body
+        named = came.property_map()
+        told = (named["REAL_TOPIC"], named["REAL_QID"], named["DELAY"])
+        assert told == ("T", "0", str(level))
+        assert (named["TAGS"], named["KEYS"]) == ("a", "k")
+        assert (came.topic, came.queue_id, came.queue_offset) == ("T", 0, place)
+        assert came.prepared_position == stored.position, level
 
 
-def test_times_are_kept_to_the_millisecond_and_in_their_order():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        now = stage.clock.wall_ms()
-        wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
-        for due in wants:
-            await client.send("T", b"%d" % due, TIMER_DELIVER_MS=str(due))
+@run_by(in_world, within=600.0)
+async def test_times_are_kept_to_the_millisecond_and_in_their_order(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    now = stage.clock.wall_ms()
+    wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
+    for due in wants:
+        await client.send("T", b"%d" % due, TIMER_DELIVER_MS=str(due))
 
-        came = [await arrival(client, "T", offset) for offset in range(6)]
+    came = [await arrival(client, "T", offset) for offset in range(6)]
 
-        assert [int(each.body) for each in came] == sorted(wants)
-        assert all(0 <= each.stored_ms - int(each.body) < 100 for each in came)
-
-    in_world(main, within=600.0)
+    assert [int(each.body) for each in came] == sorted(wants)
+    assert all(0 <= each.stored_ms - int(each.body) < 100 for each in came)
 
 
-def test_a_time_that_has_passed_is_now():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
+@run_by(in_world)
+async def test_a_time_that_has_passed_is_now(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
 
-        assert (await client.pull("T")).bodies == [b"at once"]
-
-    in_world(main)
+    assert (await client.pull("T")).bodies == [b"at once"]
 
 
 @pytest.mark.parametrize(
@@ -112,18 +107,16 @@ def test_a_time_that_has_passed_is_now():
         ({"DELAY": "9" * 20}, "a whole number"),
     ],
 )
-def test_what_cannot_be_waited_for_is_refused(wish, complaint):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by(in_world)
+async def test_what_cannot_be_waited_for_is_refused(stage, /, wish, complaint):
+    client = await stage.client()
+    await client.topic("T")
 
-        answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
+    answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
 
-        assert answer.code == 13
-        assert complaint in answer.remark
-        assert len(stage.broker.store.delays) == 0
-
-    in_world(main)
+    assert answer.code == 13
+    assert complaint in answer.remark
+    assert len(stage.broker.store.delays) == 0
 
 
 def test_a_level_above_the_highest_counts_as_that():
@@ -141,34 +134,28 @@ def test_a_level_above_the_highest_counts_as_that():
     in_world(main, BrokerSettings(store=StoreSettings(flush="async"), delay=levels))
 
 
-def test_a_message_that_was_recalled_does_not_come():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        sent = [
-            (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(
-                SendAnswer
-            )
-            for n in range(3)
-        ]
-        assert recall.decode(sent[1].recall_handle).message_id == "u1"
+@run_by(in_world)
+async def test_a_message_that_was_recalled_does_not_come(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    sent = [
+        (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(SendAnswer)
+        for n in range(3)
+    ]
+    assert recall.decode(sent[1].recall_handle).message_id == "u1"
 
-        for _ in range(2):  # Whoever heard no answer asks again.
-            header = RecallMessage("T", sent[1].recall_handle)
-            answer = await client.ok(RequestCode.RECALL_MESSAGE, header)
-            assert answer.read(RecallAnswer).msg_id == "u1"
+    for _ in range(2):  # Whoever heard no answer asks again.
+        header = RecallMessage("T", sent[1].recall_handle)
+        answer = await client.ok(RequestCode.RECALL_MESSAGE, header)
+        assert answer.read(RecallAnswer).msg_id == "u1"
 
-        assert [(await arrival(client, "T", n)).body for n in range(2)] == [b"0", b"2"]
-        await stage.passes(5)
-        assert (await client.pull("T", 2)).code == 19
-        late = await client.ask(
-            RequestCode.RECALL_MESSAGE, RecallMessage("T", sent[0].recall_handle)
-        )
-        assert (late.code, "already" in late.remark) == (604, True)
-        unknown = recall.encode(recall.decode(sent[0].recall_handle)._replace(message_id="u9"))
-        assert await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", unknown)) == 604
-
-    in_world(main)
+    assert [(await arrival(client, "T", n)).body for n in range(2)] == [b"0", b"2"]
+    await stage.passes(5)
+    assert (await client.pull("T", 2)).code == 19
+    late = await client.ask(RequestCode.RECALL_MESSAGE, RecallMessage("T", sent[0].recall_handle))
+    assert (late.code, "already" in late.remark) == (604, True)
+    unknown = recall.encode(recall.decode(sent[0].recall_handle)._replace(message_id="u9"))
+    assert await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", unknown)) == 604
 
 
 # Over restarts
@@ -202,60 +189,58 @@ async def go_down(life, end):
 
 
 @ENDS
-def test_who_waits_outlives_the_broker_and_comes_once(end):
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        dues = {}
-        for seconds in (3, 30, 40, 50, 60):
-            dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
-            await send_later(client, f"{seconds}", TIMER_DELIVER_MS=str(dues[f"{seconds}"]))
-        dues["level"] = life.clock.wall_ms() + 30_000
-        await send_later(client, "level", DELAY="4")
-        for down_s in (2, 0, 35):
-            await life.passes(5)
-            await go_down(life, end)
-            await life.passes(down_s)
-            await life.start()
-        await life.passes(30)
+@run_by(in_lives, DURABLE)
+async def test_who_waits_outlives_the_broker_and_comes_once(life, /, end):
+    client = await life.client()
+    await client.topic("T")
+    dues = {}
+    for seconds in (3, 30, 40, 50, 60):
+        dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
+        await send_later(client, f"{seconds}", TIMER_DELIVER_MS=str(dues[f"{seconds}"]))
+    dues["level"] = life.clock.wall_ms() + 30_000
+    await send_later(client, "level", DELAY="4")
+    for down_s in (2, 0, 35):
+        await life.passes(5)
+        await go_down(life, end)
+        await life.passes(down_s)
+        await life.start()
+    await life.passes(30)
 
-        client = await life.client()
-        came = (await client.pull("T")).records
-        assert sorted(each.body.decode() for each in came) == sorted(dues)
-        for each in came:
-            assert each.stored_ms >= dues[each.body.decode()]
-        await life.passes(100)
-        client = await life.client()
-        assert (await client.pull("T", len(came))).code == 19
-
-    in_lives(main, DURABLE)
+    client = await life.client()
+    came = (await client.pull("T")).records
+    assert sorted(each.body.decode() for each in came) == sorted(dues)
+    for each in came:
+        assert each.stored_ms >= dues[each.body.decode()]
+    await life.passes(100)
+    client = await life.client()
+    assert (await client.pull("T", len(came))).code == 19
 
 
 @ENDS
-def test_who_was_recalled_stays_away_and_who_waits_may_be_recalled_after_a_restart(end):
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
-        gone = await send_later(client, "gone", TIMER_DELAY_SEC="1")
-        code = RequestCode.RECALL_MESSAGE
-        await client.ok(code, RecallMessage("T", handles[0]))
-        await life.passes(2)
-        await go_down(life, end)
-        await life.start()
+@run_by(in_lives, DURABLE)
+async def test_who_was_recalled_stays_away_and_who_waits_may_be_recalled_after_a_restart(
+    life, /, end
+):
+    client = await life.client()
+    await client.topic("T")
+    handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
+    gone = await send_later(client, "gone", TIMER_DELAY_SEC="1")
+    code = RequestCode.RECALL_MESSAGE
+    await client.ok(code, RecallMessage("T", handles[0]))
+    await life.passes(2)
+    await go_down(life, end)
+    await life.start()
 
-        client = await life.client()
-        await client.ok(code, RecallMessage("T", handles[1]))
-        await client.ok(code, RecallMessage("T", handles[0]))
-        assert await client.code_of(code, RecallMessage("T", gone)) == 604
-        await go_down(life, end)
-        await life.start()
-        await life.passes(40)
+    client = await life.client()
+    await client.ok(code, RecallMessage("T", handles[1]))
+    await client.ok(code, RecallMessage("T", handles[0]))
+    assert await client.code_of(code, RecallMessage("T", gone)) == 604
+    await go_down(life, end)
+    await life.start()
+    await life.passes(40)
 
-        client = await life.client()
-        assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
-
-    in_lives(main, DURABLE)
+    client = await life.client()
+    assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
 
 
 def test_other_levels_after_a_restart_make_nobody_early():
@@ -290,28 +275,24 @@ def test_other_levels_after_a_restart_make_nobody_early():
 # What else there is to see
 
 
-def test_tools_see_who_waits():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(
-            SendAnswer
-        )
+@run_by(in_world)
+async def test_tools_see_who_waits(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(SendAnswer)
 
-        offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
-        assert offsets.read(OffsetAnswer).offset == 1
-        position = position_in(sent.msg_id)
-        answer = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position))
-        (waits,) = records.unpack_all(answer.body)
-        assert (waits.topic, waits.queue_id, waits.body) == (SCHEDULE, 2, b"later")
-        assert waits.property_map()["REAL_TOPIC"] == "T"
-        assert await _found(client, SCHEDULE, "k") == [b"later"]
-        assert await _found(client, "T", "k") == []
+    offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
+    assert offsets.read(OffsetAnswer).offset == 1
+    position = position_in(sent.msg_id)
+    answer = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position))
+    (waits,) = records.unpack_all(answer.body)
+    assert (waits.topic, waits.queue_id, waits.body) == (SCHEDULE, 2, b"later")
+    assert waits.property_map()["REAL_TOPIC"] == "T"
+    assert await _found(client, SCHEDULE, "k") == [b"later"]
+    assert await _found(client, "T", "k") == []
 
-        await arrival(client, "T")
-        assert await _found(client, "T", "k") == await _found(client, "T", "u") == [b"later"]
-
-    in_world(main)
+    await arrival(client, "T")
+    assert await _found(client, "T", "k") == await _found(client, "T", "u") == [b"later"]
 
 
 async def _found(client, topic, key):
@@ -328,132 +309,116 @@ WISHES = pytest.mark.parametrize(
 
 
 @WISHES
-def test_a_half_message_cannot_come_later(wish):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by(in_world)
+async def test_a_half_message_cannot_come_later(stage, /, wish):
+    client = await stage.client()
+    await client.topic("T")
 
-        answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
+    answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
 
-        assert (answer.code, "cannot be delayed" in answer.remark) == (13, True)
-        assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
-
-    in_world(main)
+    assert (answer.code, "cannot be delayed" in answer.remark) == (13, True)
+    assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
 
 
 @WISHES
-def test_a_batch_cannot_come_later(wish):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
+@run_by(in_world)
+async def test_a_batch_cannot_come_later(stage, /, wish):
+    client = await stage.client()
+    await client.topic("T")
+    ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
 
-        answers = [
-            await ask(code, batching("T"), body=batch_of(b"1", b"2", **wish)),
-            await ask(code, batching("T", **wish), body=batch_of(b"1", b"2")),
-        ]
+    answers = [
+        await ask(code, batching("T"), body=batch_of(b"1", b"2", **wish)),
+        await ask(code, batching("T", **wish), body=batch_of(b"1", b"2")),
+    ]
 
-        assert [each.code for each in answers] == [13, 13]
-        assert (await client.pull("T")).code == 19
-        assert len(stage.broker.store.delays) == 0
-
-    in_world(main)
+    assert [each.code for each in answers] == [13, 13]
+    assert (await client.pull("T")).code == 19
+    assert len(stage.broker.store.delays) == 0
 
 
-def test_nobody_sends_to_where_messages_wait():
-    async def main(stage):
-        client = await stage.client()
-        for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
-            header = sending(topic)
-            assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"x") == 16
-            gone = TopicHeader(topic)
-            assert await client.code_of(RequestCode.DELETE_TOPIC_IN_BROKER, gone) != 0
-
-    in_world(main)
+@run_by(in_world)
+async def test_nobody_sends_to_where_messages_wait(stage, /):
+    client = await stage.client()
+    for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
+        header = sending(topic)
+        assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"x") == 16
+        gone = TopicHeader(topic)
+        assert await client.code_of(RequestCode.DELETE_TOPIC_IN_BROKER, gone) != 0
 
 
-def test_whoever_makes_a_deleted_topic_again_finds_what_came_meanwhile():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T", 2)
-        await client.send("T", b"before", queue=1)
-        handle = await send_later(client, "later", DELAY="1")
-        await client.send("T", b"other queue", queue=1, DELAY="1")
-        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
-        await life.passes(2)
-        await life.kill()
-        await life.start()
+@run_by(in_lives, DURABLE)
+async def test_whoever_makes_a_deleted_topic_again_finds_what_came_meanwhile(life, /):
+    client = await life.client()
+    await client.topic("T", 2)
+    await client.send("T", b"before", queue=1)
+    handle = await send_later(client, "later", DELAY="1")
+    await client.send("T", b"other queue", queue=1, DELAY="1")
+    await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+    await life.passes(2)
+    await life.kill()
+    await life.start()
 
-        client = await life.client()
-        await client.topic("T", 2)
+    client = await life.client()
+    await client.topic("T", 2)
 
-        assert (await client.pull("T")).bodies == [b"later"]
-        assert (await client.pull("T", 1, queue=1)).bodies == [b"other queue"]
-        late = await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", handle))
-        assert late == 604
-
-    in_lives(main, DURABLE)
+    assert (await client.pull("T")).bodies == [b"later"]
+    assert (await client.pull("T", 1, queue=1)).bodies == [b"other queue"]
+    late = await client.code_of(RequestCode.RECALL_MESSAGE, RecallMessage("T", handle))
+    assert late == 604
 
 
-def test_where_a_topic_has_fewer_queues_now_its_first_takes_what_comes():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4)
-        await client.send("T", b"later", queue=3, DELAY="1")
-        await client.topic("T", 2)
+@run_by(in_world)
+async def test_where_a_topic_has_fewer_queues_now_its_first_takes_what_comes(stage, /):
+    client = await stage.client()
+    await client.topic("T", 4)
+    await client.send("T", b"later", queue=3, DELAY="1")
+    await client.topic("T", 2)
 
-        came = await arrival(client, "T")
+    came = await arrival(client, "T")
 
-        assert (came.queue_id, came.body) == (0, b"later")
-
-    in_world(main)
+    assert (came.queue_id, came.body) == (0, b"later")
 
 
-def test_a_held_pull_hears_of_what_is_due_and_its_tags_count():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", b"1", DELAY="1", TAGS="a")
-        await client.send("T", b"2", DELAY="2", TAGS="b")
+@run_by(in_world)
+async def test_a_held_pull_hears_of_what_is_due_and_its_tags_count(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.send("T", b"1", DELAY="1", TAGS="a")
+    await client.send("T", b"2", DELAY="2", TAGS="b")
 
-        header = pulling("T", hold_ms=20_000, tags="b")
+    header = pulling("T", hold_ms=20_000, tags="b")
+    found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
+    while found.code != 0:
+        header = pulling("T", found.next, hold_ms=20_000, tags="b")
         found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
-        while found.code != 0:
-            header = pulling("T", found.next, hold_ms=20_000, tags="b")
-            found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
 
-        assert found.bodies == [b"2"]
-
-    in_world(main)
+    assert found.bodies == [b"2"]
 
 
 @pytest.mark.parametrize("handle", ["", "x", "djE=", None], ids=repr)
-def test_what_is_no_handle_is_refused(handle):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        header = RecallMessage("T", handle)
+@run_by(in_world)
+async def test_what_is_no_handle_is_refused(stage, /, handle):
+    client = await stage.client()
+    await client.topic("T")
+    header = RecallMessage("T", handle)
 
-        assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
-
-    in_world(main)
+    assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
 
 
-def test_a_handle_is_good_for_its_own_topic_and_broker_only():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.topic("U")
-        handle = await send_later(client, "u", DELAY="3")
-        other = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))
-        code = RequestCode.RECALL_MESSAGE
+@run_by(in_world)
+async def test_a_handle_is_good_for_its_own_topic_and_broker_only(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.topic("U")
+    handle = await send_later(client, "u", DELAY="3")
+    other = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))
+    code = RequestCode.RECALL_MESSAGE
 
-        assert await client.code_of(code, RecallMessage("U", handle)) == 604
-        assert await client.code_of(code, RecallMessage("T", other)) == 604
-        assert await client.code_of(code, RecallMessage("V", handle)) == 17
-        assert await client.is_silent(code, RecallMessage("T", handle), oneway=True)
+    assert await client.code_of(code, RecallMessage("U", handle)) == 604
+    assert await client.code_of(code, RecallMessage("T", other)) == 604
+    assert await client.code_of(code, RecallMessage("V", handle)) == 17
+    assert await client.is_silent(code, RecallMessage("T", handle), oneway=True)
 
-        await stage.passes(15)
-        assert (await client.pull("T")).code == 19
-
-    in_world(main)
+    await stage.passes(15)
+    assert (await client.pull("T")).code == 19

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
@@ -60,17 +61,15 @@ def asked(expression, kind="SQL92"):
 
 
 @pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("", 0), ("SQL92", ERROR)])
-def test_a_broker_that_is_not_told_to_takes_no_conditions(serve, kind, code):
-    async def main(stage):
-        client = await stage.client()
-        answer = await client.ask(CHECK, body=asked("a > 5", kind))
+@run_by("serve")
+async def test_a_broker_that_is_not_told_to_takes_no_conditions(stage, /, kind, code):
+    client = await stage.client()
+    answer = await client.ask(CHECK, body=asked("a > 5", kind))
 
-        assert answer.code == code
-        if code:
-            assert answer.remark.startswith(WORDS)
-            assert "set filter.sql = true" in answer.remark
-
-    serve(main)
+    assert answer.code == code
+    if code:
+        assert answer.remark.startswith(WORDS)
+        assert "set filter.sql = true" in answer.remark
 
 
 @pytest.mark.parametrize(
@@ -85,301 +84,259 @@ def test_a_broker_that_is_not_told_to_takes_no_conditions(serve, kind, code):
         ("(" * 16_000, INVALID, "nested at most"),
     ],
 )
-def test_a_condition_is_checked_before_anybody_subscribes(serve_sql, expression, code, place):
-    async def main(stage):
-        client = await stage.client()
-        answer = await client.ask(CHECK, body=asked(expression))
+@run_by("serve_sql")
+async def test_a_condition_is_checked_before_anybody_subscribes(stage, /, expression, code, place):
+    client = await stage.client()
+    answer = await client.ask(CHECK, body=asked(expression))
 
-        assert answer.code == code
-        assert place is None or place in answer.remark
-
-    serve_sql(main)
+    assert answer.code == code
+    assert place is None or place in answer.remark
 
 
-def test_a_kind_that_nobody_knows_is_refused(serve_sql):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve_sql")
+async def test_a_kind_that_nobody_knows_is_refused(stage, /):
+    client = await stage.client()
 
-        assert await client.code_of(CHECK, body=asked("a", "XPATH")) == INVALID
-
-    serve_sql(main)
+    assert await client.code_of(CHECK, body=asked("a", "XPATH")) == INVALID
 
 
-def test_conditions_can_be_allowed_while_the_broker_runs(serve):
-    async def main(stage):
-        client = await stage.client()
-        body = java.dumps({"enablePropertyFilter": "true"})
-        await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=body)
-        assert await client.code_of(CHECK, body=asked("a > 5")) == 0
-
-    serve(main)
+@run_by("serve")
+async def test_conditions_can_be_allowed_while_the_broker_runs(stage, /):
+    client = await stage.client()
+    body = java.dumps({"enablePropertyFilter": "true"})
+    await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+    assert await client.code_of(CHECK, body=asked("a > 5")) == 0
 
 
 # Pulling
 
 
-def test_a_pull_may_bring_its_condition(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 4, 5, 6, 7)
-        found = await client.pull("T", **by_sql("a > 5 AND a <> 7"))
+@run_by("serve_sql")
+async def test_a_pull_may_bring_its_condition(stage, /):
+    client = await stage.client()
+    await numbered(client, 4, 5, 6, 7)
+    found = await client.pull("T", **by_sql("a > 5 AND a <> 7"))
 
-        assert (found.code, found.bodies, found.next) == (FOUND, [b"6"], 4)
-        wrong = await client.pull("T", **by_sql("a > "))
-        assert (wrong.code, "at position 5" in wrong.remark) == (INVALID, True)
-
-    serve_sql(main)
+    assert (found.code, found.bodies, found.next) == (FOUND, [b"6"], 4)
+    wrong = await client.pull("T", **by_sql("a > "))
+    assert (wrong.code, "at position 5" in wrong.remark) == (INVALID, True)
 
 
-def test_the_condition_of_the_heartbeat_chooses(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 4, 5, 6, 7)
-        await client.beat(subscribing())
+@run_by("serve_sql")
+async def test_the_condition_of_the_heartbeat_chooses(stage, /):
+    client = await stage.client()
+    await numbered(client, 4, 5, 6, 7)
+    await client.beat(subscribing())
 
-        assert (await client.pull("T", tags=None)).bodies == [b"6", b"7"]
-        assert (await client.pull("T", tags=None, version=2)).code == OLD_SUBSCRIPTION
-        assert (await client.pull("U", tags=None)).code == 17
-
-    serve_sql(main)
+    assert (await client.pull("T", tags=None)).bodies == [b"6", b"7"]
+    assert (await client.pull("T", tags=None, version=2)).code == OLD_SUBSCRIPTION
+    assert (await client.pull("U", tags=None)).code == 17
 
 
-def test_where_nothing_matches_the_place_moves_on(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 1, 2)
-        found = await client.pull("T", **by_sql("a > 5"), hold_ms=10_000)
+@run_by("serve_sql")
+async def test_where_nothing_matches_the_place_moves_on(stage, /):
+    client = await stage.client()
+    await numbered(client, 1, 2)
+    found = await client.pull("T", **by_sql("a > 5"), hold_ms=10_000)
 
-        assert (found.code, found.next, found.remark) == (NO_MATCH, 2, "NO_MATCHED_MESSAGE")
-
-    serve_sql(main)
+    assert (found.code, found.next, found.remark) == (NO_MATCH, 2, "NO_MATCHED_MESSAGE")
 
 
-def test_a_changed_condition_takes_effect_at_once(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 4, 5, 6)
-        await client.beat(subscribing(expression="a > 5", version=1))
-        assert (await client.pull("T", tags=None)).bodies == [b"6"]
-        await client.beat(subscribing(expression="a < 5", version=2))
-        assert (await client.pull("T", tags=None, version=2)).bodies == [b"4"]
-        await client.beat(consumer("group", "T"))
-        assert (await client.pull("T", tags=None, version=2)).bodies == [b"4"]
-        tags = ConsumerRegistration("group", subscription_data_set=[subscription("T", version=3)])
-        await client.beat(tags)
-        assert (await client.pull("T", tags=None, version=3)).bodies == [b"4", b"5", b"6"]
-
-    serve_sql(main)
+@run_by("serve_sql")
+async def test_a_changed_condition_takes_effect_at_once(stage, /):
+    client = await stage.client()
+    await numbered(client, 4, 5, 6)
+    await client.beat(subscribing(expression="a > 5", version=1))
+    assert (await client.pull("T", tags=None)).bodies == [b"6"]
+    await client.beat(subscribing(expression="a < 5", version=2))
+    assert (await client.pull("T", tags=None, version=2)).bodies == [b"4"]
+    await client.beat(consumer("group", "T"))
+    assert (await client.pull("T", tags=None, version=2)).bodies == [b"4"]
+    tags = ConsumerRegistration("group", subscription_data_set=[subscription("T", version=3)])
+    await client.beat(tags)
+    assert (await client.pull("T", tags=None, version=3)).bodies == [b"4", b"5", b"6"]
 
 
-def test_a_broken_condition_in_a_heartbeat_hurts_nobody_else(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        for topic in ("T", "U", "V"):
-            await numbered(client, 5, 6, topic=topic)
-        others = [subscription("U", "a > 5", kind="SQL92"), subscription("V")]
-        await client.beat(subscribing("T", "a >", more=others), consumer("other", "T"))
+@run_by("serve_sql")
+async def test_a_broken_condition_in_a_heartbeat_hurts_nobody_else(stage, /):
+    client = await stage.client()
+    for topic in ("T", "U", "V"):
+        await numbered(client, 5, 6, topic=topic)
+    others = [subscription("U", "a > 5", kind="SQL92"), subscription("V")]
+    await client.beat(subscribing("T", "a >", more=others), consumer("other", "T"))
 
-        broken = await client.pull("T", tags=None)
-        assert (broken.code, "at position 4" in broken.remark) == (INVALID, True)
-        assert (await client.pull("U", tags=None)).bodies == [b"6"]
-        assert (await client.pull("V", tags=None)).bodies == [b"5", b"6"]
-        assert (await client.pull("T", tags=None, group="other")).bodies == [b"5", b"6"]
-        await client.beat(subscribing("T", "a > 5", version=2, more=others))
-        assert (await client.pull("T", tags=None, version=2)).bodies == [b"6"]
-
-    serve_sql(main)
+    broken = await client.pull("T", tags=None)
+    assert (broken.code, "at position 4" in broken.remark) == (INVALID, True)
+    assert (await client.pull("U", tags=None)).bodies == [b"6"]
+    assert (await client.pull("V", tags=None)).bodies == [b"5", b"6"]
+    assert (await client.pull("T", tags=None, group="other")).bodies == [b"5", b"6"]
+    await client.beat(subscribing("T", "a > 5", version=2, more=others))
+    assert (await client.pull("T", tags=None, version=2)).bodies == [b"6"]
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_where_conditions_are_off_a_pull_says_so(serve, own):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 6)
-        await client.beat(subscribing())
-        given = by_sql("a > 5") if own else {"tags": None}
-        found = await client.pull("T", **given)
+@run_by("serve")
+async def test_where_conditions_are_off_a_pull_says_so(stage, /, own):
+    client = await stage.client()
+    await numbered(client, 6)
+    await client.beat(subscribing())
+    given = by_sql("a > 5") if own else {"tags": None}
+    found = await client.pull("T", **given)
 
-        assert (found.code, found.remark.startswith(WORDS)) == (ERROR, True)
-
-    serve(main)
+    assert (found.code, found.remark.startswith(WORDS)) == (ERROR, True)
 
 
-def test_the_retry_topic_is_not_filtered(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        retry = subscription("%RETRY%group")
-        await client.beat(subscribing("T", "a > 5", more=[retry]))
-        await client.send("%RETRY%group", b"again", a="1")
+@run_by("serve_sql")
+async def test_the_retry_topic_is_not_filtered(stage, /):
+    client = await stage.client()
+    retry = subscription("%RETRY%group")
+    await client.beat(subscribing("T", "a > 5", more=[retry]))
+    await client.send("%RETRY%group", b"again", a="1")
 
-        assert (await client.pull("%RETRY%group", tags=None)).bodies == [b"again"]
-
-    serve_sql(main)
+    assert (await client.pull("%RETRY%group", tags=None)).bodies == [b"again"]
 
 
-def test_queues_are_shown_with_the_condition_of_a_group(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await numbered(client, 6)
-        await client.beat(subscribing(expression="a > 5"))
-        header = QueueEntriesQuery("T", 0, 0, 1, "group")
-        answer = await client.ok(RequestCode.QUERY_CONSUME_QUEUE, header)
+@run_by("serve_sql")
+async def test_queues_are_shown_with_the_condition_of_a_group(stage, /):
+    client = await stage.client()
+    await numbered(client, 6)
+    await client.beat(subscribing(expression="a > 5"))
+    header = QueueEntriesQuery("T", 0, 0, 1, "group")
+    answer = await client.ok(RequestCode.QUERY_CONSUME_QUEUE, header)
 
-        assert QueueEntries.read(answer.body).filter_data == "a > 5"
-
-    serve_sql(main)
+    assert QueueEntries.read(answer.body).filter_data == "a > 5"
 
 
 # Every shape in which a message is stored
 
 
-def test_committed_half_messages_are_filtered_as_they_are_delivered(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        for number in (5, 6):
-            half = await prepare(client, unique=f"U{number}", a=str(number))
-            assert await end(client, half, COMMIT) == 0
+@run_by("serve_sql")
+async def test_committed_half_messages_are_filtered_as_they_are_delivered(stage, /):
+    client = await stage.client()
+    for number in (5, 6):
+        half = await prepare(client, unique=f"U{number}", a=str(number))
+        assert await end(client, half, COMMIT) == 0
 
-        assert len((await client.pull("T", **by_sql("a > 5"))).records) == 1
-        assert (await client.pull("T", **by_sql("a > 6"))).code == NO_MATCH
-        both = "TRAN_MSG = TRUE AND REAL_TOPIC = 'T' AND REAL_QID = 0 AND UNIQ_KEY IS NOT NULL"
-        assert len((await client.pull("T", **by_sql(both))).records) == 2
-
-    serve_sql(main)
+    assert len((await client.pull("T", **by_sql("a > 5"))).records) == 1
+    assert (await client.pull("T", **by_sql("a > 6"))).code == NO_MATCH
+    both = "TRAN_MSG = TRUE AND REAL_TOPIC = 'T' AND REAL_QID = 0 AND UNIQ_KEY IS NOT NULL"
+    assert len((await client.pull("T", **by_sql(both))).records) == 2
 
 
-def test_messages_of_a_batch_are_filtered_one_by_one(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        parts = [(0, b"%d" % number, text_of(a=str(number))) for number in range(10)]
-        await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=batch.pack(parts))
+@run_by("serve_sql")
+async def test_messages_of_a_batch_are_filtered_one_by_one(stage, /):
+    client = await stage.client()
+    parts = [(0, b"%d" % number, text_of(a=str(number))) for number in range(10)]
+    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=batch.pack(parts))
 
-        found = await client.pull("T", **by_sql("a between 2 and 4"))
-        assert found.bodies == [b"2", b"3", b"4"]
-
-    serve_sql(main)
+    found = await client.pull("T", **by_sql("a between 2 and 4"))
+    assert found.bodies == [b"2", b"3", b"4"]
 
 
-def test_compressed_messages_are_filtered_and_stay_compressed(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        flag = int(SysFlag.COMPRESSED)
-        header = sending("T", sys_flag=flag, a="6")
-        await client.ok(RequestCode.SEND_MESSAGE, header, body=b"packed")
+@run_by("serve_sql")
+async def test_compressed_messages_are_filtered_and_stay_compressed(stage, /):
+    client = await stage.client()
+    flag = int(SysFlag.COMPRESSED)
+    header = sending("T", sys_flag=flag, a="6")
+    await client.ok(RequestCode.SEND_MESSAGE, header, body=b"packed")
 
-        found = await client.pull("T", **by_sql("a > 5"))
-        assert [(each.body, each.sys_flag & flag) for each in found.records] == [(b"packed", flag)]
-
-    serve_sql(main)
+    found = await client.pull("T", **by_sql("a > 5"))
+    assert [(each.body, each.sys_flag & flag) for each in found.records] == [(b"packed", flag)]
 
 
-def test_tags_and_keys_are_properties_too(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T", b"A", TAGS="A", KEYS="k1 k2")
-        await client.send("T", b"B", TAGS="B")
-        await client.send("T", b"none")
+@run_by("serve_sql")
+async def test_tags_and_keys_are_properties_too(stage, /):
+    client = await stage.client()
+    await client.send("T", b"A", TAGS="A", KEYS="k1 k2")
+    await client.send("T", b"B", TAGS="B")
+    await client.send("T", b"none")
 
-        assert (await client.pull("T", **by_sql("TAGS = 'A'"))).bodies == [b"A"]
-        assert (await client.pull("T", **by_sql("TAGS <> 'A'"))).bodies == [b"B"]
-        assert (await client.pull("T", **by_sql("TAGS IS NULL"))).bodies == [b"none"]
-        assert (await client.pull("T", **by_sql("KEYS contains 'k2'"))).bodies == [b"A"]
-
-    serve_sql(main)
+    assert (await client.pull("T", **by_sql("TAGS = 'A'"))).bodies == [b"A"]
+    assert (await client.pull("T", **by_sql("TAGS <> 'A'"))).bodies == [b"B"]
+    assert (await client.pull("T", **by_sql("TAGS IS NULL"))).bodies == [b"none"]
+    assert (await client.pull("T", **by_sql("KEYS contains 'k2'"))).bodies == [b"A"]
 
 
-def test_delayed_messages_are_filtered_when_they_come():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        held = client.asking(PULL, pulling("T", **by_sql("a > 5 AND DELAY = 1"), hold_ms=15_000))
-        await client.send("T", b"5", DELAY="1", a="5")
-        await client.send("T", b"6", DELAY="1", a="6")
+@run_by(in_world, WITH_SQL)
+async def test_delayed_messages_are_filtered_when_they_come(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    held = client.asking(PULL, pulling("T", **by_sql("a > 5 AND DELAY = 1"), hold_ms=15_000))
+    await client.send("T", b"5", DELAY="1", a="5")
+    await client.send("T", b"6", DELAY="1", a="6")
 
-        assert pulled(await held).bodies == [b"6"]
-
-    in_world(main, WITH_SQL)
+    assert pulled(await held).bodies == [b"6"]
 
 
 # Waiting
 
 
-def test_what_arrives_for_others_does_not_end_the_wait():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
-        await numbered(client, 1, 2)
-        assert not held.done()
-        assert stage.broker._pulls.held == 1
-        await numbered(client, 6)
+@run_by(in_world, WITH_SQL)
+async def test_what_arrives_for_others_does_not_end_the_wait(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
+    await numbered(client, 1, 2)
+    assert not held.done()
+    assert stage.broker._pulls.held == 1
+    await numbered(client, 6)
 
-        found = pulled(await held)
-        assert (found.bodies, found.next) == ([b"6"], 3)
-        assert stage.broker._pulls._held_chars == 0
-
-    in_world(main, WITH_SQL)
+    found = pulled(await held)
+    assert (found.bodies, found.next) == ([b"6"], 3)
+    assert stage.broker._pulls._held_chars == 0
 
 
-def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
-        await numbered(client, 1, 2)
+@run_by(in_world, WITH_SQL)
+async def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
+    await numbered(client, 1, 2)
 
-        found = pulled(await held)
-        assert (found.code, found.next) == (AT_END, 2)
-
-    in_world(main, WITH_SQL)
+    found = pulled(await held)
+    assert (found.code, found.next) == (AT_END, 2)
 
 
-def test_more_messages_for_others_than_one_look_takes_in_end_the_wait():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
-        await client.max_offset("T")
-        many = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), a="1")
-        await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=many)
+@run_by(in_world, WITH_SQL)
+async def test_more_messages_for_others_than_one_look_takes_in_end_the_wait(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
+    await client.max_offset("T")
+    many = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), a="1")
+    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=many)
 
-        found = pulled(await held)
-        assert (found.code, found.next) == (NO_MATCH, PULL_SCAN_MAX)
-
-    in_world(main, WITH_SQL)
+    found = pulled(await held)
+    assert (found.code, found.next) == (NO_MATCH, PULL_SCAN_MAX)
 
 
-def test_large_messages_for_others_are_passed_in_several_looks(serve_sql):
-    async def main(stage):
-        client = await stage.client()
-        for _ in range(3):
-            await client.send("T", b"x" * (FILTER_SCAN_BYTES_MAX // 2), a="1")
-        await numbered(client, 6)
-        first = await client.pull("T", **by_sql("a > 5"))
-        second = await client.pull("T", first.next, **by_sql("a > 5"))
+@run_by("serve_sql")
+async def test_large_messages_for_others_are_passed_in_several_looks(stage, /):
+    client = await stage.client()
+    for _ in range(3):
+        await client.send("T", b"x" * (FILTER_SCAN_BYTES_MAX // 2), a="1")
+    await numbered(client, 6)
+    first = await client.pull("T", **by_sql("a > 5"))
+    second = await client.pull("T", first.next, **by_sql("a > 5"))
 
-        assert (first.code, first.next) == (NO_MATCH, 2)
-        assert (second.code, second.bodies) == (FOUND, [b"6"])
-
-    serve_sql(main)
+    assert (first.code, first.next) == (NO_MATCH, 2)
+    assert (second.code, second.bodies) == (FOUND, [b"6"])
 
 
-def test_pulls_with_more_filters_than_are_kept_are_answered_at_once():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        pulls = stage.broker._pulls
-        pulls._held_chars = 4 * 1024 * 1024 - 10
-        assert (await client.pull("T", **by_sql("a > 5 AND a < 9"), hold_ms=15_000)).code == AT_END
-        assert (await client.pull("T", tags="A" * 11, hold_ms=15_000)).code == AT_END
-        assert pulls.held == 0
-        held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
-        await client.max_offset("T")
-        assert pulls.held == 1
-        await held
-        assert pulls._held_chars == 4 * 1024 * 1024 - 10
-
-    in_world(main, WITH_SQL)
+@run_by(in_world, WITH_SQL)
+async def test_pulls_with_more_filters_than_are_kept_are_answered_at_once(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    pulls = stage.broker._pulls
+    pulls._held_chars = 4 * 1024 * 1024 - 10
+    assert (await client.pull("T", **by_sql("a > 5 AND a < 9"), hold_ms=15_000)).code == AT_END
+    assert (await client.pull("T", tags="A" * 11, hold_ms=15_000)).code == AT_END
+    assert pulls.held == 0
+    held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
+    await client.max_offset("T")
+    assert pulls.held == 1
+    await held
+    assert pulls._held_chars == 4 * 1024 * 1024 - 10
 
 
 @pytest.mark.parametrize("is_by_tags", [False, True])
@@ -409,87 +366,80 @@ def test_who_waits_while_its_group_changes_its_mind_misses_nothing(is_by_tags):
     in_world(main, WITH_SQL)
 
 
-def test_who_waits_is_served_also_where_its_group_has_gone():
-    async def main(stage):
-        other, client = await stage.clients(2)
-        await client.topic("T")
-        await other.beat(subscribing())
-        held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
-        await client.max_offset("T")
-        other.close()
-        await numbered(client, 4, 6)
+@run_by(in_world, WITH_SQL)
+async def test_who_waits_is_served_also_where_its_group_has_gone(stage, /):
+    other, client = await stage.clients(2)
+    await client.topic("T")
+    await other.beat(subscribing())
+    held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
+    await client.max_offset("T")
+    other.close()
+    await numbered(client, 4, 6)
 
-        assert pulled(await held).bodies == [b"6"]
-
-    in_world(main, WITH_SQL)
+    assert pulled(await held).bodies == [b"6"]
 
 
-def test_the_conditions_of_heartbeats_are_kept_with_held_pulls_too():
+@run_by(in_world, WITH_SQL)
+async def test_the_conditions_of_heartbeats_are_kept_with_held_pulls_too(stage, /):
     """A group may change its condition with every heartbeat, and hold a pull for each."""
+    client = await stage.client()
+    await client.topic("T")
+    pulls = stage.broker._pulls
+    pulls._held_chars = 4 * 1024 * 1024 - 10
+    await client.beat(subscribing(expression="a > 5 AND a < 9"))
+    assert (await client.pull("T", tags=None, hold_ms=15_000)).code == AT_END
+    assert pulls.held == 0
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        pulls = stage.broker._pulls
-        pulls._held_chars = 4 * 1024 * 1024 - 10
-        await client.beat(subscribing(expression="a > 5 AND a < 9"))
-        assert (await client.pull("T", tags=None, hold_ms=15_000)).code == AT_END
-        assert pulls.held == 0
-
-        await client.beat(subscribing(expression="a > 5", version=2))
-        held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
-        await client.max_offset("T")
-        assert (pulls.held, pulls._held_chars) == (1, 4 * 1024 * 1024 - 5)
-        await held
-        assert pulls._held_chars == 4 * 1024 * 1024 - 10
-
-    in_world(main, WITH_SQL)
+    await client.beat(subscribing(expression="a > 5", version=2))
+    held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
+    await client.max_offset("T")
+    assert (pulls.held, pulls._held_chars) == (1, 4 * 1024 * 1024 - 5)
+    await held
+    assert pulls._held_chars == 4 * 1024 * 1024 - 10
 
 
 @pytest.mark.parametrize(("given", "at_once"), [({"tags": "*"}, 4), (by_sql("a > 5"), 2)])
-def test_many_who_wait_are_not_served_in_one_go(monkeypatch, given, at_once):
+@run_by(in_world, WITH_SQL)
+async def test_many_who_wait_are_not_served_in_one_go(stage, /, monkeypatch, given, at_once):
     """One large message takes the conditions of some hundreds a second."""
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 4)
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        pulls = stage.broker._pulls
-        held = [client.asking(PULL, pulling("T", **given, hold_ms=15_000)) for _ in range(9)]
-        await client.max_offset("T")
-        left, arrived = [], pulls.arrived
+    client = await stage.client()
+    await client.topic("T")
+    pulls = stage.broker._pulls
+    held = [client.asking(PULL, pulling("T", **given, hold_ms=15_000)) for _ in range(9)]
+    await client.max_offset("T")
+    left, arrived = [], pulls.arrived
 
-        def looked(span):
-            arrived(span)
-            left.append(pulls.held)
+    def looked(span):
+        arrived(span)
+        left.append(pulls.held)
 
-        monkeypatch.setattr(pulls, "arrived", looked)
-        await numbered(client, 6)
-        assert left == [9 - at_once]
-        assert [pulled(await each).bodies for each in held] == [[b"6"]] * 9
-        assert (pulls.held, pulls._held_chars) == (0, 0)
-
-    in_world(main, WITH_SQL)
+    monkeypatch.setattr(pulls, "arrived", looked)
+    await numbered(client, 6)
+    assert left == [9 - at_once]
+    assert [pulled(await each).bodies for each in held] == [[b"6"]] * 9
+    assert (pulls.held, pulls._held_chars) == (0, 0)
 
 
-def test_who_was_woken_and_not_served_yet_is_answered_by_a_broker_that_stops(monkeypatch):
+@run_by(in_world)
+async def test_who_was_woken_and_not_served_yet_is_answered_by_a_broker_that_stops(
+    stage, /, monkeypatch
+):
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 1)
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        pulls = stage.broker._pulls
-        held = [client.asking(PULL, pulling("T", hold_ms=15_000)) for _ in range(5)]
-        await client.max_offset("T")
-        arrived = pulls.arrived
+    client = await stage.client()
+    await client.topic("T")
+    pulls = stage.broker._pulls
+    held = [client.asking(PULL, pulling("T", hold_ms=15_000)) for _ in range(5)]
+    await client.max_offset("T")
+    arrived = pulls.arrived
 
-        def stopped(span):
-            arrived(span)
-            pulls.release()
-            assert pulls.held == 0
+    def stopped(span):
+        arrived(span)
+        pulls.release()
+        assert pulls.held == 0
 
-        monkeypatch.setattr(pulls, "arrived", stopped)
-        await numbered(client, 6)
-        assert [pulled(await each).bodies for each in held] == [[b"6"]] * 5
-
-    in_world(main)
+    monkeypatch.setattr(pulls, "arrived", stopped)
+    await numbered(client, 6)
+    assert [pulled(await each).bodies for each in held] == [[b"6"]] * 5

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.command import BINARY, JSON
@@ -17,91 +18,77 @@ async def config(client, name):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_group_is_made_as_it_is_wanted_and_changed(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
-            await client.ok(PUT, body=wanted.write(), kind=kind)
-            assert await config(client, "g") == wanted
-
-    serve(main)
+@run_by("serve")
+async def test_a_group_is_made_as_it_is_wanted_and_changed(stage, /, kind):
+    client = await stage.client()
+    for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
+        await client.ok(PUT, body=wanted.write(), kind=kind)
+        assert await config(client, "g") == wanted
 
 
-def test_what_5_x_says_of_a_group_is_understood_as_far_as_it_matters(serve):
-    async def main(stage):
-        client = await stage.client()
-        body = (
-            b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
-            b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
-            b'"groupName":"g","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,'
-            b'"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":5,"retryQueueNums":1,'
-            b'"whichBrokerWhenConsumeSlowly":1}'
-        )
-        await client.ok(PUT, body=body)
+@run_by("serve")
+async def test_what_5_x_says_of_a_group_is_understood_as_far_as_it_matters(stage, /):
+    client = await stage.client()
+    body = (
+        b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
+        b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
+        b'"groupName":"g","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,'
+        b'"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":5,"retryQueueNums":1,'
+        b'"whichBrokerWhenConsumeSlowly":1}'
+    )
+    await client.ok(PUT, body=body)
 
-        assert await config(client, "g") == GroupConfig("g", retry_max_times=5)
-
-    serve(main)
+    assert await config(client, "g") == GroupConfig("g", retry_max_times=5)
 
 
-def test_several_groups_are_made_at_once(serve):
-    async def main(stage):
-        client = await stage.client()
-        groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
-        await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
+@run_by("serve")
+async def test_several_groups_are_made_at_once(stage, /):
+    client = await stage.client()
+    groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
+    await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
 
-        assert [await config(client, each.group_name) for each in groups] == groups
-
-    serve(main)
+    assert [await config(client, each.group_name) for each in groups] == groups
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-def test_a_group_that_cannot_be_is_refused_and_so_is_all_that_came_with_it(serve, name):
-    async def main(stage):
-        client = await stage.client()
-        both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
+@run_by("serve")
+async def test_a_group_that_cannot_be_is_refused_and_so_is_all_that_came_with_it(stage, /, name):
+    client = await stage.client()
+    both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
 
-        assert await client.code_of(PUT, body=GroupConfig(name).write()) == ERROR
-        assert await client.code_of(PUT_ALL, body=both.write()) == ERROR
-        assert await config(client, "good") == -NO_GROUP
-
-    serve(main)
+    assert await client.code_of(PUT, body=GroupConfig(name).write()) == ERROR
+    assert await client.code_of(PUT_ALL, body=both.write()) == ERROR
+    assert await config(client, "good") == -NO_GROUP
 
 
 @pytest.mark.parametrize("code", [PUT, PUT_ALL])
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]"])
-def test_a_body_that_is_no_group_is_refused(serve, code, body):
-    async def main(stage):
-        assert await (await stage.client()).code_of(code, body=body) == ERROR
-
-    serve(main)
+@run_by("serve")
+async def test_a_body_that_is_no_group_is_refused(stage, /, code, body):
+    assert await (await stage.client()).code_of(code, body=body) == ERROR
 
 
-def test_all_groups_are_shown_with_the_state_they_are_in(serve):
-    async def main(stage):
-        client = await stage.client()
-        before = GroupConfigs.read((await client.ok(GET_ALL)).body)
-        assert "TOOLS_CONSUMER" in before.subscription_group_table
-        await client.ok(PUT, body=GroupConfig("g").write())
-        body = (await client.ok(GET_ALL)).body
+@run_by("serve")
+async def test_all_groups_are_shown_with_the_state_they_are_in(stage, /):
+    client = await stage.client()
+    before = GroupConfigs.read((await client.ok(GET_ALL)).body)
+    assert "TOOLS_CONSUMER" in before.subscription_group_table
+    await client.ok(PUT, body=GroupConfig("g").write())
+    body = (await client.ok(GET_ALL)).body
 
-        shown = GroupConfigs.read(body)
-        assert shown.subscription_group_table["g"] == GroupConfig("g")
-        assert shown.data_version.counter == before.data_version.counter + 1
-        assert b'"groupName":"g","consumeEnable":true' in body
-
-    serve(main)
+    shown = GroupConfigs.read(body)
+    assert shown.subscription_group_table["g"] == GroupConfig("g")
+    assert shown.data_version.counter == before.data_version.counter + 1
+    assert b'"groupName":"g","consumeEnable":true' in body
 
 
-def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(stage, /):
+    client = await stage.client()
 
-        assert await config(client, "g") == -NO_GROUP
-        assert await config(client, "g") == -NO_GROUP
-        assert await client.code_of(GET, NamedGroup()) == ERROR
-
-    serve(main)
+    assert await config(client, "g") == -NO_GROUP
+    assert await config(client, "g") == -NO_GROUP
+    assert await client.code_of(GET, NamedGroup()) == ERROR
 
 
 @pytest.mark.parametrize(
@@ -114,65 +101,55 @@ def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(serve):
         ({"remove_offset": False, "clean_offset": True}, None),
     ],
 )
-def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_takes_them(
-    serve, flags, left
+@run_by("serve")
+async def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_takes_them(
+    stage, /, flags, left
 ):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(PUT, body=GroupConfig("g").write())
-        await client.fill("T", 5)
-        await client.commit("g", "T", 0, 5)
-        await client.ok(DELETE, DeleteGroup("g", **flags))
+    client = await stage.client()
+    await client.ok(PUT, body=GroupConfig("g").write())
+    await client.fill("T", 5)
+    await client.commit("g", "T", 0, 5)
+    await client.ok(DELETE, DeleteGroup("g", **flags))
 
-        assert await config(client, "g") == -NO_GROUP
-        assert stage.broker.offsets.get("g", "T", 0) == left
-
-    serve(main)
+    assert await config(client, "g") == -NO_GROUP
+    assert stage.broker.offsets.get("g", "T", 0) == left
 
 
-def test_deleting_what_is_not_there_is_harmless(serve):
-    async def main(stage):
-        await (await stage.client()).ok(DELETE, DeleteGroup("g"))
-
-    serve(main)
+@run_by("serve")
+async def test_deleting_what_is_not_there_is_harmless(stage, /):
+    await (await stage.client()).ok(DELETE, DeleteGroup("g"))
 
 
-def test_what_was_counted_for_a_group_goes_with_it(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
-        await client.pull("T", group="g")
-        assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g")
-        await client.ok(DELETE, DeleteGroup("g"))
+@run_by("serve")
+async def test_what_was_counted_for_a_group_goes_with_it(stage, /):
+    client = await stage.client()
+    await client.send("T")
+    await client.pull("T", group="g")
+    assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g")
+    await client.ok(DELETE, DeleteGroup("g"))
 
-        assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g") is None
-
-    serve(main)
+    assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g") is None
 
 
-def test_a_change_is_on_the_disk_when_it_is_confirmed():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
-        assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
-        await client.fill("T", 5)
-        await client.commit("g", "T", 0, 5)
-        await client.ok(DELETE, DeleteGroup("g", remove_offset=True))
+@run_by(in_world)
+async def test_a_change_is_on_the_disk_when_it_is_confirmed(stage, /):
+    client = await stage.client()
+    await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
+    assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
+    await client.fill("T", 5)
+    await client.commit("g", "T", 0, 5)
+    await client.ok(DELETE, DeleteGroup("g", remove_offset=True))
 
-        assert b'"g"' not in stage.disk.durable("config/groups.json")
-        assert b"T@g" not in stage.disk.durable("config/offsets.json")
-
-    in_world(main)
+    assert b'"g"' not in stage.disk.durable("config/groups.json")
+    assert b"T@g" not in stage.disk.durable("config/offsets.json")
 
 
-def test_a_change_that_cannot_be_kept_is_not_confirmed():
-    async def main(stage):
-        client = await stage.client()
-        stage.disk.fail_writes(1)
-        assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR
-        await client.ok(PUT, body=GroupConfig("g").write())
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_change_that_cannot_be_kept_is_not_confirmed(stage, /):
+    client = await stage.client()
+    stage.disk.fail_writes(1)
+    assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR
+    await client.ok(PUT, body=GroupConfig("g").write())
 
 
 def test_groups_survive_a_restart():

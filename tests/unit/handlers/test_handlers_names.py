@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import batch_of, batching, consumer, pulling, queue, sending
 from tests.unit.handlers.transaction_stage import preparing
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, Heartbeat, LockRequest
@@ -33,101 +34,91 @@ async def groups_of(client):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_no_request_brings_in_a_consumer_group_that_cannot_be_shown(serve, name):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.commit("good", "T", 0, 0)
-        before = await groups_of(client)
+@run_by("serve")
+async def test_no_request_brings_in_a_consumer_group_that_cannot_be_shown(stage, /, name):
+    client = await stage.client()
+    await client.topic("T")
+    await client.commit("good", "T", 0, 0)
+    before = await groups_of(client)
 
-        answers = [
-            await client.ask(BEAT, body=Heartbeat("c", [], [consumer(name, "T")]).write()),
-            await client.ask(RequestCode.PULL_MESSAGE, pulling("T", group=name)),
-            await client.ask(RequestCode.PULL_MESSAGE, pulling("T", group=name, commit=1)),
-            await client.ask(COMMIT, OffsetCommit(name, "T", 0, 1)),
-            await client.ask(CLONE, CloneOffset("good", name, "T")),
-            await client.ask(LOCK, body=LockRequest("c", name, [queue("T")]).write()),
-            await client.ask(
-                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig(name).write()
-            ),
-            await client.ask(
-                RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-                body=GroupConfigList([GroupConfig(name)]).write(),
-            ),
-        ]
+    answers = [
+        await client.ask(BEAT, body=Heartbeat("c", [], [consumer(name, "T")]).write()),
+        await client.ask(RequestCode.PULL_MESSAGE, pulling("T", group=name)),
+        await client.ask(RequestCode.PULL_MESSAGE, pulling("T", group=name, commit=1)),
+        await client.ask(COMMIT, OffsetCommit(name, "T", 0, 1)),
+        await client.ask(CLONE, CloneOffset("good", name, "T")),
+        await client.ask(LOCK, body=LockRequest("c", name, [queue("T")]).write()),
+        await client.ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig(name).write()
+        ),
+        await client.ask(
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            body=GroupConfigList([GroupConfig(name)]).write(),
+        ),
+    ]
 
-        assert [answer.code for answer in answers] == [ERROR] * len(answers)
-        for answer in answers:
-            assert "group" in answer.remark
-            assert answer.remark.isprintable()
-        assert await groups_of(client) == before
-
-    serve(main)
+    assert [answer.code for answer in answers] == [ERROR] * len(answers)
+    for answer in answers:
+        assert "group" in answer.remark
+        assert answer.remark.isprintable()
+    assert await groups_of(client) == before
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_no_request_brings_in_a_producer_group_that_cannot_be_shown(serve, name):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_no_request_brings_in_a_producer_group_that_cannot_be_shown(stage, /, name):
+    client = await stage.client()
+    await client.topic("T")
 
-        def named(header):
-            header.producer_group = name
-            return header
+    def named(header):
+        header.producer_group = name
+        return header
 
-        beat = await client.ask(BEAT, body=Heartbeat("c", [{"groupName": name}], []).write())
-        sends = [
-            await client.ask(RequestCode.SEND_MESSAGE, named(sending("T")), body=b"x"),
-            await client.ask(
-                RequestCode.SEND_BATCH_MESSAGE, named(batching("T")), body=batch_of(b"x")
-            ),
-            await client.ask(RequestCode.SEND_MESSAGE, preparing("T", group=name), body=b"x"),
-        ]
-        half = preparing("T", PGROUP=name)
-        sends.append(await client.ask(RequestCode.SEND_MESSAGE, half, body=b"x"))
+    beat = await client.ask(BEAT, body=Heartbeat("c", [{"groupName": name}], []).write())
+    sends = [
+        await client.ask(RequestCode.SEND_MESSAGE, named(sending("T")), body=b"x"),
+        await client.ask(RequestCode.SEND_BATCH_MESSAGE, named(batching("T")), body=batch_of(b"x")),
+        await client.ask(RequestCode.SEND_MESSAGE, preparing("T", group=name), body=b"x"),
+    ]
+    half = preparing("T", PGROUP=name)
+    sends.append(await client.ask(RequestCode.SEND_MESSAGE, half, body=b"x"))
 
-        assert [answer.code for answer in (beat, *sends)] == [ERROR] + [ILLEGAL] * 4
-        for answer in (beat, *sends):
-            assert "producer group" in answer.remark
-            assert answer.remark.isprintable()
-        assert await client.max_offset("T") == 0
-
-    serve(main)
+    assert [answer.code for answer in (beat, *sends)] == [ERROR] + [ILLEGAL] * 4
+    for answer in (beat, *sends):
+        assert "producer group" in answer.remark
+        assert answer.remark.isprintable()
+    assert await client.max_offset("T") == 0
 
 
 @pytest.mark.parametrize("name", ["c\x1b]0;t\x07", "c\nd", "c\x9b31m", "c\u202ed", "c" * 1025])
-def test_no_client_id_that_cannot_be_shown_is_taken(serve, name):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_no_client_id_that_cannot_be_shown_is_taken(stage, /, name):
+    client = await stage.client()
+    await client.topic("T")
 
-        beat = Heartbeat(name, [{"groupName": "p"}], [consumer("g", "T")])
-        answers = [
-            await client.ask(BEAT, body=beat.write()),
-            await client.ask(LOCK, body=LockRequest(name, "g", [queue("T")]).write()),
-        ]
+    beat = Heartbeat(name, [{"groupName": "p"}], [consumer("g", "T")])
+    answers = [
+        await client.ask(BEAT, body=beat.write()),
+        await client.ask(LOCK, body=LockRequest(name, "g", [queue("T")]).write()),
+    ]
 
-        assert [answer.code for answer in answers] == [ERROR, ERROR]
-        for answer in answers:
-            assert "client id" in answer.remark
-            assert answer.remark.isprintable()
-        assert "g" not in await groups_of(client)
-
-    serve(main)
+    assert [answer.code for answer in answers] == [ERROR, ERROR]
+    for answer in answers:
+        assert "client id" in answer.remark
+        assert answer.remark.isprintable()
+    assert "g" not in await groups_of(client)
 
 
-def test_the_names_of_stock_clients_pass(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        for client_id in CLIENT_IDS:
-            for name in STOCK:
-                beat = Heartbeat(client_id, [{"groupName": name}], [consumer(name[:120], "T")])
-                await client.ok(BEAT, body=beat.write())
+@run_by("serve")
+async def test_the_names_of_stock_clients_pass(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    for client_id in CLIENT_IDS:
         for name in STOCK:
-            header = sending("T")
-            header.producer_group = name
-            await client.ok(RequestCode.SEND_MESSAGE, header, body=b"x")
-            await client.ok(COMMIT, OffsetCommit(name, "T", 0, 1))
-
-    serve(main)
+            beat = Heartbeat(client_id, [{"groupName": name}], [consumer(name[:120], "T")])
+            await client.ok(BEAT, body=beat.write())
+    for name in STOCK:
+        header = sending("T")
+        header.producer_group = name
+        await client.ok(RequestCode.SEND_MESSAGE, header, body=b"x")
+        await client.ok(COMMIT, OffsetCommit(name, "T", 0, 1))

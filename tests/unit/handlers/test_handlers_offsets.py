@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, queue, with_topics
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
@@ -28,73 +29,64 @@ async def offset_of(client, code, header, **given):
 # Committed offsets: the rule for code 22
 
 
-def test_what_a_group_told_is_what_it_is_told(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 6)
-        await client.commit("g", "T", 0, 5)
-        assert await client.committed("g", "T") == 5
-        await client.commit("g", "T", 0, 3)
-        assert await client.committed("g", "T") == 3
-
-    serve(main)
+@run_by("serve")
+async def test_what_a_group_told_is_what_it_is_told(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 6)
+    await client.commit("g", "T", 0, 5)
+    assert await client.committed("g", "T") == 5
+    await client.commit("g", "T", 0, 3)
+    assert await client.committed("g", "T") == 3
 
 
-def test_a_group_cannot_have_come_further_than_the_queue(serve):
+@run_by("serve")
+async def test_a_group_cannot_have_come_further_than_the_queue(stage, /):
     """An offset behind the end would hide the messages that come next."""
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 3)
+    await client.commit("g", "T", 0, 2**40)
+    await client.commit("g", "unknown", 0, 5)
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 3)
-        await client.commit("g", "T", 0, 2**40)
-        await client.commit("g", "unknown", 0, 5)
-
-        assert await client.committed("g", "T") == 3
-        assert stage.broker.offsets.get("g", "unknown", 0) is None
-
-    serve(main)
+    assert await client.committed("g", "T") == 3
+    assert stage.broker.offsets.get("g", "unknown", 0) is None
 
 
 @pytest.mark.parametrize(("zero", "found"), [(None, 0), (True, 0), (False, -NOT_FOUND)])
-def test_a_new_group_begins_a_young_queue_at_its_start_unless_it_asks_not_to(serve, zero, found):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
+@run_by("serve")
+async def test_a_new_group_begins_a_young_queue_at_its_start_unless_it_asks_not_to(
+    stage, /, zero, found
+):
+    client = await stage.client()
+    await client.fill("T", 3)
 
-        assert await client.committed("g", "T", zero=zero) == found
-        assert await client.committed("g", "unknown", zero=zero) == found
-
-    serve(main)
+    assert await client.committed("g", "T", zero=zero) == found
+    assert await client.committed("g", "unknown", zero=zero) == found
 
 
-def test_a_new_group_is_told_nothing_where_the_first_messages_are_gone(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
-        await client.send("T")
+@run_by("serve")
+async def test_a_new_group_is_told_nothing_where_the_first_messages_are_gone(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+    await client.send("T")
 
-        assert await client.committed("g", "T", zero=True) == -NOT_FOUND
-
-    serve(main)
+    assert await client.committed("g", "T", zero=True) == -NOT_FOUND
 
 
 @pytest.mark.parametrize(("more", "found"), [(0, 0), (1, -NOT_FOUND)])
-def test_a_new_group_is_told_nothing_where_the_first_message_is_old(serve, more, found):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
-        log = stage.broker.store.log
-        first = stage.broker.store.queue("T", 0).read(0, 1)[0][0]
-        stage.broker.store.log = log_that_ends(log, first + YOUNG_LOG_BYTES + more)
-        found_now = await client.committed("g", "T")
-        stage.broker.store.log = log
+@run_by("serve")
+async def test_a_new_group_is_told_nothing_where_the_first_message_is_old(stage, /, more, found):
+    client = await stage.client()
+    await client.send("T")
+    log = stage.broker.store.log
+    first = stage.broker.store.queue("T", 0).read(0, 1)[0][0]
+    stage.broker.store.log = log_that_ends(log, first + YOUNG_LOG_BYTES + more)
+    found_now = await client.committed("g", "T")
+    stage.broker.store.log = log
 
-        assert found_now == found
-
-    serve(main)
+    assert found_now == found
 
 
 def log_that_ends(log, end):
@@ -108,107 +100,92 @@ def log_that_ends(log, end):
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63)])
-def test_an_offset_below_zero_is_no_offset_and_no_fault(serve, offset):
+@run_by("serve")
+async def test_an_offset_below_zero_is_no_offset_and_no_fault(stage, /, offset):
     """The Node client says -1 where it has consumed nothing yet."""
+    client = await stage.client()
+    await client.fill("T", 5)
+    await client.commit("g", "T", 0, offset)
+    await client.commit("h", "T", 0, 5)
+    await client.commit("h", "T", 0, offset)
 
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 5)
-        await client.commit("g", "T", 0, offset)
-        await client.commit("h", "T", 0, 5)
-        await client.commit("h", "T", 0, offset)
-
-        assert stage.broker.offsets.get("g", "T", 0) is None
-        assert await client.committed("h", "T") == 5
-
-    serve(main)
+    assert stage.broker.offsets.get("g", "T", 0) is None
+    assert await client.committed("h", "T") == 5
 
 
-def test_a_one_way_commit_counts_and_is_not_answered(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 5)
+@run_by("serve")
+async def test_a_one_way_commit_counts_and_is_not_answered(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 5)
 
-        assert await client.is_silent(COMMIT, OffsetCommit("g", "T", 0, 5), oneway=True)
-        assert await client.committed("g", "T") == 5
-
-    serve(main)
+    assert await client.is_silent(COMMIT, OffsetCommit("g", "T", 0, 5), oneway=True)
+    assert await client.committed("g", "T") == 5
 
 
-def test_all_offsets_are_shown_under_rocketmqs_names(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
-        await client.fill("T", 5, queue=1)
-        await client.commit("g", "T", 1, 5)
-        body = (await client.ok(ALL)).body
+@run_by("serve")
+async def test_all_offsets_are_shown_under_rocketmqs_names(stage, /):
+    client = await stage.client()
+    await client.topic("T", 2)
+    await client.fill("T", 5, queue=1)
+    await client.commit("g", "T", 1, 5)
+    body = (await client.ok(ALL)).body
 
-        assert body == b'{"offsetTable":{"T@g":{"1":5}}}'
-        assert ConsumerOffsets.read(body).offset_table == {"T@g": {1: 5}}
-
-    serve(main)
+    assert body == b'{"offsetTable":{"T@g":{"1":5}}}'
+    assert ConsumerOffsets.read(body).offset_table == {"T@g": {1: 5}}
 
 
 # Bounds
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_queue_has_a_first_and_a_last_offset(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
-        await client.fill("T", 3)
+@run_by("serve")
+async def test_a_queue_has_a_first_and_a_last_offset(stage, /, kind):
+    client = await stage.client()
+    await client.topic("T", 2)
+    await client.fill("T", 3)
 
-        assert await offset_of(client, NEWEST, QueueHeader("T", 0), kind=kind) == 3
-        assert await offset_of(client, OLDEST, QueueHeader("T", 0), kind=kind) == 0
-        assert await offset_of(client, NEWEST, QueueHeader("T", 1), kind=kind) == 0
-        assert await offset_of(client, OLDEST, QueueHeader("T", 1), kind=kind) == 0
-
-    serve(main)
+    assert await offset_of(client, NEWEST, QueueHeader("T", 0), kind=kind) == 3
+    assert await offset_of(client, OLDEST, QueueHeader("T", 0), kind=kind) == 0
+    assert await offset_of(client, NEWEST, QueueHeader("T", 1), kind=kind) == 0
+    assert await offset_of(client, OLDEST, QueueHeader("T", 1), kind=kind) == 0
 
 
-def test_what_is_deleted_moves_the_first_offset(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
-        await client.topic("T")
+@run_by("serve")
+async def test_what_is_deleted_moves_the_first_offset(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
+    await client.topic("T")
 
-        assert await offset_of(client, OLDEST, QueueHeader("T", 0)) == 3
-        assert await offset_of(client, NEWEST, QueueHeader("T", 0)) == 3
-
-    serve(main)
+    assert await offset_of(client, OLDEST, QueueHeader("T", 0)) == 3
+    assert await offset_of(client, NEWEST, QueueHeader("T", 0)) == 3
 
 
 @pytest.mark.parametrize("code", [NEWEST, OLDEST, EARLIEST])
-def test_only_queues_that_are_there_have_bounds(serve, code):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
+@run_by("serve")
+async def test_only_queues_that_are_there_have_bounds(stage, /, code):
+    client = await stage.client()
+    await client.topic("T", 2)
 
-        assert await client.code_of(code, QueueHeader("T", 2)) == ERROR
-        assert await client.code_of(code, QueueHeader("T", -1)) == ERROR
-        assert await client.code_of(code, QueueHeader("U", 0)) == NO_TOPIC
-
-    serve(main)
+    assert await client.code_of(code, QueueHeader("T", 2)) == ERROR
+    assert await client.code_of(code, QueueHeader("T", -1)) == ERROR
+    assert await client.code_of(code, QueueHeader("U", 0)) == NO_TOPIC
 
 
-def test_the_first_message_has_a_time_and_none_has_none(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
-        await client.send("T")
-        (record,) = (await client.pull("T")).records
+@run_by("serve")
+async def test_the_first_message_has_a_time_and_none_has_none(stage, /):
+    client = await stage.client()
+    await client.topic("T", 2)
+    await client.send("T")
+    (record,) = (await client.pull("T")).records
 
-        async def earliest(number):
-            answer = await client.ok(EARLIEST, QueueHeader("T", number))
-            return answer.read(TimestampAnswer).timestamp
+    async def earliest(number):
+        answer = await client.ok(EARLIEST, QueueHeader("T", number))
+        return answer.read(TimestampAnswer).timestamp
 
-        assert await earliest(0) == record.stored_ms
-        assert await earliest(1) == -1
-
-    serve(main)
+    assert await earliest(0) == record.stored_ms
+    assert await earliest(1) == -1
 
 
 # Offsets by time
@@ -264,49 +241,43 @@ def test_with_the_upper_boundary_the_last_at_or_before_is_found(spelling):
     in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
 
 
-def test_of_two_equally_near_the_earlier_is_found():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T")
-        await stage.passes(2.0)
-        await client.send("T")
-        first, second = (each.stored_ms for each in (await client.pull("T")).records)
-        middle = (first + second) // 2
-        assert (second - first) % 2 == 0 or middle - first < second - middle
+@run_by(in_world)
+async def test_of_two_equally_near_the_earlier_is_found(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.send("T")
+    await stage.passes(2.0)
+    await client.send("T")
+    first, second = (each.stored_ms for each in (await client.pull("T")).records)
+    middle = (first + second) // 2
+    assert (second - first) % 2 == 0 or middle - first < second - middle
 
-        assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, middle)) == 0
-
-    in_world(main)
+    assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, middle)) == 0
 
 
-def test_of_messages_stored_at_one_time_the_boundaries_tell_first_and_last():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 5)
-        records = (await client.pull("T")).records
-        at = records[0].stored_ms
-        alike = sum(each.stored_ms == at for each in records)
-        assert alike > 1
+@run_by(in_world)
+async def test_of_messages_stored_at_one_time_the_boundaries_tell_first_and_last(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 5)
+    records = (await client.pull("T")).records
+    at = records[0].stored_ms
+    alike = sum(each.stored_ms == at for each in records)
+    assert alike > 1
 
-        for boundary, expected in [(None, 0), ("lower", 0), ("upper", alike - 1)]:
-            header = OffsetByTime("T", 0, at, boundary)
-            assert await offset_of(client, BY_TIME, header) == expected
-
-    in_world(main)
+    for boundary, expected in [(None, 0), ("lower", 0), ("upper", alike - 1)]:
+        header = OffsetByTime("T", 0, at, boundary)
+        assert await offset_of(client, BY_TIME, header) == expected
 
 
 @pytest.mark.parametrize("boundary", [None, "lower", "upper"])
-def test_in_an_empty_queue_every_time_is_its_start(serve, boundary):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_in_an_empty_queue_every_time_is_its_start(stage, /, boundary):
+    client = await stage.client()
+    await client.topic("T")
 
-        assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, 5, boundary)) == 0
-        assert await client.code_of(BY_TIME, OffsetByTime("U", 0, 5)) == NO_TOPIC
-
-    serve(main)
+    assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, 5, boundary)) == 0
+    assert await client.code_of(BY_TIME, OffsetByTime("U", 0, 5)) == NO_TOPIC
 
 
 # Locks
@@ -322,71 +293,59 @@ async def unlock(client, *queues, **given):
     return await client.ok(UNLOCK, body=body, **given)
 
 
-def test_the_answer_names_exactly_the_queues_one_has(serve):
-    async def main(stage):
-        one, other = await stage.clients(2)
-        assert await lock(one, queue("T", 0), queue("T", 1)) == [queue("T", 0), queue("T", 1)]
-        assert await lock(other, queue("T", 1), queue("T", 2)) == [queue("T", 2)]
-        assert await lock(other) == []
-
-    serve(main)
+@run_by("serve")
+async def test_the_answer_names_exactly_the_queues_one_has(stage, /):
+    one, other = await stage.clients(2)
+    assert await lock(one, queue("T", 0), queue("T", 1)) == [queue("T", 0), queue("T", 1)]
+    assert await lock(other, queue("T", 1), queue("T", 2)) == [queue("T", 2)]
+    assert await lock(other) == []
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_queue_is_free_again_when_it_is_given_back(serve, kind):
-    async def main(stage):
-        one, other = await stage.clients(2)
-        await lock(one, queue("T"), kind=kind)
-        await unlock(other, queue("T"))
-        assert await lock(other, queue("T")) == []
-        answer = await unlock(one, queue("T"), kind=kind)
-        assert answer.body == b""
-        assert await lock(other, queue("T")) == [queue("T")]
-
-    serve(main)
+@run_by("serve")
+async def test_a_queue_is_free_again_when_it_is_given_back(stage, /, kind):
+    one, other = await stage.clients(2)
+    await lock(one, queue("T"), kind=kind)
+    await unlock(other, queue("T"))
+    assert await lock(other, queue("T")) == []
+    answer = await unlock(one, queue("T"), kind=kind)
+    assert answer.body == b""
+    assert await lock(other, queue("T")) == [queue("T")]
 
 
-def test_a_one_way_unlock_is_not_answered(serve):
-    async def main(stage):
-        one, other = await stage.clients(2)
-        await lock(one, queue("T"))
-        body = LockRequest(one.name, "g", [queue("T")]).write()
+@run_by("serve")
+async def test_a_one_way_unlock_is_not_answered(stage, /):
+    one, other = await stage.clients(2)
+    await lock(one, queue("T"))
+    body = LockRequest(one.name, "g", [queue("T")]).write()
 
-        assert await one.is_silent(UNLOCK, body=body, oneway=True)
-        assert await lock(other, queue("T")) == [queue("T")]
-
-    serve(main)
+    assert await one.is_silent(UNLOCK, body=body, oneway=True)
+    assert await lock(other, queue("T")) == [queue("T")]
 
 
-def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(serve):
-    async def main(stage):
-        one, other = await stage.clients(2)
-        await lock(one, queue("T"))
-        await stage.passes(40)
-        await lock(one, queue("T"))
-        await stage.passes(59)
-        assert await lock(other, queue("T")) == []
-        await stage.passes(2)
-        assert await lock(other, queue("T")) == [queue("T")]
-        assert await lock(one, queue("T")) == []
-
-    serve(main)
+@run_by("serve")
+async def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(stage, /):
+    one, other = await stage.clients(2)
+    await lock(one, queue("T"))
+    await stage.passes(40)
+    await lock(one, queue("T"))
+    await stage.passes(59)
+    assert await lock(other, queue("T")) == []
+    await stage.passes(2)
+    assert await lock(other, queue("T")) == [queue("T")]
+    assert await lock(one, queue("T")) == []
 
 
-def test_a_5_x_client_says_more_and_is_understood(serve):
-    async def main(stage):
-        client = await stage.client()
-        body = (
-            b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"broker-a","queueId":0,'
-            b'"topic":"T"}],"onlyThisBroker":false}'
-        )
-        answer = await client.ok(LOCK, body=body)
+@run_by("serve")
+async def test_a_5_x_client_says_more_and_is_understood(stage, /):
+    client = await stage.client()
+    body = (
+        b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"broker-a","queueId":0,'
+        b'"topic":"T"}],"onlyThisBroker":false}'
+    )
+    answer = await client.ok(LOCK, body=body)
 
-        assert answer.body == (
-            b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}'
-        )
-
-    serve(main)
+    assert answer.body == (b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}')
 
 
 def test_offsets_of_a_group_survive_a_restart():
@@ -402,13 +361,11 @@ def test_offsets_of_a_group_survive_a_restart():
     in_world(first, restarted=second)
 
 
-def test_offsets_are_told_for_groups_nobody_made(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 7)
-        await client.commit("g", "T", 0, 7)
+@run_by("serve", with_topics(auto_create_groups=False))
+async def test_offsets_are_told_for_groups_nobody_made(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 7)
+    await client.commit("g", "T", 0, 7)
 
-        assert await client.committed("g", "T") == 7
-
-    serve(main, with_topics(auto_create_groups=False))
+    assert await client.committed("g", "T") == 7

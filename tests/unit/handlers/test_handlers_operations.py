@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world
 from tests.unit.handlers.transaction_stage import DURABLE, in_lives
 from txmq.protocol import java
@@ -40,110 +41,102 @@ async def fill(client):
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_waiting_messages_come_in_the_order_of_their_times(count):
-    async def main(stage):
-        client = await stage.client()
-        await fill(client)
-        found, page, _ = await delayed(client, count=count)
+@run_by(in_world)
+async def test_waiting_messages_come_in_the_order_of_their_times(stage, /, count):
+    client = await stage.client()
+    await fill(client)
+    found, page, _ = await delayed(client, count=count)
 
-        ids = [entry.message_id for entry in found]
-        assert ids == ["in-7", "level-3", "in-40", "level-5", "level-5", "in-2000"]
-        assert [entry.level for entry in found] == [0, 3, 0, 5, 5, 0]
-        assert {(entry.topic, entry.queue_id) for entry in found} == {("T", 0)}
-        assert page.waiting == 6
-        levels = {entry.level: (entry.delay_ms, entry.waiting) for entry in page.levels}
-        assert (levels[5], levels[3], levels[1]) == ((60_000, 2), (10_000, 1), (1_000, 0))
-        first = found[0]
-        assert (first.due_ms - first.stored_ms) // 1000 == 7
-        assert (first.size, found[1].keys) == (5, "k")
-
-    in_world(main)
+    ids = [entry.message_id for entry in found]
+    assert ids == ["in-7", "level-3", "in-40", "level-5", "level-5", "in-2000"]
+    assert [entry.level for entry in found] == [0, 3, 0, 5, 5, 0]
+    assert {(entry.topic, entry.queue_id) for entry in found} == {("T", 0)}
+    assert page.waiting == 6
+    levels = {entry.level: (entry.delay_ms, entry.waiting) for entry in page.levels}
+    assert (levels[5], levels[3], levels[1]) == ((60_000, 2), (10_000, 1), (1_000, 0))
+    first = found[0]
+    assert (first.due_ms - first.stored_ms) // 1000 == 7
+    assert (first.size, found[1].keys) == (5, "k")
 
 
-def test_only_the_wanted_level_and_time_come_however_little_a_request_looks_at(monkeypatch):
+@run_by(in_world)
+async def test_only_the_wanted_level_and_time_come_however_little_a_request_looks_at(
+    stage, /, monkeypatch
+):
     monkeypatch.setattr(schedule, "BUDGET", 1)
 
-    async def main(stage):
-        client = await stage.client()
-        await fill(client)
-        found, _, asked = await delayed(client, level=5)
-        assert [entry.level for entry in found] == [5, 5]
-        assert asked > 2
-        own, _, _ = await delayed(client, level=0)
-        assert [entry.message_id for entry in own] == ["in-7", "in-40", "in-2000"]
-        late, _, _ = await delayed(client, from_ms=stage.clock.wall_ms() + 100_000)
-        assert [entry.message_id for entry in late] == ["in-2000"]
-        for after in ("x", "1", "1:-3", "1:2:3", "9" * 30 + ":1"):
-            code = await client.code_of(RequestCode.LIST_DELAYED, ListDelayed(after=after))
-            assert code == INVALID
-
-    in_world(main)
+    client = await stage.client()
+    await fill(client)
+    found, _, asked = await delayed(client, level=5)
+    assert [entry.level for entry in found] == [5, 5]
+    assert asked > 2
+    own, _, _ = await delayed(client, level=0)
+    assert [entry.message_id for entry in own] == ["in-7", "in-40", "in-2000"]
+    late, _, _ = await delayed(client, from_ms=stage.clock.wall_ms() + 100_000)
+    assert [entry.message_id for entry in late] == ["in-2000"]
+    for after in ("x", "1", "1:-3", "1:2:3", "9" * 30 + ":1"):
+        code = await client.code_of(RequestCode.LIST_DELAYED, ListDelayed(after=after))
+        assert code == INVALID
 
 
-def test_messages_leave_the_list_when_they_are_due_or_recalled_also_over_a_restart():
-    async def main(stage):
-        client = await stage.client()
-        await fill(client)
-        await stage.passes(15)
-        found, _, _ = await delayed(client)
-        assert [entry.message_id for entry in found][0] == "in-40"
+@run_by(in_lives, DURABLE)
+async def test_messages_leave_the_list_when_they_are_due_or_recalled_also_over_a_restart(stage, /):
+    client = await stage.client()
+    await fill(client)
+    await stage.passes(15)
+    found, _, _ = await delayed(client)
+    assert [entry.message_id for entry in found][0] == "in-40"
 
-        by_hand = RecallDelayed("T", found[0].recall_handle, "ann", "the wrong amount")
-        await client.ok(RequestCode.RECALL_DELAYED, by_hand)
-        by_producer = RecallMessage("T", found[-1].recall_handle, "g", "broker-a")
-        await client.ok(RequestCode.RECALL_MESSAGE, by_producer)
-        left, _, _ = await delayed(client)
-        assert [entry.message_id for entry in left] == ["level-5", "level-5"]
+    by_hand = RecallDelayed("T", found[0].recall_handle, "ann", "the wrong amount")
+    await client.ok(RequestCode.RECALL_DELAYED, by_hand)
+    by_producer = RecallMessage("T", found[-1].recall_handle, "g", "broker-a")
+    await client.ok(RequestCode.RECALL_MESSAGE, by_producer)
+    left, _, _ = await delayed(client)
+    assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
-        await stage.kill()
-        await stage.start()
-        client = await stage.client()
-        left, _, _ = await delayed(client)
-        assert [entry.message_id for entry in left] == ["level-5", "level-5"]
-
-    in_lives(main, DURABLE)
+    await stage.kill()
+    await stage.start()
+    client = await stage.client()
+    left, _, _ = await delayed(client)
+    assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
 
-def test_a_recall_by_hand_names_its_person_and_is_audited_and_a_producers_is_not():
-    async def main(stage):
-        client = await stage.client()
-        await fill(client)
-        found, _, _ = await delayed(client)
-        handle = found[-1].recall_handle
-        for operator, reason in (("", "why"), ("ann", " ")):
-            wanted = RecallDelayed("T", handle, operator, reason)
-            assert await client.code_of(RequestCode.RECALL_DELAYED, wanted) == INVALID
-        await client.ok(RequestCode.RECALL_MESSAGE, RecallMessage("T", handle, "g", "broker-a"))
-        wanted = RecallDelayed("T", found[0].recall_handle, "ann", "why")
-        await client.ok(RequestCode.RECALL_DELAYED, wanted)
+@run_by(in_world)
+async def test_a_recall_by_hand_names_its_person_and_is_audited_and_a_producers_is_not(stage, /):
+    client = await stage.client()
+    await fill(client)
+    found, _, _ = await delayed(client)
+    handle = found[-1].recall_handle
+    for operator, reason in (("", "why"), ("ann", " ")):
+        wanted = RecallDelayed("T", handle, operator, reason)
+        assert await client.code_of(RequestCode.RECALL_DELAYED, wanted) == INVALID
+    await client.ok(RequestCode.RECALL_MESSAGE, RecallMessage("T", handle, "g", "broker-a"))
+    wanted = RecallDelayed("T", found[0].recall_handle, "ann", "why")
+    await client.ok(RequestCode.RECALL_DELAYED, wanted)
 
-        answer = await client.ok(RequestCode.LIST_AUDIT, ListAudit(action="RECALL"))
-        entries = AuditPage.read(answer.body).entries
-        assert [(bool(entry.refused), entry.fields["reason"]) for entry in entries] == [
-            (False, "why"), (True, " "), (True, "why"),
-        ]  # fmt: skip
-        assert entries[0].fields["operator"] == "ann"
-        assert entries[0].peer.count(":") == 1
-
-    in_world(main)
+    answer = await client.ok(RequestCode.LIST_AUDIT, ListAudit(action="RECALL"))
+    entries = AuditPage.read(answer.body).entries
+    assert [(bool(entry.refused), entry.fields["reason"]) for entry in entries] == [
+        (False, "why"), (True, " "), (True, "why"),
+    ]  # fmt: skip
+    assert entries[0].fields["operator"] == "ann"
+    assert entries[0].peer.count(":") == 1
 
 
-def test_a_setting_says_its_default_and_where_its_value_comes_from():
-    async def main(stage):
-        client = await stage.client()
-        changes = java.dumps({"fileReservedTime": "73"})
-        await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)
-        answer = await client.ok(RequestCode.SHOW_SETTINGS)
-        found = {entry.name: entry for entry in SettingsView.read(answer.body).settings}
+@run_by(in_world)
+async def test_a_setting_says_its_default_and_where_its_value_comes_from(stage, /):
+    client = await stage.client()
+    changes = java.dumps({"fileReservedTime": "73"})
+    await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)
+    answer = await client.ok(RequestCode.SHOW_SETTINGS)
+    found = {entry.name: entry for entry in SettingsView.read(answer.body).settings}
 
-        kept = found["fileReservedTime"]
-        assert (kept.value, kept.default, kept.source, kept.can_change) == (
-            "73", "72", "change", True,
-        )  # fmt: skip
-        assert kept.key == "retention.keep"
-        flush = found["flushDiskType"]
-        assert (flush.value, flush.default, flush.source) == ("ASYNC_FLUSH", "SYNC_FLUSH", "start")
-        assert (found["deleteWhen"].source, found["brokerRole"].can_change) == ("default", False)
-        assert (found["listenPort"].default, found["listenPort"].source) == (None, "start")
-
-    in_world(main)
+    kept = found["fileReservedTime"]
+    assert (kept.value, kept.default, kept.source, kept.can_change) == (
+        "73", "72", "change", True,
+    )  # fmt: skip
+    assert kept.key == "retention.keep"
+    flush = found["flushDiskType"]
+    assert (flush.value, flush.default, flush.source) == ("ASYNC_FLUSH", "SYNC_FLUSH", "start")
+    assert (found["deleteWhen"].source, found["brokerRole"].can_change) == ("default", False)
+    assert (found["listenPort"].default, found["listenPort"].source) == (None, "start")

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import consumer, in_world, queue, subscription
 from txmq.protocol import fastjson
 from txmq.protocol.bodies import (
@@ -49,237 +50,213 @@ async def pairs(client, group, topic=None, topics=None, **given):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_the_bounds_of_a_topics_queues_are_keyed_by_queues_as_objects(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
-        await client.fill("T", 3)
-        last = (await client.pull("T")).records[-1].stored_ms
-        body = (await client.ok(OF_TOPIC, TopicHeader("T"), kind=kind)).body
+@run_by("serve")
+async def test_the_bounds_of_a_topics_queues_are_keyed_by_queues_as_objects(stage, /, kind):
+    client = await stage.client()
+    await client.topic("T", 2)
+    await client.fill("T", 3)
+    last = (await client.pull("T")).records[-1].stored_ms
+    body = (await client.ok(OF_TOPIC, TopicHeader("T"), kind=kind)).body
 
-        assert body == (
-            b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
-            b'{"minOffset":0,"maxOffset":3,"lastUpdateTimestamp":%d},'
-            b'{"brokerName":"broker-a","queueId":1,"topic":"T"}:'
-            b'{"minOffset":0,"maxOffset":0,"lastUpdateTimestamp":0}}}' % last
-        )
-        found = read_queue_map(body, "offsetTable", QueueStats)
-        assert found[queue("T", 0)] == QueueStats(0, 3, last)
-
-    serve(main)
+    assert body == (
+        b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
+        b'{"minOffset":0,"maxOffset":3,"lastUpdateTimestamp":%d},'
+        b'{"brokerName":"broker-a","queueId":1,"topic":"T"}:'
+        b'{"minOffset":0,"maxOffset":0,"lastUpdateTimestamp":0}}}' % last
+    )
+    found = read_queue_map(body, "offsetTable", QueueStats)
+    assert found[queue("T", 0)] == QueueStats(0, 3, last)
 
 
-def test_an_unknown_topic_has_no_queues(serve):
-    async def main(stage):
-        assert await (await stage.client()).code_of(OF_TOPIC, TopicHeader("T")) == NO_TOPIC
-
-    serve(main)
+@run_by("serve")
+async def test_an_unknown_topic_has_no_queues(stage, /):
+    assert await (await stage.client()).code_of(OF_TOPIC, TopicHeader("T")) == NO_TOPIC
 
 
 # 208
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_how_far_a_group_is_is_keyed_by_queues_as_objects(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 3)
-        stored = [each.stored_ms for each in (await client.pull("T")).records]
-        await client.commit("g", "T", 0, 2)
-        answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"), kind=kind)
+@run_by("serve")
+async def test_how_far_a_group_is_is_keyed_by_queues_as_objects(stage, /, kind):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 3)
+    stored = [each.stored_ms for each in (await client.pull("T")).records]
+    await client.commit("g", "T", 0, 2)
+    answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"), kind=kind)
 
-        assert answer.body == (
-            b'{"consumeTps":0.0,"retriesWaiting":{},"retriesMax":16,'
-            b'"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
-            b'{"brokerOffset":3,"consumerOffset":2,"lastTimestamp":%d,"pullOffset":2}}}' % stored[1]
-        )
-
-    serve(main)
+    assert answer.body == (
+        b'{"consumeTps":0.0,"retriesWaiting":{},"retriesMax":16,'
+        b'"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:'
+        b'{"brokerOffset":3,"consumerOffset":2,"lastTimestamp":%d,"pullOffset":2}}}' % stored[1]
+    )
 
 
-def test_a_group_is_shown_in_all_its_topics_its_retries_with_them_or_in_those_named(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("%RETRY%g")
-        for name in ("T", "U"):
-            await client.topic(name, 2)
-            await client.commit("g", name, 0, 1)
-        await client.commit("g", "%RETRY%g", 0, 1)
+@run_by("serve")
+async def test_a_group_is_shown_in_all_its_topics_its_retries_with_them_or_in_those_named(stage, /):
+    client = await stage.client()
+    await client.send("%RETRY%g")
+    for name in ("T", "U"):
+        await client.topic(name, 2)
+        await client.commit("g", name, 0, 1)
+    await client.commit("g", "%RETRY%g", 0, 1)
 
-        topics = {each.topic for each in await pairs(client, "g")}
-        assert topics == {"T", "U", "%RETRY%g"}
-        assert set(await pairs(client, "g", "U")) == {queue("U", 0), queue("U", 1)}
-        assert {each.topic for each in await pairs(client, "g", "T", "U;%RETRY%g;none")} == {
-            "U",
-            "%RETRY%g",
-        }
-        assert await pairs(client, "g", "none") == {}
-        assert await pairs(client, "nobody") == {}
-
-    serve(main)
+    topics = {each.topic for each in await pairs(client, "g")}
+    assert topics == {"T", "U", "%RETRY%g"}
+    assert set(await pairs(client, "g", "U")) == {queue("U", 0), queue("U", 1)}
+    assert {each.topic for each in await pairs(client, "g", "T", "U;%RETRY%g;none")} == {
+        "U",
+        "%RETRY%g",
+    }
+    assert await pairs(client, "g", "none") == {}
+    assert await pairs(client, "nobody") == {}
 
 
-def test_what_a_group_no_longer_subscribes_to_is_left_out_while_it_is_online(serve):
-    async def main(stage):
-        client = await stage.client()
-        for name in ("T", "U"):
-            await client.topic(name)
-            await client.commit("g", name, 0, 1)
-        await client.beat(consumer("g", "T"))
-        assert {each.topic for each in await pairs(client, "g")} == {"T"}
-        client.close()
-        other = await stage.client()
-        await other.ok(RequestCode.GET_ALL_TOPIC_CONFIG)
+@run_by("serve")
+async def test_what_a_group_no_longer_subscribes_to_is_left_out_while_it_is_online(stage, /):
+    client = await stage.client()
+    for name in ("T", "U"):
+        await client.topic(name)
+        await client.commit("g", name, 0, 1)
+    await client.beat(consumer("g", "T"))
+    assert {each.topic for each in await pairs(client, "g")} == {"T"}
+    client.close()
+    other = await stage.client()
+    await other.ok(RequestCode.GET_ALL_TOPIC_CONFIG)
 
-        assert {each.topic for each in await pairs(other, "g")} == {"T", "U"}
-
-    serve(main)
+    assert {each.topic for each in await pairs(other, "g")} == {"T", "U"}
 
 
-def test_a_group_has_the_rate_of_the_last_minute():
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 30)
-        await stage.passes(120)
-        await client.pull("T", group="g", commit=0)
-        await stage.passes(30)
-        answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"))
-        rate = fastjson.loads(answer.body)["consumeTps"]
-        assert 30 / 70 <= rate <= 30 / 20
-        await stage.passes(120)
-        answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"))
-        assert fastjson.loads(answer.body)["consumeTps"] == 0
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_group_has_the_rate_of_the_last_minute(stage, /):
+    client = await stage.client()
+    await client.fill("T", 30)
+    await stage.passes(120)
+    await client.pull("T", group="g", commit=0)
+    await stage.passes(30)
+    answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"))
+    rate = fastjson.loads(answer.body)["consumeTps"]
+    assert 30 / 70 <= rate <= 30 / 20
+    await stage.passes(120)
+    answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"))
+    assert fastjson.loads(answer.body)["consumeTps"] == 0
 
 
 # 317
 
 
-def test_all_groups_are_shown_topic_by_topic_and_what_there_is_left(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.topic("O", order=True)
-        await client.fill("T", 5)
-        await client.fill("O", 3)
-        await client.ok(200, body=GroupConfig("g").write())
-        await client.commit("g", "T", 0, 1)
-        await client.commit("g", "O", 0, 3)
+@run_by("serve")
+async def test_all_groups_are_shown_topic_by_topic_and_what_there_is_left(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.topic("O", order=True)
+    await client.fill("T", 5)
+    await client.fill("O", 3)
+    await client.ok(200, body=GroupConfig("g").write())
+    await client.commit("g", "T", 0, 1)
+    await client.commit("g", "O", 0, 3)
 
-        async def shown(ordered):
-            body = (await client.ok(OF_ALL, BrokerStatsQuery(ordered))).body
-            assert b"}:{" in body
-            value = fastjson.loads(body)
-            assert value["brokerAddr"] == stage.broker.address
-            (stats,) = [each["g"] for each in value["consumeStatsList"] if "g" in each]
-            topics = [dict(key)["topic"] for each in stats for key in each["offsetTable"]]
-            assert all("consumeTps" in each for each in stats)
-            return topics, value["totalDiff"]
+    async def shown(ordered):
+        body = (await client.ok(OF_ALL, BrokerStatsQuery(ordered))).body
+        assert b"}:{" in body
+        value = fastjson.loads(body)
+        assert value["brokerAddr"] == stage.broker.address
+        (stats,) = [each["g"] for each in value["consumeStatsList"] if "g" in each]
+        topics = [dict(key)["topic"] for each in stats for key in each["offsetTable"]]
+        assert all("consumeTps" in each for each in stats)
+        return topics, value["totalDiff"]
 
-        assert await shown(ordered=False) == (["T", "O"], 4)
-        assert await shown(ordered=True) == (["O"], 0)
-
-    serve(main)
+    assert await shown(ordered=False) == (["T", "O"], 4)
+    assert await shown(ordered=True) == (["O"], 0)
 
 
 # 300, 343, 345
 
 
-def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.beat(consumer("online", "T"), consumer("other", "U"))
-        await client.commit("been", "T", 0, 1)
-        await client.commit("online", "T", 0, 1)
+@run_by("serve")
+async def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.beat(consumer("online", "T"), consumer("other", "U"))
+    await client.commit("been", "T", 0, 1)
+    await client.commit("online", "T", 0, 1)
 
-        answer = await client.ok(WHO, TopicHeader("T"))
-        assert GroupList.read(answer.body).group_list == ["been", "online"]
-        answer = await client.ok(WHO, TopicHeader("nobody's"))
-        assert answer.body == b'{"groupList":[]}'
-
-    serve(main)
+    answer = await client.ok(WHO, TopicHeader("T"))
+    assert GroupList.read(answer.body).group_list == ["been", "online"]
+    answer = await client.ok(WHO, TopicHeader("nobody's"))
+    assert answer.body == b'{"groupList":[]}'
 
 
-def test_which_topics_a_group_has_been_in(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("U", 1)
-        await client.fill("T", 1)
-        await client.commit("g", "U", 0, 1)
-        await client.commit("g", "T", 0, 1)
+@run_by("serve")
+async def test_which_topics_a_group_has_been_in(stage, /):
+    client = await stage.client()
+    await client.fill("U", 1)
+    await client.fill("T", 1)
+    await client.commit("g", "U", 0, 1)
+    await client.commit("g", "T", 0, 1)
 
-        answer = await client.ok(TOPICS, NamedGroup(group="g"))
-        assert TopicNames.read(answer.body) == TopicNames(["T", "U"], stage.broker.address)
-        assert await client.code_of(TOPICS, NamedGroup()) == ERROR
-
-    serve(main)
+    answer = await client.ok(TOPICS, NamedGroup(group="g"))
+    assert TopicNames.read(answer.body) == TopicNames(["T", "U"], stage.broker.address)
+    assert await client.code_of(TOPICS, NamedGroup()) == ERROR
 
 
-def test_what_a_group_wants_of_a_topic(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(consumer("g", T="A"))
+@run_by("serve")
+async def test_what_a_group_wants_of_a_topic(stage, /):
+    client = await stage.client()
+    await client.beat(consumer("g", T="A"))
 
-        async def wanted(topic):
-            answer = await client.ok(SUBSCRIPTION, SubscriptionQuery("g", topic))
-            return SubscriptionAnswer.read(answer.body)
+    async def wanted(topic):
+        answer = await client.ok(SUBSCRIPTION, SubscriptionQuery("g", topic))
+        return SubscriptionAnswer.read(answer.body)
 
-        assert await wanted("T") == SubscriptionAnswer("g", "T", subscription("T", "A"))
-        assert await wanted("U") == SubscriptionAnswer("g", "U")
-        assert await wanted(None) == SubscriptionAnswer("g")
-
-    serve(main)
+    assert await wanted("T") == SubscriptionAnswer("g", "T", subscription("T", "A"))
+    assert await wanted("U") == SubscriptionAnswer("g", "U")
+    assert await wanted(None) == SubscriptionAnswer("g")
 
 
 # 303
 
 
-def test_how_late_a_group_is():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 2)
-        for _ in range(3):
-            await client.send("T")
-            await stage.passes(10)
-        times = [each.stored_ms for each in (await client.pull("T")).records]
-        await client.commit("g", "T", 0, 1)
-        answer = await client.ok(SPANS, TopicAndGroup("T", "g"))
+@run_by(in_world)
+async def test_how_late_a_group_is(stage, /):
+    client = await stage.client()
+    await client.topic("T", 2)
+    for _ in range(3):
+        await client.send("T")
+        await stage.passes(10)
+    times = [each.stored_ms for each in (await client.pull("T")).records]
+    await client.commit("g", "T", 0, 1)
+    answer = await client.ok(SPANS, TopicAndGroup("T", "g"))
 
-        first, second = ConsumeTimeSpans.read(answer.body).consume_time_span_set
-        assert first.message_queue == queue("T", 0)
-        assert (first.min_time_stamp, first.max_time_stamp) == (times[0], times[2])
-        assert first.consume_time_stamp == times[0]
-        assert 20_000 <= first.delay_time < 21_000
-        assert (second.min_time_stamp, second.delay_time) == (-1, 0)
-        assert await client.code_of(SPANS, TopicAndGroup("U", "g")) == NO_TOPIC
-
-    in_world(main)
+    first, second = ConsumeTimeSpans.read(answer.body).consume_time_span_set
+    assert first.message_queue == queue("T", 0)
+    assert (first.min_time_stamp, first.max_time_stamp) == (times[0], times[2])
+    assert first.consume_time_stamp == times[0]
+    assert 20_000 <= first.delay_time < 21_000
+    assert (second.min_time_stamp, second.delay_time) == (-1, 0)
+    assert await client.code_of(SPANS, TopicAndGroup("U", "g")) == NO_TOPIC
 
 
 # 308
 
 
-def test_how_far_the_slowest_group_is(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 10)
-        for group, offset in (("a", 5), ("b", 3), ("c", 8)):
-            await client.commit(group, "T", 0, offset)
+@run_by("serve")
+async def test_how_far_the_slowest_group_is(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 10)
+    for group, offset in (("a", 5), ("b", 3), ("c", 8)):
+        await client.commit(group, "T", 0, offset)
 
-        async def least(compared, without=None):
-            header = CorrectionQuery(compared, "T", without)
-            answer = await client.ok(CORRECTIONS, header)
-            return CorrectionOffsets.read(answer.body).correction_offsets
+    async def least(compared, without=None):
+        header = CorrectionQuery(compared, "T", without)
+        answer = await client.ok(CORRECTIONS, header)
+        return CorrectionOffsets.read(answer.body).correction_offsets
 
-        assert await least("a") == {0: 3}
-        assert await least("c", "b,a") == {0: 8}
-        assert await least("b", "b") == {0: 2**63 - 1}
-
-    serve(main)
+    assert await least("a") == {0: 3}
+    assert await least("c", "b,a") == {0: 8}
+    assert await least("b", "b") == {0: 2**63 - 1}
 
 
 # 314
@@ -288,120 +265,108 @@ def test_how_far_the_slowest_group_is(serve):
 @pytest.mark.parametrize(
     ("topic", "moved"), [(None, {"T": 5, "U": 6}), ("", {"T": 5, "U": 6}), ("U", {"U": 6})]
 )
-def test_a_group_goes_on_where_another_is(serve, topic, moved):
-    async def main(stage):
-        client = await stage.client()
-        for name, offset in (("T", 5), ("U", 6)):
-            await client.topic(name)
-            await client.fill(name, 6)
-            await client.commit("from", name, 0, offset)
-        await client.commit("from", "gone", 0, 7)
-        await client.ok(CLONE, CloneOffset("from", "to", topic))
+@run_by("serve")
+async def test_a_group_goes_on_where_another_is(stage, /, topic, moved):
+    client = await stage.client()
+    for name, offset in (("T", 5), ("U", 6)):
+        await client.topic(name)
+        await client.fill(name, 6)
+        await client.commit("from", name, 0, offset)
+    await client.commit("from", "gone", 0, 7)
+    await client.ok(CLONE, CloneOffset("from", "to", topic))
 
-        offsets = stage.broker.offsets
-        assert {each: offsets.get("to", each, 0) for each in offsets.topics_of("to")} == moved
-        await client.ok(CLONE, CloneOffset("nobody", "to", topic))
-
-    serve(main)
+    offsets = stage.broker.offsets
+    assert {each: offsets.get("to", each, 0) for each in offsets.topics_of("to")} == moved
+    await client.ok(CLONE, CloneOffset("nobody", "to", topic))
 
 
 @pytest.mark.parametrize(("offline", "moved"), [(False, []), (True, ["T"])])
-def test_what_a_group_online_ignores_is_cloned_only_if_that_is_asked_for(serve, offline, moved):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.commit("from", "T", 0, 5)
-        await client.beat(consumer("from", "U"))
-        await client.ok(CLONE, CloneOffset("from", "to", None, offline))
+@run_by("serve")
+async def test_what_a_group_online_ignores_is_cloned_only_if_that_is_asked_for(
+    stage, /, offline, moved
+):
+    client = await stage.client()
+    await client.topic("T")
+    await client.commit("from", "T", 0, 5)
+    await client.beat(consumer("from", "U"))
+    await client.ok(CLONE, CloneOffset("from", "to", None, offline))
 
-        assert stage.broker.offsets.topics_of("to") == moved
-
-    serve(main)
+    assert stage.broker.offsets.topics_of("to") == moved
 
 
 # 321
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_queues_entries_are_shown(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        for tag in ("A", "B", "C"):
-            await client.send("T", b"x", TAGS=tag)
-        records = (await client.pull("T")).records
-        header = QueueEntriesQuery("T", 0, 1, 5)
-        answer = await client.ok(ENTRIES, header, kind=kind)
+@run_by("serve")
+async def test_a_queues_entries_are_shown(stage, /, kind):
+    client = await stage.client()
+    await client.topic("T")
+    for tag in ("A", "B", "C"):
+        await client.send("T", b"x", TAGS=tag)
+    records = (await client.pull("T")).records
+    header = QueueEntriesQuery("T", 0, 1, 5)
+    answer = await client.ok(ENTRIES, header, kind=kind)
 
-        shown = QueueEntries.read(answer.body)
-        assert (shown.min_queue_index, shown.max_queue_index) == (0, 3)
-        assert [each.physic_offset for each in shown.queue_data] == [
-            each.position for each in records[1:]
-        ]
-        assert [each.tags_code for each in shown.queue_data] == [
-            string_hash("B"),
-            string_hash("C"),
-        ]
-        assert "filterData" not in json.loads(answer.body)
-        assert answer.remark is None
-
-    serve(main)
+    shown = QueueEntries.read(answer.body)
+    assert (shown.min_queue_index, shown.max_queue_index) == (0, 3)
+    assert [each.physic_offset for each in shown.queue_data] == [
+        each.position for each in records[1:]
+    ]
+    assert [each.tags_code for each in shown.queue_data] == [
+        string_hash("B"),
+        string_hash("C"),
+    ]
+    assert "filterData" not in json.loads(answer.body)
+    assert answer.remark is None
 
 
 @pytest.mark.parametrize(("index", "count"), [(3, 5), (99, 5), (-1, 5), (0, 0), (0, -3)])
-def test_where_there_are_no_entries_the_bounds_are_told_all_the_same(serve, index, count):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, index, count))
+@run_by("serve")
+async def test_where_there_are_no_entries_the_bounds_are_told_all_the_same(stage, /, index, count):
+    client = await stage.client()
+    await client.fill("T", 3)
+    answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, index, count))
 
-        assert QueueEntries.read(answer.body) == QueueEntries([], 3, 0)
-        assert json.loads(answer.body)["queueData"] == []
-        assert re.match(rf"Index {index} of 0@T", answer.remark)
-
-    serve(main)
+    assert QueueEntries.read(answer.body) == QueueEntries([], 3, 0)
+    assert json.loads(answer.body)["queueData"] == []
+    assert re.match(rf"Index {index} of 0@T", answer.remark)
 
 
-def test_with_its_entries_a_queue_is_shown_to_a_group_with_what_that_wants(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
+@run_by("serve")
+async def test_with_its_entries_a_queue_is_shown_to_a_group_with_what_that_wants(stage, /):
+    client = await stage.client()
+    await client.send("T")
 
-        async def shown(group):
-            answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, 0, 1, group))
-            return QueueEntries.read(answer.body)
+    async def shown(group):
+        answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, 0, 1, group))
+        return QueueEntries.read(answer.body)
 
-        assert (await shown("g")).filter_data == "g@T is not online!"
-        await client.beat(consumer("g", T="B || A"))
-        assert (await shown("g")).filter_data == "A || B"
-        assert (await shown("g")).subscription_data == subscription("T", "B || A")
-        all_of_it = ConsumerRegistration("g", subscription_data_set=[subscription("T", version=2)])
-        await client.beat(all_of_it)
-        assert (await shown("g")).filter_data == "everything"
-
-    serve(main)
+    assert (await shown("g")).filter_data == "g@T is not online!"
+    await client.beat(consumer("g", T="B || A"))
+    assert (await shown("g")).filter_data == "A || B"
+    assert (await shown("g")).subscription_data == subscription("T", "B || A")
+    all_of_it = ConsumerRegistration("g", subscription_data_set=[subscription("T", version=2)])
+    await client.beat(all_of_it)
+    assert (await shown("g")).filter_data == "everything"
 
 
 @pytest.mark.parametrize(("topic", "number"), [("U", 0), ("T", 1), ("T", -1)])
-def test_a_queue_that_is_not_there_has_no_entries(serve, topic, number):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_a_queue_that_is_not_there_has_no_entries(stage, /, topic, number):
+    client = await stage.client()
+    await client.topic("T")
 
-        assert await client.code_of(ENTRIES, QueueEntriesQuery(topic, number, 0, 1)) == ERROR
-
-    serve(main)
+    assert await client.code_of(ENTRIES, QueueEntriesQuery(topic, number, 0, 1)) == ERROR
 
 
-def test_entries_before_and_behind_a_checkpoint_are_shown_together(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 2)
-        await stage.broker._flusher.drain()
-        await client.fill("T", 2)
-        answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, 0, 10))
+@run_by("serve")
+async def test_entries_before_and_behind_a_checkpoint_are_shown_together(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.fill("T", 2)
+    await stage.broker._flusher.drain()
+    await client.fill("T", 2)
+    answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, 0, 10))
 
-        assert len(QueueEntries.read(answer.body).queue_data) == 4
-
-    serve(main)
+    assert len(QueueEntries.read(answer.body).queue_data) == 4

@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol import record as records
 from txmq.protocol.command import BINARY, JSON, fields_of
@@ -27,120 +28,102 @@ async def found(client, topic, key, *, count=64, begin=0, end=EVER, unique=False
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_messages_are_found_by_each_of_their_keys_newest_first(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T", b"1", KEYS="a b")
-        await client.send("T", b"2", KEYS="b")
+@run_by("serve")
+async def test_messages_are_found_by_each_of_their_keys_newest_first(stage, /, kind):
+    client = await stage.client()
+    await client.send("T", b"1", KEYS="a b")
+    await client.send("T", b"2", KEYS="b")
 
-        assert await found(client, "T", "a", kind=kind) == [b"1"]
-        assert await found(client, "T", "b", kind=kind) == [b"2", b"1"]
-        assert await found(client, "T", "b", count=1, kind=kind) == [b"2"]
-
-    serve(main)
+    assert await found(client, "T", "a", kind=kind) == [b"1"]
+    assert await found(client, "T", "b", kind=kind) == [b"2", b"1"]
+    assert await found(client, "T", "b", count=1, kind=kind) == [b"2"]
 
 
-def test_a_message_is_found_by_its_own_id(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T", b"1", UNIQ_KEY="u", KEYS="k")
-        await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
+@run_by("serve")
+async def test_a_message_is_found_by_its_own_id(stage, /):
+    client = await stage.client()
+    await client.send("T", b"1", UNIQ_KEY="u", KEYS="k")
+    await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
 
-        assert await found(client, "T", "u", unique=True) == [b"1"]
-        assert await found(client, "T", "u") == [b"2", b"1"]
-        assert await found(client, "T", "k", unique=True) == -NOT_FOUND
-
-    serve(main)
+    assert await found(client, "T", "u", unique=True) == [b"1"]
+    assert await found(client, "T", "u") == [b"2", b"1"]
+    assert await found(client, "T", "k", unique=True) == -NOT_FOUND
 
 
-def test_a_topics_keys_are_its_own(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T", b"1", KEYS="k")
-        await client.topic("U")
+@run_by("serve")
+async def test_a_topics_keys_are_its_own(stage, /):
+    client = await stage.client()
+    await client.send("T", b"1", KEYS="k")
+    await client.topic("U")
 
-        assert await found(client, "U", "k") == -NOT_FOUND
-        assert await found(client, "no such", "k") == -NO_TOPIC
-
-    serve(main)
+    assert await found(client, "U", "k") == -NOT_FOUND
+    assert await found(client, "no such", "k") == -NO_TOPIC
 
 
-def test_keys_whose_hashes_collide_are_told_apart(serve):
+@run_by("serve")
+async def test_keys_whose_hashes_collide_are_told_apart(stage, /):
     keys = (md5(b"%d" % number).hexdigest() for number in range(1_000_000))
     seen = {key_hash(topic_seed("T"), key): key for key in islice(keys, 100_000)}
     other = next(key for key in keys if key_hash(topic_seed("U"), key) in seen)
     alike = seen[key_hash(topic_seed("U"), other)]
 
-    async def main(stage):
-        client = await stage.client()
-        await client.send("U", b"2", KEYS=other)
-        await client.topic("T")
-        assert await found(client, "T", alike) == -NOT_FOUND
-        await client.send("T", b"1", KEYS=alike)
-        assert await found(client, "T", alike) == [b"1"]
-
-    serve(main)
+    client = await stage.client()
+    await client.send("U", b"2", KEYS=other)
+    await client.topic("T")
+    assert await found(client, "T", alike) == -NOT_FOUND
+    await client.send("T", b"1", KEYS=alike)
+    assert await found(client, "T", alike) == [b"1"]
 
 
-def test_only_messages_of_the_wanted_time_are_found():
-    async def main(stage):
-        client = await stage.client()
-        times = []
-        for body in (b"1", b"2", b"3"):
-            await client.send("T", body, KEYS="k")
-            times.append(stage.clock.wall_ms())
-            await stage.passes(1.0)
+@run_by(in_world)
+async def test_only_messages_of_the_wanted_time_are_found(stage, /):
+    client = await stage.client()
+    times = []
+    for body in (b"1", b"2", b"3"):
+        await client.send("T", body, KEYS="k")
+        times.append(stage.clock.wall_ms())
+        await stage.passes(1.0)
 
-        assert await found(client, "T", "k", begin=times[0] + 500) == [b"3", b"2"]
-        assert await found(client, "T", "k", end=times[1] + 500) == [b"2", b"1"]
-        assert await found(client, "T", "k", begin=times[2] + 500) == -NOT_FOUND
-
-    in_world(main)
+    assert await found(client, "T", "k", begin=times[0] + 500) == [b"3", b"2"]
+    assert await found(client, "T", "k", end=times[1] + 500) == [b"2", b"1"]
+    assert await found(client, "T", "k", begin=times[2] + 500) == -NOT_FOUND
 
 
-def test_no_more_come_than_an_answer_should_hold(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 70, KEYS="k", UNIQ_KEY="u")
+@run_by("serve")
+async def test_no_more_come_than_an_answer_should_hold(stage, /):
+    client = await stage.client()
+    await client.fill("T", 70, KEYS="k", UNIQ_KEY="u")
 
-        assert len(await found(client, "T", "k", count=1000)) == 64
-        assert len(await found(client, "T", "u", count=1, unique=True)) == 32
-        assert len(await found(client, "T", "k", count=0)) == 1
-
-    serve(main)
+    assert len(await found(client, "T", "k", count=1000)) == 64
+    assert len(await found(client, "T", "u", count=1, unique=True)) == 32
+    assert len(await found(client, "T", "k", count=0)) == 1
 
 
-def test_large_messages_end_an_answer_early(serve):
-    async def main(stage):
-        client = await stage.client()
-        for _ in range(3):
-            await client.send("T", b"x" * 200_000, KEYS="k")
+@run_by("serve")
+async def test_large_messages_end_an_answer_early(stage, /):
+    client = await stage.client()
+    for _ in range(3):
+        await client.send("T", b"x" * 200_000, KEYS="k")
 
-        assert len(await found(client, "T", "k")) == 2
-
-    serve(main)
+    assert len(await found(client, "T", "k")) == 2
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_message_is_shown_by_its_place(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        said = (await client.send("T", b"here")).read(SendAnswer)
-        position = int(said.msg_id[16:], 16)
-        answer = await client.ok(BY_ID, MessagePosition(position), kind=kind)
+@run_by("serve")
+async def test_a_message_is_shown_by_its_place(stage, /, kind):
+    client = await stage.client()
+    said = (await client.send("T", b"here")).read(SendAnswer)
+    position = int(said.msg_id[16:], 16)
+    answer = await client.ok(BY_ID, MessagePosition(position), kind=kind)
 
-        (record,) = records.unpack_all(answer.body)
-        assert (record.body, record.position, record.offset_id) == (b"here", position, said.msg_id)
-
-    serve(main)
+    (record,) = records.unpack_all(answer.body)
+    assert (record.body, record.position, record.offset_id) == (b"here", position, said.msg_id)
 
 
 @pytest.mark.parametrize("position", [-1, 0, 1, 10**15])
-def test_where_no_message_begins_there_is_none_to_show(serve, position):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
+@run_by("serve")
+async def test_where_no_message_begins_there_is_none_to_show(stage, /, position):
+    client = await stage.client()
+    await client.send("T")
 
-        assert await client.code_of(BY_ID, MessagePosition(position)) == ERROR
-
-    serve(main)
+    assert await client.code_of(BY_ID, MessagePosition(position)) == ERROR

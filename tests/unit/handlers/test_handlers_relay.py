@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import SETTINGS, consumer, in_world, queue, sending
 from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties
@@ -45,223 +46,191 @@ async def group_of(stage, *topics, group="g", version=None):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_consumer_is_asked_and_what_it_says_is_passed_on_as_it_is(serve, kind):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        info = b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{}}}'
-        member.replies[RUNNING] = saying(7, {"a": "b"}, body=info, remark="busy, but well")
-        header = ConsumeDirectly("g", member.name, jstack_enable=True)
-        answer = await operator.ask(RUNNING, header, kind=kind)
+@run_by("serve")
+async def test_a_consumer_is_asked_and_what_it_says_is_passed_on_as_it_is(stage, /, kind):
+    operator, member = await group_of(stage)
+    info = b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{}}}'
+    member.replies[RUNNING] = saying(7, {"a": "b"}, body=info, remark="busy, but well")
+    header = ConsumeDirectly("g", member.name, jstack_enable=True)
+    answer = await operator.ask(RUNNING, header, kind=kind)
 
-        asked = await member.heard(RUNNING)
-        assert not asked.is_oneway
-        assert asked.field_map() == fields_of(header)
-        assert (answer.code, answer.remark, answer.body) == (7, "busy, but well", info)
-        assert answer.field_map() == {"a": "b"}
-        assert answer.kind == kind
-
-    serve(main)
+    asked = await member.heard(RUNNING)
+    assert not asked.is_oneway
+    assert asked.field_map() == fields_of(header)
+    assert (answer.code, answer.remark, answer.body) == (7, "busy, but well", info)
+    assert answer.field_map() == {"a": "b"}
+    assert answer.kind == kind
 
 
-def test_others_are_served_while_a_consumer_thinks(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
-        asked = await member.heard(RUNNING)
-        await operator.topic("T")
-        assert stage.broker._relays.pending == 1
-        member.connection.send(commands.answer(asked, body=b"late"))
+@run_by("serve")
+async def test_others_are_served_while_a_consumer_thinks(stage, /):
+    operator, member = await group_of(stage)
+    pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
+    asked = await member.heard(RUNNING)
+    await operator.topic("T")
+    assert stage.broker._relays.pending == 1
+    member.connection.send(commands.answer(asked, body=b"late"))
 
-        assert (await pending).body == b"late"
-        assert stage.broker._relays.pending == 0
-
-    serve(main)
+    assert (await pending).body == b"late"
+    assert stage.broker._relays.pending == 0
 
 
 @pytest.mark.parametrize(("group", "client"), [("other", "client-2"), ("g", "somebody")])
-def test_a_consumer_that_is_not_there_cannot_be_asked(serve, group, client):
-    async def main(stage):
-        operator, _ = await group_of(stage)
-        answer = await operator.ask(RUNNING, ConsumeDirectly(group, client))
+@run_by("serve")
+async def test_a_consumer_that_is_not_there_cannot_be_asked(stage, /, group, client):
+    operator, _ = await group_of(stage)
+    answer = await operator.ask(RUNNING, ConsumeDirectly(group, client))
 
-        assert answer.code == ERROR
-        assert answer.remark == f"The Consumer <{group}> <{client}> not online"
-
-    serve(main)
+    assert answer.code == ERROR
+    assert answer.remark == f"The Consumer <{group}> <{client}> not online"
 
 
 @pytest.mark.parametrize(("version", "code"), [(61, ERROR), (62, 0)])
-def test_a_consumer_of_long_ago_cannot_be_asked(serve, version, code):
-    async def main(stage):
-        operator, member = await group_of(stage, version=version)
-        member.replies[RUNNING] = saying()
+@run_by("serve")
+async def test_a_consumer_of_long_ago_cannot_be_asked(stage, /, version, code):
+    operator, member = await group_of(stage, version=version)
+    member.replies[RUNNING] = saying()
 
-        assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == code
-
-    serve(main)
+    assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == code
 
 
-def test_a_consumer_that_does_not_answer_is_given_ten_seconds():
-    async def main(stage):
-        operator, member = await group_of(stage)
-        began = stage.world.now()
+@run_by(in_world)
+async def test_a_consumer_that_does_not_answer_is_given_ten_seconds(stage, /):
+    operator, member = await group_of(stage)
+    began = stage.world.now()
 
-        assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == TIMEOUT
-        assert 10.0 <= stage.world.now() - began < 10.5
-        assert stage.broker._relays.pending == 0
-
-    in_world(main)
+    assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == TIMEOUT
+    assert 10.0 <= stage.world.now() - began < 10.5
+    assert stage.broker._relays.pending == 0
 
 
-def test_a_consumer_that_goes_away_instead_of_answering_is_missed_at_once(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
-        await member.heard(RUNNING)
-        member.close()
+@run_by("serve")
+async def test_a_consumer_that_goes_away_instead_of_answering_is_missed_at_once(stage, /):
+    operator, member = await group_of(stage)
+    pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
+    await member.heard(RUNNING)
+    member.close()
 
-        assert (await pending).code == ERROR
-
-    serve(main)
+    assert (await pending).code == ERROR
 
 
-def test_whoever_has_gone_away_is_not_answered(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        operator.asking(RUNNING, ConsumeDirectly("g", member.name))
-        asked = await member.heard(RUNNING)
-        operator.close()
-        await member.topic("T")
-        member.connection.send(commands.answer(asked))
-        await member.topic("U")
+@run_by("serve")
+async def test_whoever_has_gone_away_is_not_answered(stage, /):
+    operator, member = await group_of(stage)
+    operator.asking(RUNNING, ConsumeDirectly("g", member.name))
+    asked = await member.heard(RUNNING)
+    operator.close()
+    await member.topic("T")
+    member.connection.send(commands.answer(asked))
+    await member.topic("U")
 
-        assert stage.broker._relays.pending == 0
-
-    serve(main)
+    assert stage.broker._relays.pending == 0
 
 
-def test_a_one_way_question_is_passed_on_and_its_answer_is_not(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        member.replies[RUNNING] = saying()
-        unanswered = operator.asking(RUNNING, ConsumeDirectly("g", member.name), oneway=True)
-        await member.heard(RUNNING)
-        await member.topic("T")
-        await operator.topic("T")
+@run_by("serve")
+async def test_a_one_way_question_is_passed_on_and_its_answer_is_not(stage, /):
+    operator, member = await group_of(stage)
+    member.replies[RUNNING] = saying()
+    unanswered = operator.asking(RUNNING, ConsumeDirectly("g", member.name), oneway=True)
+    await member.heard(RUNNING)
+    await member.topic("T")
+    await operator.topic("T")
 
-        assert stage.broker._relays.pending == 0
-        assert not unanswered.done(), unanswered.result()
-
-    serve(main)
+    assert stage.broker._relays.pending == 0
+    assert not unanswered.done(), unanswered.result()
 
 
-def test_a_broker_that_stops_waits_for_no_consumer():
-    async def main(stage):
-        operator, member = await group_of(stage)
-        operator.asking(RUNNING, ConsumeDirectly("g", member.name))
-        await member.heard(RUNNING)
-        began = stage.world.now()
-        await stage.broker._relays.stop()
+@run_by(in_world)
+async def test_a_broker_that_stops_waits_for_no_consumer(stage, /):
+    operator, member = await group_of(stage)
+    operator.asking(RUNNING, ConsumeDirectly("g", member.name))
+    await member.heard(RUNNING)
+    began = stage.world.now()
+    await stage.broker._relays.stop()
 
-        assert stage.world.now() == began
-        assert stage.broker._relays.pending == 0
-
-    in_world(main)
+    assert stage.world.now() == began
+    assert stage.broker._relays.pending == 0
 
 
-def test_too_many_questions_at_once_are_refused(serve, monkeypatch):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        monkeypatch.setattr("txmq_broker.handlers.relay.RELAYED_MAX", 1)
-        header = ConsumeDirectly("g", member.name)
-        operator.asking(RUNNING, header)
+@run_by("serve")
+async def test_too_many_questions_at_once_are_refused(stage, /, monkeypatch):
+    operator, member = await group_of(stage)
+    monkeypatch.setattr("txmq_broker.handlers.relay.RELAYED_MAX", 1)
+    header = ConsumeDirectly("g", member.name)
+    operator.asking(RUNNING, header)
 
-        assert await operator.code_of(RUNNING, header) == BUSY
-
-    serve(main)
+    assert await operator.code_of(RUNNING, header) == BUSY
 
 
-def test_an_answer_that_breaks_the_protocol_is_an_error_to_whoever_asked(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
+@run_by("serve")
+async def test_an_answer_that_breaks_the_protocol_is_an_error_to_whoever_asked(stage, /):
+    operator, member = await group_of(stage)
 
-        def broken(request):
-            frame = commands.answer(request, 0, {"a": "b"})
-            return frame.replace(b'"extFields":{"a":"b"}', b'"extFields":["a","b"]')
+    def broken(request):
+        frame = commands.answer(request, 0, {"a": "b"})
+        return frame.replace(b'"extFields":{"a":"b"}', b'"extFields":["a","b"]')
 
-        member.replies[RUNNING] = broken
+    member.replies[RUNNING] = broken
 
-        assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == ERROR
-
-    serve(main)
+    assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == ERROR
 
 
-def test_whatever_goes_wrong_whoever_asked_hears_of_it(serve, caplog):
-    async def main(stage):
-        operator = await stage.client()
+@run_by("serve")
+async def test_whatever_goes_wrong_whoever_asked_hears_of_it(stage, /, caplog):
+    operator = await stage.client()
 
-        async def broken():
-            raise ZeroDivisionError("by zero")
+    async def broken():
+        raise ZeroDivisionError("by zero")
 
-        def fail(connection, request):
-            stage.broker._relays._later(connection, request, broken())
+    def fail(connection, request):
+        stage.broker._relays._later(connection, request, broken())
 
-        stage.broker._dispatch._serve_one[999] = fail
-        answer = await operator.ask(999)
+    stage.broker._dispatch._serve_one[999] = fail
+    answer = await operator.ask(999)
 
-        assert (answer.code, answer.remark) == (ERROR, "ZeroDivisionError: by zero")
-        assert "request 999" in caplog.text
-
-    serve(main)
+    assert (answer.code, answer.remark) == (ERROR, "ZeroDivisionError: by zero")
+    assert "request 999" in caplog.text
 
 
 # 309
 
 
-def test_a_stored_message_is_brought_to_a_consumer(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        msg_id = (await operator.send("T", b"again")).read(SendAnswer).msg_id
-        result = (
-            b'{"autoCommit":true,"consumeResult":"CR_SUCCESS","order":false,"spentTimeMills":1}'
-        )
-        member.replies[DIRECTLY] = saying(body=result)
-        answer = await operator.ok(DIRECTLY, ConsumeDirectly("g", member.name, msg_id))
+@run_by("serve")
+async def test_a_stored_message_is_brought_to_a_consumer(stage, /):
+    operator, member = await group_of(stage)
+    msg_id = (await operator.send("T", b"again")).read(SendAnswer).msg_id
+    result = b'{"autoCommit":true,"consumeResult":"CR_SUCCESS","order":false,"spentTimeMills":1}'
+    member.replies[DIRECTLY] = saying(body=result)
+    answer = await operator.ok(DIRECTLY, ConsumeDirectly("g", member.name, msg_id))
 
-        asked = await member.heard(DIRECTLY)
-        (record,) = records.unpack_all(asked.body)
-        assert (record.body, record.offset_id) == (b"again", msg_id)
-        assert asked.field_map() == {
-            "consumerGroup": "g",
-            "clientId": member.name,
-            "msgId": msg_id,
-            "brokerName": "broker-a",
-        }
-        assert answer.body == result
-
-    serve(main)
+    asked = await member.heard(DIRECTLY)
+    (record,) = records.unpack_all(asked.body)
+    assert (record.body, record.offset_id) == (b"again", msg_id)
+    assert asked.field_map() == {
+        "consumerGroup": "g",
+        "clientId": member.name,
+        "msgId": msg_id,
+        "brokerName": "broker-a",
+    }
+    assert answer.body == result
 
 
-def test_where_no_consumer_is_named_any_will_do(serve):
-    async def main(stage):
-        operator, member = await group_of(stage)
-        msg_id = (await operator.send("T")).read(SendAnswer).msg_id
-        member.replies[DIRECTLY] = saying()
+@run_by("serve")
+async def test_where_no_consumer_is_named_any_will_do(stage, /):
+    operator, member = await group_of(stage)
+    msg_id = (await operator.send("T")).read(SendAnswer).msg_id
+    member.replies[DIRECTLY] = saying()
 
-        assert await operator.code_of(DIRECTLY, ConsumeDirectly("g", None, msg_id)) == 0
-
-    serve(main)
+    assert await operator.code_of(DIRECTLY, ConsumeDirectly("g", None, msg_id)) == 0
 
 
 @pytest.mark.parametrize("msg_id", [None, "", "no id", "7F00000100002A9F00000000000F4240"])
-def test_a_message_that_is_not_there_cannot_be_brought(serve, msg_id):
-    async def main(stage):
-        operator, member = await group_of(stage)
+@run_by("serve")
+async def test_a_message_that_is_not_there_cannot_be_brought(stage, /, msg_id):
+    operator, member = await group_of(stage)
 
-        assert await operator.code_of(DIRECTLY, ConsumeDirectly("g", member.name, msg_id)) == ERROR
-        assert member.heard_nothing()
-
-    serve(main)
+    assert await operator.code_of(DIRECTLY, ConsumeDirectly("g", member.name, msg_id)) == ERROR
+    assert member.heard_nothing()
 
 
 # 223
@@ -275,70 +244,62 @@ def statuses(body):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_the_clients_of_a_group_say_how_far_they_are(serve, kind):
-    async def main(stage):
-        operator, one = await group_of(stage)
-        other = await stage.client()
-        await other.beat(consumer("g"))
-        await other.heard(40)
-        await one.heard(40)
-        for number, member in enumerate((one, other)):
-            body = with_queue_map("messageQueueTable", {queue("T", number): 5 + number})
-            member.replies[TO_STATUS] = saying(body=body)
-        answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g"), kind=kind)
+@run_by("serve")
+async def test_the_clients_of_a_group_say_how_far_they_are(stage, /, kind):
+    operator, one = await group_of(stage)
+    other = await stage.client()
+    await other.beat(consumer("g"))
+    await other.heard(40)
+    await one.heard(40)
+    for number, member in enumerate((one, other)):
+        body = with_queue_map("messageQueueTable", {queue("T", number): 5 + number})
+        member.replies[TO_STATUS] = saying(body=body)
+    answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g"), kind=kind)
 
-        assert statuses(answer.body) == {one.name: {0: 5}, other.name: {1: 6}}
-        assert (await one.heard(TO_STATUS)).read(TopicAndGroup) == TopicAndGroup("T", "g")
-        answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g", other.name))
-        assert statuses(answer.body) == {other.name: {1: 6}}
-        assert answer.body == (
-            b'{"consumerTable":{"client-3":{{"brokerName":"broker-a","queueId":1,"topic":"T"}:6}},'
-            b'"messageQueueTable":{}}'
-        )
-
-    serve(main)
+    assert statuses(answer.body) == {one.name: {0: 5}, other.name: {1: 6}}
+    assert (await one.heard(TO_STATUS)).read(TopicAndGroup) == TopicAndGroup("T", "g")
+    answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g", other.name))
+    assert statuses(answer.body) == {other.name: {1: 6}}
+    assert answer.body == (
+        b'{"consumerTable":{"client-3":{{"brokerName":"broker-a","queueId":1,"topic":"T"}:6}},'
+        b'"messageQueueTable":{}}'
+    )
 
 
-def test_clients_that_do_not_say_are_left_out():
-    async def main(stage):
-        operator, one = await group_of(stage)
-        refusing, silent, confused = await stage.clients(3)
-        for member in (refusing, silent, confused):
-            await member.beat(consumer("g"))
-        one.replies[TO_STATUS] = saying(body=with_queue_map("messageQueueTable", {queue("T"): 5}))
-        refusing.replies[TO_STATUS] = saying(ERROR, remark="no")
-        confused.replies[TO_STATUS] = saying(body=b"{}")
-        began = stage.world.now()
-        answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g"))
+@run_by(in_world)
+async def test_clients_that_do_not_say_are_left_out(stage, /):
+    operator, one = await group_of(stage)
+    refusing, silent, confused = await stage.clients(3)
+    for member in (refusing, silent, confused):
+        await member.beat(consumer("g"))
+    one.replies[TO_STATUS] = saying(body=with_queue_map("messageQueueTable", {queue("T"): 5}))
+    refusing.replies[TO_STATUS] = saying(ERROR, remark="no")
+    confused.replies[TO_STATUS] = saying(body=b"{}")
+    began = stage.world.now()
+    answer = await operator.ok(STATUS, ConsumerStatusQuery("T", "g"))
 
-        assert statuses(answer.body) == {one.name: {0: 5}}
-        assert 5.0 <= stage.world.now() - began < 5.5
-
-    in_world(main)
+    assert statuses(answer.body) == {one.name: {0: 5}}
+    assert 5.0 <= stage.world.now() - began < 5.5
 
 
-def test_a_group_nobody_is_in_cannot_say_how_far_it_is(serve):
-    async def main(stage):
-        operator = await stage.client()
+@run_by("serve")
+async def test_a_group_nobody_is_in_cannot_say_how_far_it_is(stage, /):
+    operator = await stage.client()
 
-        assert await operator.code_of(STATUS, ConsumerStatusQuery("T", "g")) == ERROR
-
-    serve(main)
+    assert await operator.code_of(STATUS, ConsumerStatusQuery("T", "g")) == ERROR
 
 
 @pytest.mark.parametrize("code", [RESET, STATUS])
-def test_clients_of_long_ago_do_not_know_of_offsets(serve, code):
-    async def main(stage):
-        operator, _ = await group_of(stage, version=27 + 100)
-        (member,) = stage.broker.clients.consumer_group("g").members.values()
-        member.version = 27
-        await operator.topic("T")
-        await operator.commit("g", "T", 0, 0)
-        header = ResetOffset("T", "g", -1) if code == RESET else ConsumerStatusQuery("T", "g")
+@run_by("serve")
+async def test_clients_of_long_ago_do_not_know_of_offsets(stage, /, code):
+    operator, _ = await group_of(stage, version=27 + 100)
+    (member,) = stage.broker.clients.consumer_group("g").members.values()
+    member.version = 27
+    await operator.topic("T")
+    await operator.commit("g", "T", 0, 0)
+    header = ResetOffset("T", "g", -1) if code == RESET else ConsumerStatusQuery("T", "g")
 
-        assert await operator.code_of(code, header) == ERROR
-
-    serve(main)
+    assert await operator.code_of(code, header) == ERROR
 
 
 # 222
@@ -354,123 +315,107 @@ async def ready_to_reset(stage, *, at=2, count=5, queues=1):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_groups_clients_are_told_where_to_go_and_so_is_whoever_asked(serve, kind):
-    async def main(stage):
-        operator, member = await ready_to_reset(stage, queues=2)
-        header = ResetOffset("T", "g", -1, is_force=True)
-        answer = await operator.ok(RESET, header, kind=kind)
+@run_by("serve")
+async def test_a_groups_clients_are_told_where_to_go_and_so_is_whoever_asked(stage, /, kind):
+    operator, member = await ready_to_reset(stage, queues=2)
+    header = ResetOffset("T", "g", -1, is_force=True)
+    answer = await operator.ok(RESET, header, kind=kind)
 
-        expected = {queue("T", 0): 5, queue("T", 1): 5}
-        assert read_queue_map(answer.body, "offsetTable", int) == expected
-        told = await member.heard(TO_RESET)
-        assert told.is_oneway
-        assert told.field_map() == {
-            "topic": "T",
-            "group": "g",
-            "timestamp": "-1",
-            "isForce": "true",
-        }
-        assert told.body == answer.body
-        assert told.body.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic"')
-
-    serve(main)
+    expected = {queue("T", 0): 5, queue("T", 1): 5}
+    assert read_queue_map(answer.body, "offsetTable", int) == expected
+    told = await member.heard(TO_RESET)
+    assert told.is_oneway
+    assert told.field_map() == {
+        "topic": "T",
+        "group": "g",
+        "timestamp": "-1",
+        "isForce": "true",
+    }
+    assert told.body == answer.body
+    assert told.body.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic"')
 
 
-def test_every_client_of_the_group_is_told(serve):
-    async def main(stage):
-        operator, one = await ready_to_reset(stage)
-        other = await stage.client()
-        await other.beat(consumer("g", "T"))
-        await one.heard(40)
-        await other.heard(40)
-        await operator.ok(RESET, ResetOffset("T", "g", 0, is_force=True))
+@run_by("serve")
+async def test_every_client_of_the_group_is_told(stage, /):
+    operator, one = await ready_to_reset(stage)
+    other = await stage.client()
+    await other.beat(consumer("g", "T"))
+    await one.heard(40)
+    await other.heard(40)
+    await operator.ok(RESET, ResetOffset("T", "g", 0, is_force=True))
 
-        assert (await one.heard(TO_RESET)).body == (await other.heard(TO_RESET)).body
-
-    serve(main)
+    assert (await one.heard(TO_RESET)).body == (await other.heard(TO_RESET)).body
 
 
 @pytest.mark.parametrize(
     ("timestamp", "force", "target"), [(-1, True, 5), (-1, False, 2), (0, False, 0), (0, True, 0)]
 )
-def test_a_group_goes_forward_only_by_force(serve, timestamp, force, target):
-    async def main(stage):
-        operator, _ = await ready_to_reset(stage)
-        answer = await operator.ok(RESET, ResetOffset("T", "g", timestamp, force))
+@run_by("serve")
+async def test_a_group_goes_forward_only_by_force(stage, /, timestamp, force, target):
+    operator, _ = await ready_to_reset(stage)
+    answer = await operator.ok(RESET, ResetOffset("T", "g", timestamp, force))
 
+    assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
+
+
+@run_by(in_world)
+async def test_a_group_goes_to_what_was_stored_at_a_time(stage, /):
+    operator, _ = await group_of(stage, "T")
+    await operator.topic("T")
+    for _ in range(4):
+        await operator.send("T")
+        await stage.passes(10)
+    await operator.commit("g", "T", 0, 4)
+    times = [each.stored_ms for each in (await operator.pull("T")).records]
+    for moment, target in [(times[2], 2), (times[1] + 100, 2), (times[3] + 10**6, 4), (0, 0)]:
+        answer = await operator.ok(RESET, ResetOffset("T", "g", moment))
         assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
 
-    serve(main)
+
+@run_by("serve")
+async def test_the_broker_leaves_it_to_the_clients_to_store_where_they_go(stage, /):
+    operator, _ = await ready_to_reset(stage)
+    await operator.ok(RESET, ResetOffset("T", "g", -1, is_force=True))
+
+    assert await operator.committed("g", "T") == 2
 
 
-def test_a_group_goes_to_what_was_stored_at_a_time():
-    async def main(stage):
-        operator, _ = await group_of(stage, "T")
-        await operator.topic("T")
-        for _ in range(4):
-            await operator.send("T")
-            await stage.passes(10)
-        await operator.commit("g", "T", 0, 4)
-        times = [each.stored_ms for each in (await operator.pull("T")).records]
-        for moment, target in [(times[2], 2), (times[1] + 100, 2), (times[3] + 10**6, 4), (0, 0)]:
-            answer = await operator.ok(RESET, ResetOffset("T", "g", moment))
-            assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
+@run_by("serve")
+async def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(stage, /):
+    operator, java = await ready_to_reset(stage)
+    cpp = await stage.client()
+    beat = Heartbeat(cpp.name, [], [consumer("g", "T")])
+    frame = commands.encode(BEAT, 10**6, body=beat.write())
+    cpp.connection.send(frame.replace(b'"language":"JAVA"', b'"language":"CPP" '))
+    await cpp.heard(40)
+    await java.heard(40)
+    answer = await operator.ok(RESET, ResetOffset("T", "g", 0))
 
-    in_world(main)
-
-
-def test_the_broker_leaves_it_to_the_clients_to_store_where_they_go(serve):
-    async def main(stage):
-        operator, _ = await ready_to_reset(stage)
-        await operator.ok(RESET, ResetOffset("T", "g", -1, is_force=True))
-
-        assert await operator.committed("g", "T") == 2
-
-    serve(main)
+    told = json.loads((await cpp.heard(TO_RESET)).body)
+    assert told == {
+        "offsetTable": [{"brokerName": "broker-a", "offset": 0, "queueId": 0, "topic": "T"}]
+    }
+    assert (await java.heard(TO_RESET)).body == answer.body
 
 
-def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(serve):
-    async def main(stage):
-        operator, java = await ready_to_reset(stage)
-        cpp = await stage.client()
-        beat = Heartbeat(cpp.name, [], [consumer("g", "T")])
-        frame = commands.encode(BEAT, 10**6, body=beat.write())
-        cpp.connection.send(frame.replace(b'"language":"JAVA"', b'"language":"CPP" '))
-        await cpp.heard(40)
-        await java.heard(40)
-        answer = await operator.ok(RESET, ResetOffset("T", "g", 0))
+@run_by("serve")
+async def test_a_group_that_is_not_online_is_not_moved_and_tools_know_what_to_do_then(stage, /):
+    operator = await stage.client()
+    await operator.topic("T")
+    await operator.commit("g", "T", 0, 2)
 
-        told = json.loads((await cpp.heard(TO_RESET)).body)
-        assert told == {
-            "offsetTable": [{"brokerName": "broker-a", "offset": 0, "queueId": 0, "topic": "T"}]
-        }
-        assert (await java.heard(TO_RESET)).body == answer.body
-
-    serve(main)
+    assert await operator.code_of(RESET, ResetOffset("T", "g", -1)) == OFFLINE
 
 
-def test_a_group_that_is_not_online_is_not_moved_and_tools_know_what_to_do_then(serve):
-    async def main(stage):
-        operator = await stage.client()
-        await operator.topic("T")
-        await operator.commit("g", "T", 0, 2)
+@run_by("serve")
+async def test_a_group_must_have_been_in_every_queue(stage, /):
+    operator, member = await group_of(stage, "T")
+    await operator.topic("T", 2)
+    await operator.commit("g", "T", 0, 2)
 
-        assert await operator.code_of(RESET, ResetOffset("T", "g", -1)) == OFFLINE
-
-    serve(main)
-
-
-def test_a_group_must_have_been_in_every_queue(serve):
-    async def main(stage):
-        operator, member = await group_of(stage, "T")
-        await operator.topic("T", 2)
-        await operator.commit("g", "T", 0, 2)
-
-        assert await operator.code_of(RESET, ResetOffset("T", "g", -1)) == ERROR
-        assert await operator.code_of(RESET, ResetOffset("U", "g", -1)) == ERROR
-        assert member.heard_nothing()
-
-    serve(main)
+    assert await operator.code_of(RESET, ResetOffset("T", "g", -1)) == ERROR
+    assert await operator.code_of(RESET, ResetOffset("U", "g", -1)) == ERROR
+    assert member.heard_nothing()
 
 
 @pytest.mark.parametrize(
@@ -487,54 +432,48 @@ def test_a_group_must_have_been_in_every_queue(serve):
         (2, 0, ERROR),
     ],
 )
-def test_5_x_tools_name_a_queue_and_an_offset(serve, number, offset, found):
-    async def main(stage):
-        operator, _ = await ready_to_reset(stage, queues=2)
-        header = ResetOffset("T", "g", -1, True, number, offset)
-        answer = await operator.ask(RESET, header)
+@run_by("serve")
+async def test_5_x_tools_name_a_queue_and_an_offset(stage, /, number, offset, found):
+    operator, _ = await ready_to_reset(stage, queues=2)
+    header = ResetOffset("T", "g", -1, True, number, offset)
+    answer = await operator.ask(RESET, header)
 
-        if answer.code:
-            assert answer.code == found
-        else:
-            table = read_queue_map(answer.body, "offsetTable", int)
-            assert {each.queue_id: at for each, at in table.items()} == found
-
-    serve(main)
+    if answer.code:
+        assert answer.code == found
+    else:
+        table = read_queue_map(answer.body, "offsetTable", int)
+        assert {each.queue_id: at for each, at in table.items()} == found
 
 
-def test_a_target_before_the_first_message_is_refused(serve):
-    async def main(stage):
-        operator, _ = await ready_to_reset(stage)
-        await operator.ok(DELETE_TOPIC, {"topic": "T"})
-        await operator.topic("T")
-        await operator.commit("g", "T", 0, 5)
+@run_by("serve")
+async def test_a_target_before_the_first_message_is_refused(stage, /):
+    operator, _ = await ready_to_reset(stage)
+    await operator.ok(DELETE_TOPIC, {"topic": "T"})
+    await operator.topic("T")
+    await operator.commit("g", "T", 0, 5)
 
-        assert await operator.code_of(RESET, ResetOffset("T", "g", -1, True, 0, 4)) == ERROR
-        assert await operator.code_of(RESET, ResetOffset("T", "g", -1, True, 0, 5)) == 0
-
-    serve(main)
+    assert await operator.code_of(RESET, ResetOffset("T", "g", -1, True, 0, 4)) == ERROR
+    assert await operator.code_of(RESET, ResetOffset("T", "g", -1, True, 0, 5)) == 0
 
 
-def test_a_client_that_has_just_gone_keeps_nobody_from_being_told(serve):
-    async def main(stage):
-        operator, member = await ready_to_reset(stage)
-        group = stage.broker.clients.consumer_group("g")
-        (there,) = group.members.values()
+@run_by("serve")
+async def test_a_client_that_has_just_gone_keeps_nobody_from_being_told(stage, /):
+    operator, member = await ready_to_reset(stage)
+    group = stage.broker.clients.consumer_group("g")
+    (there,) = group.members.values()
 
-        class Gone:
-            def oneway(self, *_, **__):
-                from txmq.errors import ConnectionLost
+    class Gone:
+        def oneway(self, *_, **__):
+            from txmq.errors import ConnectionLost
 
-                raise ConnectionLost("gone")
+            raise ConnectionLost("gone")
 
-        gone = Gone()
-        group.members = {gone: replace_connection(there, gone), **group.members}
-        await operator.ok(RESET, ResetOffset("T", "g", 0))
+    gone = Gone()
+    group.members = {gone: replace_connection(there, gone), **group.members}
+    await operator.ok(RESET, ResetOffset("T", "g", 0))
 
-        await member.heard(TO_RESET)
-        del group.members[gone]
-
-    serve(main)
+    await member.heard(TO_RESET)
+    del group.members[gone]
 
 
 def replace_connection(member, connection):
@@ -548,39 +487,37 @@ def replace_connection(member, connection):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [REPLY, REPLY_V2])
-def test_a_reply_is_handed_to_the_producer_that_waits_for_it(serve, code, kind):
-    async def main(stage):
-        replier, asker = await stage.clients(2)
-        await asker.beat(producers=["p"])
-        asker.replies[TO_PUSH] = saying()
-        shape = {"shape": SendMessageV2} if code == REPLY_V2 else {}
-        header = sending(
-            REPLY_TOPIC, REPLY_TO_CLIENT=asker.name, CORRELATION_ID="c", sys_flag=1, **shape
-        )
-        before = stage.clock.wall_ms()
-        answer = await replier.ok(code, header, body=b"yes", kind=kind)
+@run_by("serve")
+async def test_a_reply_is_handed_to_the_producer_that_waits_for_it(stage, /, code, kind):
+    replier, asker = await stage.clients(2)
+    await asker.beat(producers=["p"])
+    asker.replies[TO_PUSH] = saying()
+    shape = {"shape": SendMessageV2} if code == REPLY_V2 else {}
+    header = sending(
+        REPLY_TOPIC, REPLY_TO_CLIENT=asker.name, CORRELATION_ID="c", sys_flag=1, **shape
+    )
+    before = stage.clock.wall_ms()
+    answer = await replier.ok(code, header, body=b"yes", kind=kind)
 
-        said = answer.read(SendAnswer)
-        assert (said.msg_id, said.queue_id, said.queue_offset) == ("0", 0, 0)
-        assert answer.field_map()["MSG_REGION"] == "DefaultRegion"
-        assert answer.kind == kind
-        pushed = await asker.heard(TO_PUSH)
-        push = pushed.read(ReplyPush)
-        host, port = replier.connection._transport.get_extra_info("sockname")
-        assert pushed.body == b"yes"
-        assert (push.producer_group, push.topic, push.sys_flag, push.flag) == (
-            "producers",
-            REPLY_TOPIC,
-            1,
-            7,
-        )
-        assert (push.born_host, push.store_host) == (f"{host}:{port}", stage.broker.address)
-        assert push.store_timestamp >= before
-        told = properties.parse(push.properties)
-        assert told.pop("PUSH_REPLY_TIME") == str(push.store_timestamp)
-        assert told == {"REPLY_TO_CLIENT": asker.name, "CORRELATION_ID": "c"}
-
-    serve(main)
+    said = answer.read(SendAnswer)
+    assert (said.msg_id, said.queue_id, said.queue_offset) == ("0", 0, 0)
+    assert answer.field_map()["MSG_REGION"] == "DefaultRegion"
+    assert answer.kind == kind
+    pushed = await asker.heard(TO_PUSH)
+    push = pushed.read(ReplyPush)
+    host, port = replier.connection._transport.get_extra_info("sockname")
+    assert pushed.body == b"yes"
+    assert (push.producer_group, push.topic, push.sys_flag, push.flag) == (
+        "producers",
+        REPLY_TOPIC,
+        1,
+        7,
+    )
+    assert (push.born_host, push.store_host) == (f"{host}:{port}", stage.broker.address)
+    assert push.store_timestamp >= before
+    told = properties.parse(push.properties)
+    assert told.pop("PUSH_REPLY_TIME") == str(push.store_timestamp)
+    assert told == {"REPLY_TO_CLIENT": asker.name, "CORRELATION_ID": "c"}
 
 
 @pytest.mark.parametrize(
@@ -592,39 +529,33 @@ def test_a_reply_is_handed_to_the_producer_that_waits_for_it(serve, code, kind):
         ("OFFSET_MOVED_EVENT", {"REPLY_TO_CLIENT": "client-2"}, NO_PERMISSION),
     ],
 )
-def test_a_reply_that_reaches_nobody_is_refused(serve, topic, props, code):
-    async def main(stage):
-        replier, asker = await stage.clients(2)
-        await asker.beat(producers=["p"])
+@run_by("serve")
+async def test_a_reply_that_reaches_nobody_is_refused(stage, /, topic, props, code):
+    replier, asker = await stage.clients(2)
+    await asker.beat(producers=["p"])
 
-        assert await replier.code_of(REPLY, sending(topic, **props), body=b"yes") == code
-        assert asker.heard_nothing()
-
-    serve(main)
+    assert await replier.code_of(REPLY, sending(topic, **props), body=b"yes") == code
+    assert asker.heard_nothing()
 
 
-def test_a_producer_that_does_not_take_its_reply_is_told_of(serve):
-    async def main(stage):
-        replier, asker = await stage.clients(2)
-        await asker.beat(producers=["p"])
-        asker.replies[TO_PUSH] = saying(ERROR, remark="nobody waits for it")
-        header = sending(REPLY_TOPIC, REPLY_TO_CLIENT=asker.name)
-        answer = await replier.ask(REPLY, header, body=b"yes")
+@run_by("serve")
+async def test_a_producer_that_does_not_take_its_reply_is_told_of(stage, /):
+    replier, asker = await stage.clients(2)
+    await asker.beat(producers=["p"])
+    asker.replies[TO_PUSH] = saying(ERROR, remark="nobody waits for it")
+    header = sending(REPLY_TOPIC, REPLY_TO_CLIENT=asker.name)
+    answer = await replier.ask(REPLY, header, body=b"yes")
 
-        assert answer.code == ERROR
-        assert "nobody waits for it" in answer.remark
-
-    serve(main)
+    assert answer.code == ERROR
+    assert "nobody waits for it" in answer.remark
 
 
-def test_a_producer_that_does_not_answer_its_reply_is_told_of_after_ten_seconds():
-    async def main(stage):
-        replier, asker = await stage.clients(2)
-        await asker.beat(producers=["p"])
-        header = sending(REPLY_TOPIC, queue=-1, REPLY_TO_CLIENT=asker.name)
-        began = stage.world.now()
+@run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
+async def test_a_producer_that_does_not_answer_its_reply_is_told_of_after_ten_seconds(stage, /):
+    replier, asker = await stage.clients(2)
+    await asker.beat(producers=["p"])
+    header = sending(REPLY_TOPIC, queue=-1, REPLY_TO_CLIENT=asker.name)
+    began = stage.world.now()
 
-        assert await replier.code_of(REPLY, header, body=b"yes") == ERROR
-        assert 10.0 <= stage.world.now() - began < 10.5
-
-    in_world(main, replace(SETTINGS, store=StoreSettings(flush="sync")))
+    assert await replier.code_of(REPLY, header, body=b"yes") == ERROR
+    assert 10.0 <= stage.world.now() - began < 10.5

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
@@ -62,283 +63,249 @@ async def waits(client, group=GROUP, topic=None):
     return stats["retriesWaiting"], stats["retriesMax"], lag
 
 
-def test_a_group_is_not_done_while_messages_wait_for_a_retry():
-    async def main(life):
-        client = await life.client()
-        await group_is(client, retry_max_times=5)
-        positions = [await store(client) for _ in range(3)]
-        second = await store(client, attempts=1)
-        for queue in range(4):
-            await client.commit(GROUP, "T", queue, await client.max_offset("T", queue))
-        for position in positions[:2]:
-            await client.ok(BACK, back(position))
-        await client.ok(BACK, back(positions[2], 18, group="other"))
-        await client.ok(BACK, back(second, 5))
-        assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
-        assert await waits(client, topic="T") == ({"1": 2, "2": 1}, 5, 0)
-        assert (await waits(client, topic=RETRY))[0] == {}
-
-        await life.lose_power(Loss.EVERYTHING)
-        await life.start()
-        await life.passes(1)
-        client = await life.client()
-        await group_is(client, retry_max_times=5)
-        assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
-        assert (await waits(client, "other"))[0] == {"1": 1}
-        await life.passes(10)
-        # They have arrived in the retry topic, where the group has no offset yet.
-        assert await waits(client) == ({"2": 1}, 5, 2)
-
-        await life.passes(50)
-        client = await life.client()
-        assert await waits(client) == ({}, 5, 3)
-        await client.commit(GROUP, RETRY, 0, 3)
-        assert await waits(client) == ({}, 5, 0)
-
-    in_lives(main, DURABLE)
-
-
-def test_each_retry_comes_by_the_seeds_table():
-    async def main(stage):
-        client = await stage.client()
-        given = []
-        for retry, _ in TABLE:
-            position = await store(client, attempts=retry - 1)
-            given.append(stage.clock.wall_ms())
-            await client.ok(BACK, back(position, most=16))
-
-        for place, ((retry, after_s), given_ms) in enumerate(zip(TABLE, given, strict=True)):
-            await stage.passes(after_s - 0.5 - (stage.clock.wall_ms() - given_ms) / 1000)
-            client = await stage.client()  # An idle connection would be closed by now.
-            assert (await client.pull(RETRY, place)).records == [], retry
-            await stage.passes(1)
-
-            (found,) = (await client.pull(RETRY, place)).records
-            assert found.attempts == retry
-            assert 0 <= found.stored_ms - given_ms - 1000 * after_s < 200, retry
-
-    in_world(main, within=8000.0)
-
-
-def test_a_retry_is_the_message_and_says_where_it_comes_from():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client, TAGS="a", KEYS="k", UNIQ_KEY="U1", born=5)
-        (given,) = (await client.pull("T")).records
+@run_by(in_lives, DURABLE)
+async def test_a_group_is_not_done_while_messages_wait_for_a_retry(life, /):
+    client = await life.client()
+    await group_is(client, retry_max_times=5)
+    positions = [await store(client) for _ in range(3)]
+    second = await store(client, attempts=1)
+    for queue in range(4):
+        await client.commit(GROUP, "T", queue, await client.max_offset("T", queue))
+    for position in positions[:2]:
         await client.ok(BACK, back(position))
-        await stage.passes(11)
+    await client.ok(BACK, back(positions[2], 18, group="other"))
+    await client.ok(BACK, back(second, 5))
+    assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
+    assert await waits(client, topic="T") == ({"1": 2, "2": 1}, 5, 0)
+    assert (await waits(client, topic=RETRY))[0] == {}
 
-        (found,) = (await client.pull(RETRY)).records
+    await life.lose_power(Loss.EVERYTHING)
+    await life.start()
+    await life.passes(1)
+    client = await life.client()
+    await group_is(client, retry_max_times=5)
+    assert await waits(client) == ({"1": 2, "2": 1}, 5, 0)
+    assert (await waits(client, "other"))[0] == {"1": 1}
+    await life.passes(10)
+    # They have arrived in the retry topic, where the group has no offset yet.
+    assert await waits(client) == ({"2": 1}, 5, 2)
 
-        assert (found.body, found.flag, found.attempts) == (b"body", 7, 1)
-        assert (found.born_ms, found.born_host) == (given.born_ms, given.born_host)
-        assert found.store_host == given.store_host
-        assert parse(found.properties) == {
-            "TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U1", "CLUSTER": "DefaultCluster",
-            "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": given.offset_id, "DELAY": "3",
-            "REAL_TOPIC": RETRY, "REAL_QID": "0",
-        }  # fmt: skip
-        await client.ok(BACK, back(found.position))
-        await stage.passes(31)
-        (second,) = (await client.pull(RETRY, 1)).records
-        expected = parse(found.properties) | {"DELAY": "4"}
-        assert (second.attempts, parse(second.properties)) == (2, expected)
-        assert second.properties.count("DELAY") == 1
-
-    in_world(main)
-
-
-def test_a_consumer_may_choose_the_level():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(BACK, back(await store(client), 1))
-        await stage.passes(1.5)
-        assert (await client.pull(RETRY)).bodies == [b"body"]
-
-    in_world(main)
+    await life.passes(50)
+    client = await life.client()
+    assert await waits(client) == ({}, 5, 3)
+    await client.commit(GROUP, RETRY, 0, 3)
+    assert await waits(client) == ({}, 5, 0)
 
 
-def test_a_level_above_the_highest_is_the_highest():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(BACK, back(await store(client, attempts=30), 99, most=99))
-        await client.ok(BACK, back(await store(client, attempts=30), most=99))
-        assert len((await client.pull(WAITING, queue=17)).records) == 2
+@run_by(in_world, within=8000.0)
+async def test_each_retry_comes_by_the_seeds_table(stage, /):
+    client = await stage.client()
+    given = []
+    for retry, _ in TABLE:
+        position = await store(client, attempts=retry - 1)
+        given.append(stage.clock.wall_ms())
+        await client.ok(BACK, back(position, most=16))
 
-    in_world(main)
+    for place, ((retry, after_s), given_ms) in enumerate(zip(TABLE, given, strict=True)):
+        await stage.passes(after_s - 0.5 - (stage.clock.wall_ms() - given_ms) / 1000)
+        client = await stage.client()  # An idle connection would be closed by now.
+        assert (await client.pull(RETRY, place)).records == [], retry
+        await stage.passes(1)
+
+        (found,) = (await client.pull(RETRY, place)).records
+        assert found.attempts == retry
+        assert 0 <= found.stored_ms - given_ms - 1000 * after_s < 200, retry
 
 
-def test_a_committed_message_comes_again_as_an_ordinary_one():
-    async def main(stage):
-        client = await stage.client()
-        await client.beat(producers=["P"])
-        half = await prepare(client)
-        assert await client.code_of(BACK, back(half.position)) == FAILED
-        await end(client, half, COMMIT)
-        (given,) = (await client.pull("T")).records
-        await client.ok(BACK, back(given.position))
-        await stage.passes(11)
+@run_by(in_world)
+async def test_a_retry_is_the_message_and_says_where_it_comes_from(stage, /):
+    client = await stage.client()
+    position = await store(client, TAGS="a", KEYS="k", UNIQ_KEY="U1", born=5)
+    (given,) = (await client.pull("T")).records
+    await client.ok(BACK, back(position))
+    await stage.passes(11)
 
-        (found,) = (await client.pull(RETRY)).records
+    (found,) = (await client.pull(RETRY)).records
 
-        assert (found.body, found.sys_flag & 0xC) == (b"half", 0)
-        named = parse(found.properties)
-        assert (named["TRAN_MSG"], named["UNIQ_KEY"]) == ("true", "U1")
-        assert found.properties.count("REAL_TOPIC") == 1
+    assert (found.body, found.flag, found.attempts) == (b"body", 7, 1)
+    assert (found.born_ms, found.born_host) == (given.born_ms, given.born_host)
+    assert found.store_host == given.store_host
+    assert parse(found.properties) == {
+        "TAGS": "a", "KEYS": "k", "UNIQ_KEY": "U1", "CLUSTER": "DefaultCluster",
+        "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": given.offset_id, "DELAY": "3",
+        "REAL_TOPIC": RETRY, "REAL_QID": "0",
+    }  # fmt: skip
+    await client.ok(BACK, back(found.position))
+    await stage.passes(31)
+    (second,) = (await client.pull(RETRY, 1)).records
+    expected = parse(found.properties) | {"DELAY": "4"}
+    assert (second.attempts, parse(second.properties)) == (2, expected)
+    assert second.properties.count("DELAY") == 1
 
-    in_world(main)
+
+@run_by(in_world)
+async def test_a_consumer_may_choose_the_level(stage, /):
+    client = await stage.client()
+    await client.ok(BACK, back(await store(client), 1))
+    await stage.passes(1.5)
+    assert (await client.pull(RETRY)).bodies == [b"body"]
+
+
+@run_by(in_world)
+async def test_a_level_above_the_highest_is_the_highest(stage, /):
+    client = await stage.client()
+    await client.ok(BACK, back(await store(client, attempts=30), 99, most=99))
+    await client.ok(BACK, back(await store(client, attempts=30), most=99))
+    assert len((await client.pull(WAITING, queue=17)).records) == 2
+
+
+@run_by(in_world)
+async def test_a_committed_message_comes_again_as_an_ordinary_one(stage, /):
+    client = await stage.client()
+    await client.beat(producers=["P"])
+    half = await prepare(client)
+    assert await client.code_of(BACK, back(half.position)) == FAILED
+    await end(client, half, COMMIT)
+    (given,) = (await client.pull("T")).records
+    await client.ok(BACK, back(given.position))
+    await stage.passes(11)
+
+    (found,) = (await client.pull(RETRY)).records
+
+    assert (found.body, found.sys_flag & 0xC) == (b"half", 0)
+    named = parse(found.properties)
+    assert (named["TRAN_MSG"], named["UNIQ_KEY"]) == ("true", "U1")
+    assert found.properties.count("REAL_TOPIC") == 1
 
 
 # What stands in its way
 
 
-def test_positions_that_are_none_are_refused():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client)
-        await client.beat(producers=["P"])
-        half = await prepare(client)
-        await client.send("T", DELAY="5")
-        (waiting,) = (await client.pull(WAITING, queue=4)).records
-        wrong = [-1, position + 1, 10**9, 2**63 - 1, half.position, waiting.position]
+@run_by(in_world)
+async def test_positions_that_are_none_are_refused(stage, /):
+    client = await stage.client()
+    position = await store(client)
+    await client.beat(producers=["P"])
+    half = await prepare(client)
+    await client.send("T", DELAY="5")
+    (waiting,) = (await client.pull(WAITING, queue=4)).records
+    wrong = [-1, position + 1, 10**9, 2**63 - 1, half.position, waiting.position]
 
-        assert [await client.code_of(BACK, back(each)) for each in wrong] == [FAILED] * 6
-        assert (await client.pull(HALVES)).records[0].position == half.position
-
-    in_world(main)
+    assert [await client.code_of(BACK, back(each)) for each in wrong] == [FAILED] * 6
+    assert (await client.pull(HALVES)).records[0].position == half.position
 
 
-def test_names_that_no_group_can_have_are_refused_and_nothing_is_made():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client)
-        for name in ("", "no name", "x" * 200, "%" * 300):
-            assert await client.code_of(BACK, back(position, group=name)) == FAILED
-        assert topics_of(stage) == []
-        assert stage.broker.groups.find("no name") is None
-
-    in_world(main)
+@run_by(in_world)
+async def test_names_that_no_group_can_have_are_refused_and_nothing_is_made(stage, /):
+    client = await stage.client()
+    position = await store(client)
+    for name in ("", "no name", "x" * 200, "%" * 300):
+        assert await client.code_of(BACK, back(position, group=name)) == FAILED
+    assert topics_of(stage) == []
+    assert stage.broker.groups.find("no name") is None
 
 
-def test_an_unknown_group_is_refused_where_groups_are_made_by_hand():
-    async def main(stage):
-        client = await stage.client()
-        assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
-
-    in_world(main, settings=with_topics(auto_create_groups=False))
+@run_by(in_world, settings=with_topics(auto_create_groups=False))
+async def test_an_unknown_group_is_refused_where_groups_are_made_by_hand(stage, /):
+    client = await stage.client()
+    assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
 
 
-def test_a_retry_topic_that_is_closed_takes_nothing():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic(RETRY, perm=int(Perm.READ))
-        assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
-        await client.topic(RETRY, 1, write=0, perm=6)
-        assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_retry_topic_that_is_closed_takes_nothing(stage, /):
+    client = await stage.client()
+    await client.topic(RETRY, perm=int(Perm.READ))
+    assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
+    await client.topic(RETRY, 1, write=0, perm=6)
+    assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
 
 
-def test_a_group_without_retry_queues_loses_what_it_gives_back():
-    async def main(stage):
-        client = await stage.client()
-        await group_is(client, retry_queue_nums=0)
-        await client.ok(BACK, back(await store(client)))
-        assert topics_of(stage) == []
-        assert (await client.pull(WAITING, queue=2)).records == []
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_group_without_retry_queues_loses_what_it_gives_back(stage, /):
+    client = await stage.client()
+    await group_is(client, retry_queue_nums=0)
+    await client.ok(BACK, back(await store(client)))
+    assert topics_of(stage) == []
+    assert (await client.pull(WAITING, queue=2)).records == []
 
 
-def test_retries_are_spread_over_the_groups_retry_queues():
-    async def main(stage):
-        client = await stage.client()
-        await group_is(client, retry_queue_nums=3)
-        position = await store(client)
-        for _ in range(30):
-            await client.ok(BACK, back(position, 1))
-        await stage.passes(2)
-        found = [len((await client.pull(RETRY, queue=n)).records) for n in range(3)]
-        assert sum(found) == 30
-        assert min(found) > 0
-
-    in_world(main)
-
-
-def test_who_does_not_wait_is_not_answered():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client)
-        assert await client.is_silent(BACK, back(position, -1), oneway=True)
-        assert (await client.pull(DEAD)).bodies == [b"body"]
-
-    in_world(main)
-
-
-def test_what_came_back_is_counted_by_topic_and_group():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client)
+@run_by(in_world)
+async def test_retries_are_spread_over_the_groups_retry_queues(stage, /):
+    client = await stage.client()
+    await group_is(client, retry_queue_nums=3)
+    position = await store(client)
+    for _ in range(30):
         await client.ok(BACK, back(position, 1))
-        await stage.passes(2)
-        (found,) = (await client.pull(RETRY)).records
-        await client.ok(BACK, back(found.position, 1))
-        forged = await store(client, RETRY, RETRY_TOPIC="nobody made this")
-        await client.ok(BACK, back(forged, 1))
+    await stage.passes(2)
+    found = [len((await client.pull(RETRY, queue=n)).records) for n in range(3)]
+    assert sum(found) == 30
+    assert min(found) > 0
 
-        meters = stage.broker.statistics
-        assert meters.find("SNDBCK_PUT_NUMS", "T@group").total == 2
-        assert meters.find("SNDBCK_PUT_NUMS", f"{RETRY}@group").total == 1
 
-    in_world(main)
+@run_by(in_world)
+async def test_who_does_not_wait_is_not_answered(stage, /):
+    client = await stage.client()
+    position = await store(client)
+    assert await client.is_silent(BACK, back(position, -1), oneway=True)
+    assert (await client.pull(DEAD)).bodies == [b"body"]
+
+
+@run_by(in_world)
+async def test_what_came_back_is_counted_by_topic_and_group(stage, /):
+    client = await stage.client()
+    position = await store(client)
+    await client.ok(BACK, back(position, 1))
+    await stage.passes(2)
+    (found,) = (await client.pull(RETRY)).records
+    await client.ok(BACK, back(found.position, 1))
+    forged = await store(client, RETRY, RETRY_TOPIC="nobody made this")
+    await client.ok(BACK, back(forged, 1))
+
+    meters = stage.broker.statistics
+    assert meters.find("SNDBCK_PUT_NUMS", "T@group").total == 2
+    assert meters.find("SNDBCK_PUT_NUMS", f"{RETRY}@group").total == 1
 
 
 # Dead letters
 
 
-def test_after_the_last_retry_it_is_a_dead_letter_and_says_why():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client, attempts=16, UNIQ_KEY="U1", KEYS="k")
-        (given,) = (await client.pull("T")).records
-        why = "ValueError: no\x01such\x02account\n7"
-        await client.ok(BACK, back(position, reason=why))
+@run_by(in_world)
+async def test_after_the_last_retry_it_is_a_dead_letter_and_says_why(stage, /):
+    client = await stage.client()
+    position = await store(client, attempts=16, UNIQ_KEY="U1", KEYS="k")
+    (given,) = (await client.pull("T")).records
+    why = "ValueError: no\x01such\x02account\n7"
+    await client.ok(BACK, back(position, reason=why))
 
-        (found,) = (await client.pull(DEAD)).records
+    (found,) = (await client.pull(DEAD)).records
 
-        assert (found.body, found.attempts, found.queue_id) == (b"body", 17, 0)
-        assert parse(found.properties) == {
-            "UNIQ_KEY": "U1", "KEYS": "k", "CLUSTER": "DefaultCluster", "RETRY_TOPIC": "T",
-            "ORIGIN_MESSAGE_ID": given.offset_id, "DLQ_ORIGIN_TOPIC": "T",
-            "DLQ_ORIGIN_MESSAGE_ID": "U1",
-            "DLQ_REASON": "16 retries failed, 16 are allowed: ValueError: no such account 7",
-        }  # fmt: skip
-        assert topics_of(stage) == [DEAD]
-        config = stage.broker.topics.by_name.get(DEAD).config
-        assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 2)
-        assert (await client.pull(WAITING, queue=17)).records == []
-
-    in_world(main)
+    assert (found.body, found.attempts, found.queue_id) == (b"body", 17, 0)
+    assert parse(found.properties) == {
+        "UNIQ_KEY": "U1", "KEYS": "k", "CLUSTER": "DefaultCluster", "RETRY_TOPIC": "T",
+        "ORIGIN_MESSAGE_ID": given.offset_id, "DLQ_ORIGIN_TOPIC": "T",
+        "DLQ_ORIGIN_MESSAGE_ID": "U1",
+        "DLQ_REASON": "16 retries failed, 16 are allowed: ValueError: no such account 7",
+    }  # fmt: skip
+    assert topics_of(stage) == [DEAD]
+    config = stage.broker.topics.by_name.get(DEAD).config
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 2)
+    assert (await client.pull(WAITING, queue=17)).records == []
 
 
-def test_a_consumer_may_give_up_at_once():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(BACK, back(await store(client), -1))
-        (found,) = (await client.pull(DEAD)).records
-        assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
-        assert found.attempts == 1
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_consumer_may_give_up_at_once(stage, /):
+    client = await stage.client()
+    await client.ok(BACK, back(await store(client), -1))
+    (found,) = (await client.pull(DEAD)).records
+    assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
+    assert found.attempts == 1
 
 
-def test_dead_letters_are_found_by_key():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(BACK, back(await store(client, KEYS="k"), -1))
-        assert list(stage.broker.store.positions_of_key(DEAD, "k", 0, 2**62))
-
-    in_world(main)
+@run_by(in_world)
+async def test_dead_letters_are_found_by_key(stage, /):
+    client = await stage.client()
+    await client.ok(BACK, back(await store(client, KEYS="k"), -1))
+    assert list(stage.broker.store.positions_of_key(DEAD, "k", 0, 2**62))
 
 
 @pytest.mark.parametrize(
@@ -350,51 +317,47 @@ def test_dead_letters_are_found_by_key():
         (-1, 16, 0, False), (None, 0, 0, True), (2, 16, 2**31 - 1, True),
     ],
 )  # fmt: skip
-def test_the_maximum_is_the_consumers_or_else_the_groups(said, setting, attempts, is_dead):
-    async def main(stage):
-        client = await stage.client()
-        await group_is(client, retry_max_times=setting)
-        position = await store(client, attempts=attempts)
-        await client.ok(BACK, back(position, most=said))
-        assert (stage.broker.topics.by_name.get(DEAD) is not None) is is_dead
-
-    in_world(main)
-
-
-def test_the_last_maximum_said_holds_for_all_members_while_one_is_online():
-    async def main(stage):
-        one, two = await stage.clients(2)
-        for each in (one, two):
-            await each.beat(consumer(GROUP, "T"))
-        position = await store(one, attempts=3)
-
-        async def dies(client, most):
-            before = await client.max_offset(DEAD) if stage.broker.topics.by_name.get(DEAD) else 0
-            await client.ok(BACK, back(position, most=most))
-            return stage.broker.topics.by_name.get(DEAD) and await client.max_offset(DEAD) > before
-
-        assert not await dies(two, 16)
-        assert await dies(one, 2)
-        assert await dies(two, 16)
-        assert not await dies(two, 20)
-        assert not await dies(one, None)
-        assert await dies(one, 3)
-        for each in (one, two):
-            each.close()
-        three = await stage.client()
-        assert not await dies(three, 16)
-
-    in_world(main)
+@run_by(in_world)
+async def test_the_maximum_is_the_consumers_or_else_the_groups(
+    stage, /, said, setting, attempts, is_dead
+):
+    client = await stage.client()
+    await group_is(client, retry_max_times=setting)
+    position = await store(client, attempts=attempts)
+    await client.ok(BACK, back(position, most=said))
+    assert (stage.broker.topics.by_name.get(DEAD) is not None) is is_dead
 
 
-def test_very_old_clients_say_nothing_of_a_maximum():
-    async def main(stage):
-        client = await stage.client()
-        position = await store(client, attempts=3)
-        await client.ok(BACK, back(position, most=2), version=120)
-        assert topics_of(stage) == [RETRY]
+@run_by(in_world)
+async def test_the_last_maximum_said_holds_for_all_members_while_one_is_online(stage, /):
+    one, two = await stage.clients(2)
+    for each in (one, two):
+        await each.beat(consumer(GROUP, "T"))
+    position = await store(one, attempts=3)
 
-    in_world(main)
+    async def dies(client, most):
+        before = await client.max_offset(DEAD) if stage.broker.topics.by_name.get(DEAD) else 0
+        await client.ok(BACK, back(position, most=most))
+        return stage.broker.topics.by_name.get(DEAD) and await client.max_offset(DEAD) > before
+
+    assert not await dies(two, 16)
+    assert await dies(one, 2)
+    assert await dies(two, 16)
+    assert not await dies(two, 20)
+    assert not await dies(one, None)
+    assert await dies(one, 3)
+    for each in (one, two):
+        each.close()
+    three = await stage.client()
+    assert not await dies(three, 16)
+
+
+@run_by(in_world)
+async def test_very_old_clients_say_nothing_of_a_maximum(stage, /):
+    client = await stage.client()
+    position = await store(client, attempts=3)
+    await client.ok(BACK, back(position, most=2), version=120)
+    assert topics_of(stage) == [RETRY]
 
 
 # Sends to retry topics
@@ -406,112 +369,100 @@ def retrying(attempts, most, **props):
     return header
 
 
-def test_a_retry_that_is_sent_waits_for_its_level():
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(SEND, retrying(2, 16, DELAY="5"), body=b"x")
-        await stage.passes(59)
-        assert (await client.pull(RETRY)).records == []
-        await stage.passes(2)
-        (found,) = (await client.pull(RETRY)).records
-        assert (found.body, found.attempts) == (b"x", 2)
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_retry_that_is_sent_waits_for_its_level(stage, /):
+    client = await stage.client()
+    await client.ok(SEND, retrying(2, 16, DELAY="5"), body=b"x")
+    await stage.passes(59)
+    assert (await client.pull(RETRY)).records == []
+    await stage.passes(2)
+    (found,) = (await client.pull(RETRY)).records
+    assert (found.body, found.attempts) == (b"x", 2)
 
 
 @pytest.mark.parametrize(("attempts", "topic"), [(2, RETRY), (16, DEAD)])
 @pytest.mark.parametrize("flags", [0, 4])
-def test_a_retry_of_what_was_a_transaction_is_an_ordinary_message(attempts, topic, flags):
+@run_by(in_world)
+async def test_a_retry_of_what_was_a_transaction_is_an_ordinary_message(
+    stage, /, attempts, topic, flags
+):
     """Clients that cannot send a message back send it with all it came with."""
+    client = await stage.client()
+    header = retrying(attempts, 16, DELAY="1", TRAN_MSG="true", PGROUP="P", UNIQ_KEY="U1")
+    header.sys_flag = flags
+    await client.ok(SEND, header, body=b"x")
+    await stage.passes(2)
 
-    async def main(stage):
-        client = await stage.client()
-        header = retrying(attempts, 16, DELAY="1", TRAN_MSG="true", PGROUP="P", UNIQ_KEY="U1")
-        header.sys_flag = flags
-        await client.ok(SEND, header, body=b"x")
-        await stage.passes(2)
-
-        (found,) = (await client.pull(topic)).records
-        assert (found.body, found.attempts, found.sys_flag & 0xC) == (b"x", attempts, 0)
-        assert await client.max_offset(HALVES) == 0
-
-    in_world(main)
+    (found,) = (await client.pull(topic)).records
+    assert (found.body, found.attempts, found.sys_flag & 0xC) == (b"x", attempts, 0)
+    assert await client.max_offset(HALVES) == 0
 
 
 @pytest.mark.parametrize(
     ("attempts", "said", "setting"), [(3, 3, 16), (16, None, 16), (2, -1, 2), (0, 0, 16)]
 )
-def test_a_retry_that_is_sent_too_often_is_a_dead_letter(attempts, said, setting):
-    async def main(stage):
-        client = await stage.client()
-        await group_is(client, retry_max_times=setting, retry_queue_nums=4)
-        header = retrying(attempts, said, DELAY="5", UNIQ_KEY="U1")
-        header.queue_id = 3
-        answer = await client.ok(SEND, header, body=b"x")
-        assert answer.field_map()["queueId"] == "0"
+@run_by(in_world)
+async def test_a_retry_that_is_sent_too_often_is_a_dead_letter(stage, /, attempts, said, setting):
+    client = await stage.client()
+    await group_is(client, retry_max_times=setting, retry_queue_nums=4)
+    header = retrying(attempts, said, DELAY="5", UNIQ_KEY="U1")
+    header.queue_id = 3
+    answer = await client.ok(SEND, header, body=b"x")
+    assert answer.field_map()["queueId"] == "0"
 
-        (found,) = (await client.pull(DEAD)).records
+    (found,) = (await client.pull(DEAD)).records
 
-        named = parse(found.properties)
-        assert (found.body, found.attempts, named["UNIQ_KEY"]) == (b"x", attempts, "U1")
-        assert (named["RETRY_TOPIC"], named["DLQ_ORIGIN_TOPIC"]) == ("T", "T")
-        assert "allowed" in named["DLQ_REASON"]
-        assert "DELAY" not in named
-        assert topics_of(stage) == [DEAD]
-
-    in_world(main)
+    named = parse(found.properties)
+    assert (found.body, found.attempts, named["UNIQ_KEY"]) == (b"x", attempts, "U1")
+    assert (named["RETRY_TOPIC"], named["DLQ_ORIGIN_TOPIC"]) == ("T", "T")
+    assert "allowed" in named["DLQ_REASON"]
+    assert "DELAY" not in named
+    assert topics_of(stage) == [DEAD]
 
 
-def test_a_batch_cannot_be_retried():
-    async def main(stage):
-        client = await stage.client()
-        header = batching(RETRY)
-        header.reconsume_times = 99
-        body = batch_of(b"1", b"2")
-        code = await client.code_of(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
-        assert code == ILLEGAL
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_batch_cannot_be_retried(stage, /):
+    client = await stage.client()
+    header = batching(RETRY)
+    header.reconsume_times = 99
+    body = batch_of(b"1", b"2")
+    code = await client.code_of(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
+    assert code == ILLEGAL
 
 
 # Across restarts
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.NOTHING])
-def test_what_was_answered_outlives_a_loss_of_power(loss):
-    async def main(life):
-        client = await life.client()
-        given, dead = await store(client, body=b"again"), await store(client, body=b"dead")
-        await client.ok(BACK, back(given))
-        await client.ok(BACK, back(dead, -1))
-        await life.lose_power(loss)
-        await life.start()
-        await life.passes(11)
+@run_by(in_lives, DURABLE)
+async def test_what_was_answered_outlives_a_loss_of_power(life, /, loss):
+    client = await life.client()
+    given, dead = await store(client, body=b"again"), await store(client, body=b"dead")
+    await client.ok(BACK, back(given))
+    await client.ok(BACK, back(dead, -1))
+    await life.lose_power(loss)
+    await life.start()
+    await life.passes(11)
 
-        client = await life.client()
-        assert (await client.pull(RETRY)).bodies == [b"again"]
-        assert (await client.pull(DEAD)).bodies == [b"dead"]
-
-    in_lives(main, DURABLE)
+    client = await life.client()
+    assert (await client.pull(RETRY)).bodies == [b"again"]
+    assert (await client.pull(DEAD)).bodies == [b"dead"]
 
 
 # Reading dead letters
 
 
-def test_only_a_pull_that_names_them_as_dead_letters_reads_them():
+@run_by(in_world)
+async def test_only_a_pull_that_names_them_as_dead_letters_reads_them(stage, /):
     """Stock consumers find no queue of a topic that permits writing only."""
+    client = await stage.client()
+    await client.topic("T")
+    await client.ok(BACK, back(await store(client), -1))
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.ok(BACK, back(await store(client), -1))
-
-        config = stage.broker.topics.get(DEAD).config
-        assert config.perm == Perm.WRITE
-        pull = PullMessage("g", DEAD, 0, 0, 32, int(PullFlag.SUBSCRIPTION), 0, 0, 0, "*", "TAG")
-        assert await client.code_of(RequestCode.PULL_MESSAGE, pull) == FORBIDDEN
-        pull.dead_letters = True
-        answer = await client.ok(RequestCode.PULL_MESSAGE, pull)
-        assert [record.body for record in unpack_all(answer.body)] == [b"body"]
-
-    in_world(main)
+    config = stage.broker.topics.get(DEAD).config
+    assert config.perm == Perm.WRITE
+    pull = PullMessage("g", DEAD, 0, 0, 32, int(PullFlag.SUBSCRIPTION), 0, 0, 0, "*", "TAG")
+    assert await client.code_of(RequestCode.PULL_MESSAGE, pull) == FORBIDDEN
+    pull.dead_letters = True
+    answer = await client.ok(RequestCode.PULL_MESSAGE, pull)
+    assert [record.body for record in unpack_all(answer.body)] == [b"body"]

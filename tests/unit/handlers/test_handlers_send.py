@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
@@ -60,147 +61,127 @@ async def stored(client, topic, queue=0):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
-def test_a_message_is_stored_as_it_came_and_answered_in_kind(serve, code, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4)
-        header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
+@run_by("serve")
+async def test_a_message_is_stored_as_it_came_and_answered_in_kind(stage, /, code, kind):
+    client = await stage.client()
+    await client.topic("T", 4)
+    header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
 
-        answer = await client.ok(code, header, body=b"hello", kind=kind)
+    answer = await client.ok(code, header, body=b"hello", kind=kind)
 
-        said = answer.read(SendAnswer)
-        assert answer.kind == kind
-        assert (said.queue_id, said.queue_offset, said.transaction_id) == (2, 0, "u1")
-        (record,) = await stored(client, "T", 2)
-        assert (record.body, record.flag, record.born_ms) == (b"hello", 7, 1_700_000_000_000)
-        assert (record.topic, record.queue_id, record.queue_offset) == ("T", 2, 0)
-        assert record.property_map() == {"TAGS": "A", "UNIQ_KEY": "u1", "CLUSTER": "DefaultCluster"}
-        assert record.offset_id == said.msg_id
-
-    serve(main)
+    said = answer.read(SendAnswer)
+    assert answer.kind == kind
+    assert (said.queue_id, said.queue_offset, said.transaction_id) == (2, 0, "u1")
+    (record,) = await stored(client, "T", 2)
+    assert (record.body, record.flag, record.born_ms) == (b"hello", 7, 1_700_000_000_000)
+    assert (record.topic, record.queue_id, record.queue_offset) == ("T", 2, 0)
+    assert record.property_map() == {"TAGS": "A", "UNIQ_KEY": "u1", "CLUSTER": "DefaultCluster"}
+    assert record.offset_id == said.msg_id
 
 
-def test_every_answer_has_the_fields_java_takes_for_granted(serve):
-    async def main(stage):
-        client = await stage.client()
-        answer = await client.send("T")
+@run_by("serve")
+async def test_every_answer_has_the_fields_java_takes_for_granted(stage, /):
+    client = await stage.client()
+    answer = await client.send("T")
 
-        fields = answer.field_map()
-        assert fields.keys() == {
-            "MSG_REGION",
-            "TRACE_ON",
-            "msgId",
-            "queueId",
-            "queueOffset",
-            "transactionId",
-        }
-        assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
-
-    serve(main)
+    fields = answer.field_map()
+    assert fields.keys() == {
+        "MSG_REGION",
+        "TRACE_ON",
+        "msgId",
+        "queueId",
+        "queueOffset",
+        "transactionId",
+    }
+    assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
 
 
-def test_a_record_names_who_sent_it_and_who_stored_it_and_when(serve):
-    async def main(stage):
-        client = await stage.client()
-        before = stage.clock.wall_ms()
-        said = (await client.send("T")).read(SendAnswer)
+@run_by("serve")
+async def test_a_record_names_who_sent_it_and_who_stored_it_and_when(stage, /):
+    client = await stage.client()
+    before = stage.clock.wall_ms()
+    said = (await client.send("T")).read(SendAnswer)
 
-        (record,) = await stored(client, "T")
-        host, port = client.connection._transport.get_extra_info("sockname")
-        assert host_text(record.born_host) == f"{host}:{port}"
-        assert host_text(record.store_host) == stage.broker.address
-        assert before <= record.stored_ms <= stage.clock.wall_ms()
-        assert position_in(said.msg_id) == record.position
-
-    serve(main)
+    (record,) = await stored(client, "T")
+    host, port = client.connection._transport.get_extra_info("sockname")
+    assert host_text(record.born_host) == f"{host}:{port}"
+    assert host_text(record.store_host) == stage.broker.address
+    assert before <= record.stored_ms <= stage.clock.wall_ms()
+    assert position_in(said.msg_id) == record.position
 
 
-def test_queue_offsets_follow_each_other_and_times_never_go_back(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 20)
-        stage.clock.jump(-60)
-        await client.fill("T", 5)
+@run_by("serve")
+async def test_queue_offsets_follow_each_other_and_times_never_go_back(stage, /):
+    client = await stage.client()
+    await client.fill("T", 20)
+    stage.clock.jump(-60)
+    await client.fill("T", 5)
 
-        records = await stored(client, "T")
-        assert [each.queue_offset for each in records] == list(range(25))
-        times = [each.stored_ms for each in records]
-        assert times == sorted(times)
-
-    serve(main)
+    records = await stored(client, "T")
+    assert [each.queue_offset for each in records] == list(range(25))
+    times = [each.stored_ms for each in records]
+    assert times == sorted(times)
 
 
-def test_a_message_without_an_id_gets_one_that_the_answer_tells(serve):
-    async def main(stage):
-        client = await stage.client()
-        said = (await client.send("T")).read(SendAnswer)
+@run_by("serve")
+async def test_a_message_without_an_id_gets_one_that_the_answer_tells(stage, /):
+    client = await stage.client()
+    said = (await client.send("T")).read(SendAnswer)
 
-        (record,) = await stored(client, "T")
-        assert record.property_map()["UNIQ_KEY"] == said.transaction_id
-        assert len(said.transaction_id) == 32
-
-    serve(main)
+    (record,) = await stored(client, "T")
+    assert record.property_map()["UNIQ_KEY"] == said.transaction_id
+    assert len(said.transaction_id) == 32
 
 
-def test_how_often_a_message_was_tried_is_kept(serve):
-    async def main(stage):
-        client = await stage.client()
-        header = sending("T")
-        header.reconsume_times = 3
-        await client.ok(SEND, header, body=b"x")
+@run_by("serve")
+async def test_how_often_a_message_was_tried_is_kept(stage, /):
+    client = await stage.client()
+    header = sending("T")
+    header.reconsume_times = 3
+    await client.ok(SEND, header, body=b"x")
 
-        assert (await stored(client, "T"))[0].attempts == 3
-
-    serve(main)
+    assert (await stored(client, "T"))[0].attempts == 3
 
 
-def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
+@run_by("serve")
+async def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(stage, /):
+    client = await stage.client()
+    await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
 
-        assert (await stored(client, "T"))[0].sys_flag == 0x301
-
-    serve(main)
+    assert (await stored(client, "T"))[0].sys_flag == 0x301
 
 
-def test_a_sender_with_a_long_address_is_named_in_full():
-    async def main(stage):
-        client = await stage.client(address="fd00::5")
-        await client.send("T", b"x")
-        await client.send("T", b"y")
-        first, second = await stored(client, "T")
+@run_by(in_world)
+async def test_a_sender_with_a_long_address_is_named_in_full(stage, /):
+    client = await stage.client(address="fd00::5")
+    await client.send("T", b"x")
+    await client.send("T", b"y")
+    first, second = await stored(client, "T")
 
-        assert first.sys_flag == 0x10
-        assert host_text(first.born_host).startswith("[fd00::5]:")
-        assert host_text(first.store_host) == stage.broker.address
-        assert (first.body, second.body) == (b"x", b"y")
-
-    in_world(main)
+    assert first.sys_flag == 0x10
+    assert host_text(first.born_host).startswith("[fd00::5]:")
+    assert host_text(first.store_host) == stage.broker.address
+    assert (first.body, second.body) == (b"x", b"y")
 
 
 # The order of the checks
 
 
-def test_1_a_broker_that_stops_takes_nothing(serve):
-    async def main(stage):
-        client = await stage.client()
-        stage.broker.admission.set_cause("stopping", "the broker is stopping")
+@run_by("serve")
+async def test_1_a_broker_that_stops_takes_nothing(stage, /):
+    client = await stage.client()
+    stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
-        answer = await client.ask(SEND, sending("a b"), body=b"x")
-        assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
-
-    serve(main)
+    answer = await client.ask(SEND, sending("a b"), body=b"x")
+    assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
-def test_3_a_topic_that_cannot_be_is_an_error(serve, name):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_3_a_topic_that_cannot_be_is_an_error(stage, /, name):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
-
-    serve(main)
+    assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
 
 
 @pytest.mark.parametrize(
@@ -214,171 +195,139 @@ def test_3_a_topic_that_cannot_be_is_an_error(serve, name):
         "OFFSET_MOVED_EVENT",
     ],
 )
-def test_4_the_brokers_own_topics_are_closed(serve, name):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_4_the_brokers_own_topics_are_closed(stage, /, name):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
-
-    serve(main)
+    assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
 
 
-def test_4_a_topic_may_be_closed_for_writing(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", perm=4)
+@run_by("serve")
+async def test_4_a_topic_may_be_closed_for_writing(stage, /):
+    client = await stage.client()
+    await client.topic("T", perm=4)
 
-        assert await client.code_of(SEND, sending("T"), body=b"x") == NO_PERMISSION
-
-    serve(main)
+    assert await client.code_of(SEND, sending("T"), body=b"x") == NO_PERMISSION
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (16, 8), (0, 1)])
-def test_5_an_unknown_topic_is_made_by_sending(serve, wanted, made):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(SEND, sending("T", queues=wanted), body=b"x")
+@run_by("serve")
+async def test_5_an_unknown_topic_is_made_by_sending(stage, /, wanted, made):
+    client = await stage.client()
+    await client.ok(SEND, sending("T", queues=wanted), body=b"x")
 
-        answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("T"))
-        assert TopicConfig.read(answer.body) == TopicConfig("T", made, made, 6)
-
-    serve(main)
+    answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("T"))
+    assert TopicConfig.read(answer.body) == TopicConfig("T", made, made, 6)
 
 
 @pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
-def test_5_without_a_template_to_copy_there_is_no_topic(serve, template):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_5_without_a_template_to_copy_there_is_no_topic(stage, /, template):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
-
-    serve(main)
+    assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
 
 
-def test_5_topics_are_made_by_sending_only_where_that_is_allowed(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve", with_topics(auto_create=False))
+async def test_5_topics_are_made_by_sending_only_where_that_is_allowed(stage, /):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
-
-    serve(main, with_topics(auto_create=False))
+    assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
 
 
-def test_5_a_retry_topic_is_made_with_the_queues_of_its_group(serve):
-    async def main(stage):
-        client = await stage.client()
-        config = GroupConfig("g", retry_queue_nums=3)
-        await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
-        await client.send("%RETRY%g")
+@run_by("serve")
+async def test_5_a_retry_topic_is_made_with_the_queues_of_its_group(stage, /):
+    client = await stage.client()
+    config = GroupConfig("g", retry_queue_nums=3)
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
+    await client.send("%RETRY%g")
 
-        answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
-        assert TopicConfig.read(answer.body) == TopicConfig("%RETRY%g", 3, 3, 6)
-        await client.send("%RETRY%g", queue=2)
-
-    serve(main)
+    answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
+    assert TopicConfig.read(answer.body) == TopicConfig("%RETRY%g", 3, 3, 6)
+    await client.send("%RETRY%g", queue=2)
 
 
 @pytest.mark.parametrize("number", [4, 99])
-def test_6_a_queue_that_is_not_there_is_an_error(serve, number):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4)
+@run_by("serve")
+async def test_6_a_queue_that_is_not_there_is_an_error(stage, /, number):
+    client = await stage.client()
+    await client.topic("T", 4)
 
-        assert await client.code_of(SEND, sending("T", queue=number), body=b"x") == ERROR
-
-    serve(main)
+    assert await client.code_of(SEND, sending("T", queue=number), body=b"x") == ERROR
 
 
-def test_6_queues_that_can_only_be_read_still_take_what_is_meant_for_them(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4, write=2)
+@run_by("serve")
+async def test_6_queues_that_can_only_be_read_still_take_what_is_meant_for_them(stage, /):
+    client = await stage.client()
+    await client.topic("T", 4, write=2)
 
-        await client.send("T", queue=3)
-
-    serve(main)
+    await client.send("T", queue=3)
 
 
-def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4, write=2)
-        chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
+@run_by("serve")
+async def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(stage, /):
+    client = await stage.client()
+    await client.topic("T", 4, write=2)
+    chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
 
-        assert chosen == {0, 1}
-
-    serve(main)
+    assert chosen == {0, 1}
 
 
-def test_6_a_topic_without_a_queue_to_write_to_gives_none(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4, write=0)
+@run_by("serve")
+async def test_6_a_topic_without_a_queue_to_write_to_gives_none(stage, /):
+    client = await stage.client()
+    await client.topic("T", 4, write=0)
 
-        assert await client.code_of(SEND, sending("T", queue=-1), body=b"x") == NO_PERMISSION
-
-    serve(main)
+    assert await client.code_of(SEND, sending("T", queue=-1), body=b"x") == NO_PERMISSION
 
 
-def test_7_a_retry_topic_needs_its_group(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve", with_topics(auto_create_groups=False))
+async def test_7_a_retry_topic_needs_its_group(stage, /):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
-
-    serve(main, with_topics(auto_create_groups=False))
+    assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
-def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("%RETRY%g")
+@run_by("serve")
+async def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(stage, /):
+    client = await stage.client()
+    await client.send("%RETRY%g")
 
-        assert stage.broker.groups.find("g")
-
-    serve(main)
+    assert stage.broker.groups.find("g")
 
 
-def test_7_a_retry_topic_that_is_there_is_used_as_it_is():
-    async def main(stage):
-        client = await stage.client()
-        await client.send("%RETRY%g")
-        state = stage.broker.topics.version
-        saved = []
-        stage.disk.on_write = lambda event: saved.append(event.path)
-        await client.send("%RETRY%g")
+@run_by(in_world)
+async def test_7_a_retry_topic_that_is_there_is_used_as_it_is(stage, /):
+    client = await stage.client()
+    await client.send("%RETRY%g")
+    state = stage.broker.topics.version
+    saved = []
+    stage.disk.on_write = lambda event: saved.append(event.path)
+    await client.send("%RETRY%g")
 
-        assert stage.broker.topics.version == state
-        assert not [path for path in saved if path.startswith("config/topics")]
-
-    in_world(main)
+    assert stage.broker.topics.version == state
+    assert not [path for path in saved if path.startswith("config/topics")]
 
 
-def test_7_a_group_that_was_deleted_takes_no_retries(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write()
-        )
-        await client.send("%RETRY%g")
-        await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("g"))
+@run_by("serve", with_topics(auto_create_groups=False))
+async def test_7_a_group_that_was_deleted_takes_no_retries(stage, /):
+    client = await stage.client()
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write())
+    await client.send("%RETRY%g")
+    await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("g"))
 
-        assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
-
-    serve(main, with_topics(auto_create_groups=False))
+    assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_8_no_message_of_a_batch_may_be_for_later(serve, name):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_8_no_message_of_a_batch_may_be_for_later(stage, /, name):
+    client = await stage.client()
 
-        delayed = {name: "3"}
-        body = batch_of(b"a") + batch_of(b"b", **delayed)
-        assert await client.code_of(BATCH, batching("T"), body=body) == ILLEGAL
-        assert await client.max_offset("T") == 0
-
-    serve(main)
+    delayed = {name: "3"}
+    body = batch_of(b"a") + batch_of(b"b", **delayed)
+    assert await client.code_of(BATCH, batching("T"), body=body) == ILLEGAL
+    assert await client.max_offset("T") == 0
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
@@ -388,25 +337,25 @@ def test_8_no_message_of_a_batch_may_be_for_later(serve, name):
     [(4, {"TRAN_MSG": "true"}), (4, {}), (0, {"TRAN_MSG": "true"}), (0, {"TRAN_MSG": "TRUE"})],
     ids=["said twice", "in the header", "in the properties", "in capitals"],
 )
-def test_9_a_half_message_is_one_whichever_way_it_says_so(serve, code, kind, sys_flag, said):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4)
-        header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **said)
+@run_by("serve")
+async def test_9_a_half_message_is_one_whichever_way_it_says_so(
+    stage, /, code, kind, sys_flag, said
+):
+    client = await stage.client()
+    await client.topic("T", 4)
+    header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **said)
 
-        answer = (await client.ok(code, header, body=b"half", kind=kind)).read(SendAnswer)
+    answer = (await client.ok(code, header, body=b"half", kind=kind)).read(SendAnswer)
 
-        assert (answer.queue_id, answer.queue_offset, answer.transaction_id) == (2, 0, "u")
-        assert await client.max_offset("T", queue=2) == 0
-        (record,) = await stored(client, HALVES)
-        assert (record.body, record.topic, record.queue_id) == (b"half", HALVES, 0)
-        assert record.property_map() == {
-            "TRAN_MSG": said.get("TRAN_MSG", "true"), "PGROUP": "producers", "UNIQ_KEY": "u",
-            "CLUSTER": "DefaultCluster", "REAL_TOPIC": "T", "REAL_QID": "2",
-        }  # fmt: skip
-        assert answer.msg_id == record.offset_id
-
-    serve(main)
+    assert (answer.queue_id, answer.queue_offset, answer.transaction_id) == (2, 0, "u")
+    assert await client.max_offset("T", queue=2) == 0
+    (record,) = await stored(client, HALVES)
+    assert (record.body, record.topic, record.queue_id) == (b"half", HALVES, 0)
+    assert record.property_map() == {
+        "TRAN_MSG": said.get("TRAN_MSG", "true"), "PGROUP": "producers", "UNIQ_KEY": "u",
+        "CLUSTER": "DefaultCluster", "REAL_TOPIC": "T", "REAL_QID": "2",
+    }  # fmt: skip
+    assert answer.msg_id == record.offset_id
 
 
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
@@ -415,79 +364,67 @@ def test_9_a_half_message_is_one_whichever_way_it_says_so(serve, code, kind, sys
     [("T", 0, {}), ("T", 0, {"DELAY": "0"}), (HALVES, 4, {}), (HALVES, 4, {"TRAN_MSG": "true"})],
     ids=["plain", "without a delay", "half by its header", "half by both"],
 )
-def test_the_answer_names_the_id_that_a_message_without_one_is_stored_with(
-    serve, code, topic, sys_flag, said
+@run_by("serve")
+async def test_the_answer_names_the_id_that_a_message_without_one_is_stored_with(
+    stage, /, code, topic, sys_flag, said
 ):
-    async def main(stage):
-        client = await stage.client()
-        header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **said)
+    client = await stage.client()
+    header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **said)
 
-        answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
+    answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
 
-        (record,) = await stored(client, topic)
-        assert record.property_map()["UNIQ_KEY"] == answer.transaction_id
-
-    serve(main)
+    (record,) = await stored(client, topic)
+    assert record.property_map()["UNIQ_KEY"] == answer.transaction_id
 
 
 @pytest.mark.parametrize("value", ["false", "", "yes"])
-def test_9_a_message_that_says_it_is_no_half_message_is_an_ordinary_one(serve, value):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
+@run_by("serve")
+async def test_9_a_message_that_says_it_is_no_half_message_is_an_ordinary_one(stage, /, value):
+    client = await stage.client()
+    await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
 
-        assert [each.body for each in await stored(client, "T")] == [b"x"]
-
-    serve(main)
+    assert [each.body for each in await stored(client, "T")] == [b"x"]
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("sys_flag", [4, 0])
-def test_9_a_half_message_cannot_be_delayed(serve, name, sys_flag):
-    async def main(stage):
-        client = await stage.client()
-        header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
+@run_by("serve")
+async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
+    client = await stage.client()
+    header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
 
-        assert await client.code_of(SEND, header, body=b"x") == ILLEGAL
-        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
-
-    serve(main)
+    assert await client.code_of(SEND, header, body=b"x") == ILLEGAL
+    assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
 
 @pytest.mark.parametrize("sys_flag", [8, 12])
-def test_9_nobody_sends_what_is_committed_or_rolled_back_already(serve, sys_flag):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_9_nobody_sends_what_is_committed_or_rolled_back_already(stage, /, sys_flag):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
-        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
-
-    serve(main)
+    assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
+    assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
 
 @pytest.mark.parametrize(
     "name", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", HALVES, "TRANS_CHECK_MAX_TIME_TOPIC"]
 )
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_9_half_messages_go_to_ordinary_topics_only(serve, name, is_declared):
-    async def main(stage):
-        client = await stage.client()
-        header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
+@run_by("serve")
+async def test_9_half_messages_go_to_ordinary_topics_only(stage, /, name, is_declared):
+    client = await stage.client()
+    header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
 
-        assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
-        assert await client.max_offset(HALVES) == 0
-
-    serve(main)
+    assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
+    assert await client.max_offset(HALVES) == 0
 
 
-def test_10_a_batch_for_a_retry_topic_is_illegal(serve):
-    async def main(stage):
-        client = await stage.client()
-        header = batching("%RETRY%g")
+@run_by("serve")
+async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /):
+    client = await stage.client()
+    header = batching("%RETRY%g")
 
-        assert await client.code_of(BATCH, header, body=batch_of(b"a")) == ILLEGAL
-
-    serve(main)
+    assert await client.code_of(BATCH, header, body=batch_of(b"a")) == ILLEGAL
 
 
 @pytest.mark.fault("M13")
@@ -504,23 +441,21 @@ def test_10_a_batch_for_a_retry_topic_is_illegal(serve):
     ],
     ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
 )
-def test_a_message_out_of_bounds_is_answered_and_its_connection_goes_on(
-    serve, kind, topic, props, body, code
+@run_by("serve", with_topics(message_size_max=1000))
+async def test_a_message_out_of_bounds_is_answered_and_its_connection_goes_on(
+    stage, /, kind, topic, props, body, code
 ):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+    client = await stage.client()
+    await client.topic("T")
 
-        refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
+    refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
 
-        assert refused.code == code
-        assert refused.remark
-        await client.ok(SEND, sending("T"), body=b"good", kind=kind)
-        assert (await client.pull("T")).bodies == [b"good"]
-        assert await client.max_offset(HALVES) == 0
-        assert stage.broker.topics.by_name.get(topic) is None or topic == "T"
-
-    serve(main, with_topics(message_size_max=1000))
+    assert refused.code == code
+    assert refused.remark
+    await client.ok(SEND, sending("T"), body=b"good", kind=kind)
+    assert (await client.pull("T")).bodies == [b"good"]
+    assert await client.max_offset(HALVES) == 0
+    assert stage.broker.topics.by_name.get(topic) is None or topic == "T"
 
 
 @pytest.mark.fault("M13")
@@ -533,93 +468,83 @@ def test_a_message_out_of_bounds_is_answered_and_its_connection_goes_on(
     ],
     ids=["empty", "too large", "properties too long"],
 )
-def test_a_message_that_cannot_be_stored_is_illegal(serve, header, body):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve", with_topics(message_size_max=1000))
+async def test_a_message_that_cannot_be_stored_is_illegal(stage, /, header, body):
+    client = await stage.client()
 
-        assert await client.code_of(SEND, header, body=body) == ILLEGAL
-        assert await client.max_offset("T") == 0
-
-    serve(main, with_topics(message_size_max=1000))
+    assert await client.code_of(SEND, header, body=body) == ILLEGAL
+    assert await client.max_offset("T") == 0
 
 
-def test_a_request_that_lacks_a_field_is_answered(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_a_request_that_lacks_a_field_is_answered(stage, /):
+    client = await stage.client()
 
-        answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
-        assert answer.code == ERROR
-        assert "producerGroup" in answer.remark
-
-    serve(main)
+    answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
+    assert answer.code == ERROR
+    assert "producerGroup" in answer.remark
 
 
 # What became of the message
 
 
-def test_with_sync_flush_the_answer_comes_when_the_disk_has_it():
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
-        assert stage.broker.store.log.durable == stage.broker.store.log.end
-
-    in_world(main, replace(SETTINGS, store=StoreSettings(flush="sync")))
+@run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
+async def test_with_sync_flush_the_answer_comes_when_the_disk_has_it(stage, /):
+    client = await stage.client()
+    await client.send("T")
+    assert stage.broker.store.log.durable == stage.broker.store.log.end
 
 
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_fails_is_answered_unavailable_and_its_offset_is_free_again(problem):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", b"first")
-        stage.disk.fail_writes(1, problem)
-        assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
-        said = (await client.send("T", b"second")).read(SendAnswer)
+@run_by(in_world)
+async def test_a_write_that_fails_is_answered_unavailable_and_its_offset_is_free_again(
+    stage, /, problem
+):
+    client = await stage.client()
+    await client.topic("T")
+    await client.send("T", b"first")
+    stage.disk.fail_writes(1, problem)
+    assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
+    said = (await client.send("T", b"second")).read(SendAnswer)
 
-        assert said.queue_offset == 1
-        assert [each.body for each in await stored(client, "T")] == [b"first", b"second"]
-
-    in_world(main)
+    assert said.queue_offset == 1
+    assert [each.body for each in await stored(client, "T")] == [b"first", b"second"]
 
 
-def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
-        assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
-        stage.broker.admission.clear_cause("disk")
-        await client.send("T")
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
+    assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
+    stage.broker.admission.clear_cause("disk")
+    await client.send("T")
 
 
 # Batches
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_batch_becomes_single_messages_one_after_the_other(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        header = batching("T", WAIT="true", shared="yes")
-        answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
+@run_by("serve")
+async def test_a_batch_becomes_single_messages_one_after_the_other(stage, /, kind):
+    client = await stage.client()
+    await client.topic("T")
+    header = batching("T", WAIT="true", shared="yes")
+    answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
 
-        said = answer.read(SendAnswer)
-        records = await stored(client, "T")
-        assert [each.body for each in records] == [b"a", b"b"]
-        assert [each.queue_offset for each in records] == [0, 1]
-        assert said.msg_id == ",".join(each.offset_id for each in records)
-        assert said.queue_offset == 0
-        for each in records:
-            assert each.property_map().items() >= {
-                ("TAGS", "A"),
-                ("shared", "yes"),
-                ("CLUSTER", "DefaultCluster"),
-            }
-            assert "WAIT" not in each.property_map()
-
-    serve(main)
+    said = answer.read(SendAnswer)
+    records = await stored(client, "T")
+    assert [each.body for each in records] == [b"a", b"b"]
+    assert [each.queue_offset for each in records] == [0, 1]
+    assert said.msg_id == ",".join(each.offset_id for each in records)
+    assert said.queue_offset == 0
+    for each in records:
+        assert each.property_map().items() >= {
+            ("TAGS", "A"),
+            ("shared", "yes"),
+            ("CLUSTER", "DefaultCluster"),
+        }
+        assert "WAIT" not in each.property_map()
 
 
 def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
@@ -673,30 +598,26 @@ def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
     is_the_same()
 
 
-def test_the_flag_and_not_the_code_makes_a_batch(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
-        assert await client.max_offset("T") == 2
-        header = sending("T", shape=SendMessageV2)
-        await client.ok(BATCH, header, body=b"single")
-        assert await client.max_offset("T") == 3
-
-    serve(main)
+@run_by("serve")
+async def test_the_flag_and_not_the_code_makes_a_batch(stage, /):
+    client = await stage.client()
+    await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
+    assert await client.max_offset("T") == 2
+    header = sending("T", shape=SendMessageV2)
+    await client.ok(BATCH, header, body=b"single")
+    assert await client.max_offset("T") == 3
 
 
-def test_a_batch_of_the_cpp_clients_own_making_is_one_message(serve):
-    async def main(stage):
-        client = await stage.client()
-        header = sending("T")
-        header.batch = True
-        await client.ok(SEND, header, body=b"anything at all, longer than a head")
-        await client.ok(SEND, header, body=batch_of(b"a", b"b"))
+@run_by("serve")
+async def test_a_batch_of_the_cpp_clients_own_making_is_one_message(stage, /):
+    client = await stage.client()
+    header = sending("T")
+    header.batch = True
+    await client.ok(SEND, header, body=b"anything at all, longer than a head")
+    await client.ok(SEND, header, body=batch_of(b"a", b"b"))
 
-        bodies = [each.body for each in await stored(client, "T")]
-        assert bodies == [b"anything at all, longer than a head", b"a", b"b"]
-
-    serve(main)
+    bodies = [each.body for each in await stored(client, "T")]
+    assert bodies == [b"anything at all, longer than a head", b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -704,52 +625,44 @@ def test_a_batch_of_the_cpp_clients_own_making_is_one_message(serve):
     [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 13)],
     ids=["no batch", "cut", "half"],
 )
-def test_a_batch_is_taken_whole_or_refused_whole(serve, body, code):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_a_batch_is_taken_whole_or_refused_whole(stage, /, body, code):
+    client = await stage.client()
+    await client.topic("T")
 
-        whole = batch_of(b"good") + body
-        assert await client.code_of(BATCH, batching("T"), body=whole) == code
-        assert await client.max_offset("T") == 0
-
-    serve(main)
+    whole = batch_of(b"good") + body
+    assert await client.code_of(BATCH, batching("T"), body=whole) == code
+    assert await client.max_offset("T") == 0
 
 
-def test_a_batch_is_never_transactional(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        header = batching("T")
-        header.sys_flag = 4
+@run_by("serve")
+async def test_a_batch_is_never_transactional(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    header = batching("T")
+    header.sys_flag = 4
 
-        assert await client.code_of(BATCH, header, body=batch_of(b"a", b"b")) == ILLEGAL
-        assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
-
-    serve(main)
+    assert await client.code_of(BATCH, header, body=batch_of(b"a", b"b")) == ILLEGAL
+    assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
 
 # One-way
 
 
-def test_a_one_way_send_is_stored_and_never_answered(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        assert await client.is_silent(SEND, sending("T"), body=b"x", oneway=True)
-        assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
-        await client.send("T", b"y")
+@run_by("serve")
+async def test_a_one_way_send_is_stored_and_never_answered(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    assert await client.is_silent(SEND, sending("T"), body=b"x", oneway=True)
+    assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
+    await client.send("T", b"y")
 
-        assert [each.body for each in await stored(client, "T")] == [b"x", b"y"]
-
-    serve(main)
+    assert [each.body for each in await stored(client, "T")] == [b"x", b"y"]
 
 
-def test_what_arrives_together_is_stored_together_and_answered_each():
-    async def main(stage):
-        clients = await stage.clients(3)
-        await asyncio.gather(*[client.fill("T", 50) for client in clients])
+@run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
+async def test_what_arrives_together_is_stored_together_and_answered_each(stage, /):
+    clients = await stage.clients(3)
+    await asyncio.gather(*[client.fill("T", 50) for client in clients])
 
-        assert await clients[0].max_offset("T") == 150
-
-    in_world(main, replace(SETTINGS, store=StoreSettings(flush="sync")))
+    assert await clients[0].max_offset("T") == 150

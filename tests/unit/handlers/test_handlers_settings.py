@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
 from txmq.protocol import java
 from txmq.protocol.command import BINARY, JSON
@@ -97,29 +98,25 @@ def test_everything_that_mqadmin_exports_is_there_and_true(serve, reads):
     serve(main, replace(SETTINGS, replication=ReplicationSettings(reads=reads)))
 
 
-def test_async_flush_has_its_own_name(serve):
-    async def main(stage):
-        assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
-
-    serve(main)
+@run_by("serve")
+async def test_async_flush_has_its_own_name(stage, /):
+    assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
 
 
-def test_the_state_of_the_settings_is_told_with_them(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_the_state_of_the_settings_is_told_with_them(stage, /):
+    client = await stage.client()
 
-        async def version():
-            answer = await client.ok(SHOW)
-            return json.loads(answer.read(BrokerConfigAnswer).version)
+    async def version():
+        answer = await client.ok(SHOW)
+        return json.loads(answer.read(BrokerConfigAnswer).version)
 
-        before = await version()
-        assert (await change(client, deleteWhen="05")).code == 0
-        after = await version()
+    before = await version()
+    assert (await change(client, deleteWhen="05")).code == 0
+    after = await version()
 
-        assert (before["counter"], after["counter"]) == (0, 1)
-        assert after["timestamp"] >= before["timestamp"]
-
-    serve(main)
+    assert (before["counter"], after["counter"]) == (0, 1)
+    assert after["timestamp"] >= before["timestamp"]
 
 
 @pytest.mark.parametrize(
@@ -150,31 +147,27 @@ def test_the_state_of_the_settings_is_told_with_them(serve):
         ),
     ],
 )
-def test_some_settings_can_be_changed_while_the_broker_runs(serve, name, text, read):
-    async def main(stage):
-        client = await stage.client()
-        answer = await change(client, **{name: text})
+@run_by("serve")
+async def test_some_settings_can_be_changed_while_the_broker_runs(stage, /, name, text, read):
+    client = await stage.client()
+    answer = await change(client, **{name: text})
 
-        assert answer.code == 0, answer.remark
-        assert read(stage.broker.settings)
-        assert (await shown(client))[name] == text.lower()
-
-    serve(main)
+    assert answer.code == 0, answer.remark
+    assert read(stage.broker.settings)
+    assert (await shown(client))[name] == text.lower()
 
 
-def test_settings_that_have_to_fit_each_other_are_changed_together(serve):
-    async def main(stage):
-        client = await stage.client()
-        higher = {
-            "diskMaxUsedSpaceRatio": "92",
-            "diskSpaceCleanForciblyRatio": "94",
-            "diskSpaceWarningLevelRatio": "96",
-        }
-        assert (await change(client, **higher)).code == 0
-        assert (await change(client, diskMaxUsedSpaceRatio="97")).code == ERROR
-        assert (await shown(client)).items() >= higher.items()
-
-    serve(main)
+@run_by("serve")
+async def test_settings_that_have_to_fit_each_other_are_changed_together(stage, /):
+    client = await stage.client()
+    higher = {
+        "diskMaxUsedSpaceRatio": "92",
+        "diskSpaceCleanForciblyRatio": "94",
+        "diskSpaceWarningLevelRatio": "96",
+    }
+    assert (await change(client, **higher)).code == 0
+    assert (await change(client, diskMaxUsedSpaceRatio="97")).code == ERROR
+    assert (await shown(client)).items() >= higher.items()
 
 
 @pytest.mark.parametrize(
@@ -192,16 +185,14 @@ def test_settings_that_have_to_fit_each_other_are_changed_together(serve):
         ("transactionCheckMax", "0"),
     ],
 )
-def test_a_value_that_cannot_be_changes_nothing(serve, name, text):
-    async def main(stage):
-        client = await stage.client()
-        before = stage.broker.settings
-        answer = await change(client, **{name: text, "diskSpaceWarningLevelRatio": "95"})
+@run_by("serve")
+async def test_a_value_that_cannot_be_changes_nothing(stage, /, name, text):
+    client = await stage.client()
+    before = stage.broker.settings
+    answer = await change(client, **{name: text, "diskSpaceWarningLevelRatio": "95"})
 
-        assert answer.code == ERROR
-        assert stage.broker.settings == before
-
-    serve(main)
+    assert answer.code == ERROR
+    assert stage.broker.settings == before
 
 
 @pytest.mark.parametrize(
@@ -213,82 +204,67 @@ def test_a_value_that_cannot_be_changes_nothing(serve, name, text):
         {"noSuchSetting": "1"},
     ],
 )
-def test_other_settings_cannot_and_the_answer_says_which_can(serve, wanted):
-    async def main(stage):
-        client = await stage.client()
-        before = stage.broker.settings
-        answer = await change(client, **wanted)
+@run_by("serve")
+async def test_other_settings_cannot_and_the_answer_says_which_can(stage, /, wanted):
+    client = await stage.client()
+    before = stage.broker.settings
+    answer = await change(client, **wanted)
 
-        assert answer.code == NO_PERMISSION
-        assert next(iter(wanted)) in answer.remark
-        assert "deleteWhen" in answer.remark
-        assert stage.broker.settings == before
-
-    serve(main)
+    assert answer.code == NO_PERMISSION
+    assert next(iter(wanted)) in answer.remark
+    assert "deleteWhen" in answer.remark
+    assert stage.broker.settings == before
 
 
-def test_saying_again_what_is_so_already_is_no_change(serve):
+@run_by("serve")
+async def test_saying_again_what_is_so_already_is_no_change(stage, /):
     """Tools that send back everything they were shown must be able to change one line of it."""
-
-    async def main(stage):
-        client = await stage.client()
-        everything = await shown(client)
-        assert (await change(client, **everything)).code == 0
-        everything["deleteWhen"] = "05"
-        assert (await change(client, **everything)).code == 0
-        assert (await shown(client))["deleteWhen"] == "05"
-
-    serve(main)
+    client = await stage.client()
+    everything = await shown(client)
+    assert (await change(client, **everything)).code == 0
+    everything["deleteWhen"] = "05"
+    assert (await change(client, **everything)).code == 0
+    assert (await shown(client))["deleteWhen"] == "05"
 
 
 @pytest.mark.parametrize("body", [b"", b"# nothing\n"])
-def test_no_settings_are_no_change(serve, body):
-    async def main(stage):
-        assert await (await stage.client()).code_of(CHANGE, body=body) == 0
-
-    serve(main)
+@run_by("serve")
+async def test_no_settings_are_no_change(stage, /, body):
+    assert await (await stage.client()).code_of(CHANGE, body=body) == 0
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"a=\\u12"])
-def test_a_body_that_is_no_settings_is_an_error(serve, body):
-    async def main(stage):
-        assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
-
-    serve(main)
+@run_by("serve")
+async def test_a_body_that_is_no_settings_is_an_error(stage, /, body):
+    assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
 
 
-def test_whether_sending_makes_topics_changes_at_once(serve):
-    async def main(stage):
-        client = await stage.client()
-        assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
-        assert (await change(client, autoCreateTopicEnable="true")).code == 0
-        await client.send("T")
-        assert stage.broker.topics.get("TBW102").config.perm == 7
-        assert (await change(client, autoCreateTopicEnable="false")).code == 0
-        assert await client.code_of(10, sending("U"), body=b"x") == NO_TOPIC
-
-    serve(main, with_topics(auto_create=False))
+@run_by("serve", with_topics(auto_create=False))
+async def test_whether_sending_makes_topics_changes_at_once(stage, /):
+    client = await stage.client()
+    assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
+    assert (await change(client, autoCreateTopicEnable="true")).code == 0
+    await client.send("T")
+    assert stage.broker.topics.get("TBW102").config.perm == 7
+    assert (await change(client, autoCreateTopicEnable="false")).code == 0
+    assert await client.code_of(10, sending("U"), body=b"x") == NO_TOPIC
 
 
-def test_a_change_whose_consequences_cannot_be_saved_is_no_change():
-    async def main(stage):
-        client = await stage.client()
-        stage.disk.fail_writes(1)
-        assert (await change(client, autoCreateTopicEnable="true")).code != 0
-        assert (await shown(client))["autoCreateTopicEnable"] == "false"
-        assert not stage.broker.settings.topics.auto_create
-        assert (await change(client, autoCreateTopicEnable="true")).code == 0
-
-    in_world(main, with_topics(auto_create=False))
+@run_by(in_world, with_topics(auto_create=False))
+async def test_a_change_whose_consequences_cannot_be_saved_is_no_change(stage, /):
+    client = await stage.client()
+    stage.disk.fail_writes(1)
+    assert (await change(client, autoCreateTopicEnable="true")).code != 0
+    assert (await shown(client))["autoCreateTopicEnable"] == "false"
+    assert not stage.broker.settings.topics.auto_create
+    assert (await change(client, autoCreateTopicEnable="true")).code == 0
 
 
-def test_whether_consuming_makes_groups_changes_at_once(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        assert (await change(client, autoCreateSubscriptionGroup="false")).code == 0
-        assert (await client.pull("T")).code == NO_GROUP
-        assert (await change(client, autoCreateSubscriptionGroup="true")).code == 0
-        assert (await client.pull("T")).code == 19
-
-    serve(main)
+@run_by("serve")
+async def test_whether_consuming_makes_groups_changes_at_once(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    assert (await change(client, autoCreateSubscriptionGroup="false")).code == 0
+    assert (await client.pull("T")).code == NO_GROUP
+    assert (await change(client, autoCreateSubscriptionGroup="true")).code == 0
+    assert (await client.pull("T")).code == 19

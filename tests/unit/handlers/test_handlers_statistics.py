@@ -5,6 +5,7 @@ import errno
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import SETTINGS, in_world
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable
@@ -48,125 +49,111 @@ async def counter(client, name, key):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_every_number_that_tools_read_is_there(serve, kind):
-    async def main(stage):
-        table = await runtime(await stage.client(), kind=kind)
+@run_by("serve")
+async def test_every_number_that_tools_read_is_there(stage, /, kind):
+    table = await runtime(await stage.client(), kind=kind)
 
-        assert table.keys() >= set(READ_BY_TOOLS)
-        for name in READ_BY_TOOLS:
-            if name.endswith("Tps"):
-                assert len([float(each) for each in table[name].split()]) == 3
-            elif name not in ("brokerVersionDesc", "runtime", *UNITS):
-                float(table[name])
-
-    serve(main)
+    assert table.keys() >= set(READ_BY_TOOLS)
+    for name in READ_BY_TOOLS:
+        if name.endswith("Tps"):
+            assert len([float(each) for each in table[name].split()]) == 3
+        elif name not in ("brokerVersionDesc", "runtime", *UNITS):
+            float(table[name])
 
 
 SYNC = replace(SETTINGS, store=StoreSettings(flush="sync"))
 UNITS = ("remainHowManyDataToFlush", "putMessageDistributeTime", "commitLogDirCapacity")
 
 
-def test_texts_with_units_can_be_taken_apart_as_monitoring_does(serve):
-    async def main(stage):
-        table = await runtime(await stage.client())
+@run_by("serve")
+async def test_texts_with_units_can_be_taken_apart_as_monitoring_does(stage, /):
+    table = await runtime(await stage.client())
 
-        words = table["commitLogDirCapacity"].split(" ")
-        assert (words[0], words[4]) == ("Total", "Free")
-        assert float(words[2]) > 0
-        assert words[7].endswith("B.")
-        amount, unit = table["remainHowManyDataToFlush"].split(" ")
-        assert float(amount) == 0
-        assert unit == "B"
-        assert all(":" in each for each in table["putMessageDistributeTime"].split())
-
-    serve(main)
+    words = table["commitLogDirCapacity"].split(" ")
+    assert (words[0], words[4]) == ("Total", "Free")
+    assert float(words[2]) > 0
+    assert words[7].endswith("B.")
+    amount, unit = table["remainHowManyDataToFlush"].split(" ")
+    assert float(amount) == 0
+    assert unit == "B"
+    assert all(":" in each for each in table["putMessageDistributeTime"].split())
 
 
-def test_the_numbers_are_those_of_this_broker(serve):
-    async def main(stage):
-        client = await stage.client()
-        assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
-        await client.fill("T", 3)
-        (first, *_) = (await client.pull("T")).records
-        await client.pull("T", 3)
-        stage.clock.jump(90_061)
-        table = await runtime(client)
+@run_by("serve")
+async def test_the_numbers_are_those_of_this_broker(stage, /):
+    client = await stage.client()
+    assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
+    await client.fill("T", 3)
+    (first, *_) = (await client.pull("T")).records
+    await client.pull("T", 3)
+    stage.clock.jump(90_061)
+    table = await runtime(client)
 
-        assert table["brokerVersion"] == "409"
-        assert table["brokerVersionDesc"] == "V4_9_8"
-        assert table["txmqVersion"].count(".") == 2
-        assert table["earliestMessageTimeStamp"] == str(first.stored_ms)
-        assert table["bootTimestamp"] == str(stage.broker.started_ms)
-        assert table["runtime"].startswith("[ 1 days, 1 hours, 1 minutes, ")
-        assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "3"
-        assert table["putMessageSizeTotal"] == "3"
-        assert table["putMessageAverageSize"] == "1.0"
-        assert table["msgGetTotalTodayNow"] == "3"
-        assert table["commitLogMaxOffset"] == str(stage.broker.store.log.end)
-        assert 0 < float(table["commitLogDiskRatio"]) < 1
-
-    serve(main)
+    assert table["brokerVersion"] == "409"
+    assert table["brokerVersionDesc"] == "V4_9_8"
+    assert table["txmqVersion"].count(".") == 2
+    assert table["earliestMessageTimeStamp"] == str(first.stored_ms)
+    assert table["bootTimestamp"] == str(stage.broker.started_ms)
+    assert table["runtime"].startswith("[ 1 days, 1 hours, 1 minutes, ")
+    assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "3"
+    assert table["putMessageSizeTotal"] == "3"
+    assert table["putMessageAverageSize"] == "1.0"
+    assert table["msgGetTotalTodayNow"] == "3"
+    assert table["commitLogMaxOffset"] == str(stage.broker.store.log.end)
+    assert 0 < float(table["commitLogDiskRatio"]) < 1
 
 
-def test_rates_are_those_of_ten_seconds_a_minute_and_ten_minutes():
-    async def main(stage):
-        await stage.passes(700)
-        client = await stage.client()
-        await client.fill("T", 60)
-        await client.pull("T")
-        await stage.passes(25)
-        table = await runtime(client)
+@run_by(in_world, SYNC)
+async def test_rates_are_those_of_ten_seconds_a_minute_and_ten_minutes(stage, /):
+    await stage.passes(700)
+    client = await stage.client()
+    await client.fill("T", 60)
+    await client.pull("T")
+    await stage.passes(25)
+    table = await runtime(client)
 
-        ten, minute, long = (float(each) for each in table["putTps"].split())
-        assert ten == 0
-        assert 0.9 <= minute <= 1.2
-        assert 0.09 <= long <= 0.11
-        assert float(table["getTransferedTps"].split()[1]) == pytest.approx(
-            minute * 32 / 60, abs=0.01
-        )
-        assert float(table["getFoundTps"].split()[1]) > 0
-        assert table["getTotalTps"] == table["getFoundTps"]
-
-    in_world(main, SYNC)
+    ten, minute, long = (float(each) for each in table["putTps"].split())
+    assert ten == 0
+    assert 0.9 <= minute <= 1.2
+    assert 0.09 <= long <= 0.11
+    assert float(table["getTransferedTps"].split()[1]) == pytest.approx(minute * 32 / 60, abs=0.01)
+    assert float(table["getFoundTps"].split()[1]) > 0
+    assert table["getTotalTps"] == table["getFoundTps"]
 
 
-def test_yesterday_and_today_are_told_apart_at_midnight():
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        stage.clock.jump(24 * 3600)
-        await stage.passes(11)
-        await client.fill("T", 4)
-        await client.pull("T")
-        stage.clock.jump(24 * 3600)
-        await stage.passes(11)
-        await client.fill("T", 5)
-        table = await runtime(client)
+@run_by(in_world)
+async def test_yesterday_and_today_are_told_apart_at_midnight(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    stage.clock.jump(24 * 3600)
+    await stage.passes(11)
+    await client.fill("T", 4)
+    await client.pull("T")
+    stage.clock.jump(24 * 3600)
+    await stage.passes(11)
+    await client.fill("T", 5)
+    table = await runtime(client)
 
-        assert table["msgPutTotalYesterdayMorning"] == "3"
-        assert table["msgPutTotalTodayMorning"] == "7"
-        assert table["msgPutTotalTodayNow"] == "12"
-        assert table["msgGetTotalYesterdayMorning"] == "0"
-        assert table["msgGetTotalTodayMorning"] == "7"
-
-    in_world(main)
+    assert table["msgPutTotalYesterdayMorning"] == "3"
+    assert table["msgPutTotalTodayMorning"] == "7"
+    assert table["msgPutTotalTodayNow"] == "12"
+    assert table["msgGetTotalYesterdayMorning"] == "0"
+    assert table["msgGetTotalTodayMorning"] == "7"
 
 
-def test_a_disk_that_does_not_say_how_full_it_is_hides_nothing_else():
-    async def main(stage):
-        client = await stage.client()
+@run_by(in_world)
+async def test_a_disk_that_does_not_say_how_full_it_is_hides_nothing_else(stage, /):
+    client = await stage.client()
 
-        def broken():
-            raise OSError(errno.EIO, "no")
+    def broken():
+        raise OSError(errno.EIO, "no")
 
-        stage.broker.disk.space, whole = broken, stage.broker.disk.space
-        table = await runtime(client)
-        stage.broker.disk.space = whole
+    stage.broker.disk.space, whole = broken, stage.broker.disk.space
+    table = await runtime(client)
+    stage.broker.disk.space = whole
 
-        assert table["commitLogDiskRatio"] == "-1"
-        assert table["commitLogDirCapacity"] == "Total : 0 B, Free : 0 B."
-
-    in_world(main)
+    assert table["commitLogDiskRatio"] == "-1"
+    assert table["commitLogDirCapacity"] == "Total : 0 B, Free : 0 B."
 
 
 @pytest.mark.parametrize(
@@ -190,54 +177,46 @@ def test_sizes_are_written_as_java_writes_them(size, text):
 # 315
 
 
-def test_what_is_sent_to_a_topic_is_counted_at_once(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        shown = await counter(client, "TOPIC_PUT_NUMS", "T")
+@run_by("serve")
+async def test_what_is_sent_to_a_topic_is_counted_at_once(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    shown = await counter(client, "TOPIC_PUT_NUMS", "T")
 
-        for window in (shown.stats_minute, shown.stats_hour, shown.stats_day):
-            assert window.sum == 3
-            assert window.tps > 0
-
-    serve(main)
+    for window in (shown.stats_minute, shown.stats_hour, shown.stats_day):
+        assert window.sum == 3
+        assert window.tps > 0
 
 
-def test_sizes_have_a_mean(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T", b"x" * 10)
-        await client.send("T", b"x" * 20)
-        shown = await counter(client, "TOPIC_PUT_SIZE", "T")
+@run_by("serve")
+async def test_sizes_have_a_mean(stage, /):
+    client = await stage.client()
+    await client.send("T", b"x" * 10)
+    await client.send("T", b"x" * 20)
+    shown = await counter(client, "TOPIC_PUT_SIZE", "T")
 
-        assert (shown.stats_minute.sum, shown.stats_minute.avgpt) == (30, 15.0)
-
-    serve(main)
+    assert (shown.stats_minute.sum, shown.stats_minute.avgpt) == (30, 15.0)
 
 
-def test_what_a_group_gets_is_counted(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        found = await client.pull("T", group="g")
+@run_by("serve")
+async def test_what_a_group_gets_is_counted(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    found = await client.pull("T", group="g")
 
-        assert (await counter(client, "GROUP_GET_NUMS", "T@g")).stats_minute.sum == 3
-        size = (await counter(client, "GROUP_GET_SIZE", "T@g")).stats_minute.sum
-        assert size == len(found.answer.body)
-
-    serve(main)
+    assert (await counter(client, "GROUP_GET_NUMS", "T@g")).stats_minute.sum == 3
+    size = (await counter(client, "GROUP_GET_SIZE", "T@g")).stats_minute.sum
+    assert size == len(found.answer.body)
 
 
-def test_the_broker_is_counted_under_its_clusters_name(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        await client.pull("T")
+@run_by("serve")
+async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    await client.pull("T")
 
-        assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 3
-        assert (await counter(client, "BROKER_GET_NUMS", "DefaultCluster")).stats_day.sum == 3
-
-    serve(main)
+    assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 3
+    assert (await counter(client, "BROKER_GET_NUMS", "DefaultCluster")).stats_day.sum == 3
 
 
 @pytest.mark.parametrize(
@@ -249,67 +228,57 @@ def test_the_broker_is_counted_under_its_clusters_name(serve):
         ("GROUP_GET_NUMS", ""),
     ],
 )
-def test_what_was_never_counted_is_an_error(serve, name, key):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
+@run_by("serve")
+async def test_what_was_never_counted_is_an_error(stage, /, name, key):
+    client = await stage.client()
+    await client.topic("T")
 
-        assert await counter(client, name, key) == -ERROR
-
-    serve(main)
+    assert await counter(client, name, key) == -ERROR
 
 
-def test_the_brokers_total_does_not_fall_when_a_topic_goes(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        assert (await counter(client, "TOPIC_PUT_NUMS", "T")).stats_day.sum == 3
-        await client.ok(DELETE_TOPIC, TopicHeader("T"))
-        await client.fill("U", 2)
+@run_by("serve")
+async def test_the_brokers_total_does_not_fall_when_a_topic_goes(stage, /):
+    client = await stage.client()
+    await client.fill("T", 3)
+    assert (await counter(client, "TOPIC_PUT_NUMS", "T")).stats_day.sum == 3
+    await client.ok(DELETE_TOPIC, TopicHeader("T"))
+    await client.fill("U", 2)
 
-        assert await counter(client, "TOPIC_PUT_NUMS", "T") == -ERROR
-        assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 5
-
-    serve(main)
+    assert await counter(client, "TOPIC_PUT_NUMS", "T") == -ERROR
+    assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 5
 
 
-def test_windows_forget_what_lies_before_them():
-    async def main(stage):
-        client = await stage.client()
-        await client.fill("T", 5)
-        sums = []
-        for pause in (30, 600, 2 * 3600):
-            await stage.passes(pause)
-            shown = await counter(await stage.client(), "TOPIC_PUT_NUMS", "T")
-            windows = (shown.stats_minute, shown.stats_hour, shown.stats_day)
-            sums.append([each.sum for each in windows])
+@run_by(in_world, SYNC, within=10000.0)
+async def test_windows_forget_what_lies_before_them(stage, /):
+    client = await stage.client()
+    await client.fill("T", 5)
+    sums = []
+    for pause in (30, 600, 2 * 3600):
+        await stage.passes(pause)
+        shown = await counter(await stage.client(), "TOPIC_PUT_NUMS", "T")
+        windows = (shown.stats_minute, shown.stats_hour, shown.stats_day)
+        sums.append([each.sum for each in windows])
 
-        assert sums == [[5, 5, 5], [0, 5, 5], [0, 0, 5]]
-
-    in_world(main, SYNC, within=10_000.0)
+    assert sums == [[5, 5, 5], [0, 5, 5], [0, 0, 5]]
 
 
 # 306, 316, 329
 
 
-def test_cleaning_queues_is_answered(serve):
-    async def main(stage):
-        await (await stage.client()).ok(CLEAN_QUEUES)
-
-    serve(main)
+@run_by("serve")
+async def test_cleaning_queues_is_answered(stage, /):
+    await (await stage.client()).ok(CLEAN_QUEUES)
 
 
-def test_cleaning_topics_drops_what_is_told_of_those_that_are_gone(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.commit("g", "T", 0, 1)
-        await client.commit("g", "gone", 0, 1)
-        await client.ok(CLEAN_TOPICS)
+@run_by("serve")
+async def test_cleaning_topics_drops_what_is_told_of_those_that_are_gone(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.commit("g", "T", 0, 1)
+    await client.commit("g", "gone", 0, 1)
+    await client.ok(CLEAN_TOPICS)
 
-        assert stage.broker.offsets.topics() == ["T"]
-
-    serve(main)
+    assert stage.broker.offsets.topics() == ["T"]
 
 
 SEGMENT = 2 * SPAN_BYTES_MAX
@@ -320,23 +289,21 @@ OLD = replace(
 )
 
 
-def test_old_files_are_deleted_when_that_is_asked_for_whatever_the_hour():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        for number in range(6):
-            await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
-        await stage.passes(60)
-        await client.ok(CLEAN_LOG)
-        assert stage.broker.store.log.start == 0
-        await stage.passes(3600)
-        assert stage.broker.store.log.start == 0
-        client = await stage.client()
-        await client.ok(CLEAN_LOG)
+@run_by(in_world, OLD, within=10000.0)
+async def test_old_files_are_deleted_when_that_is_asked_for_whatever_the_hour(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    for number in range(6):
+        await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
+    await stage.passes(60)
+    await client.ok(CLEAN_LOG)
+    assert stage.broker.store.log.start == 0
+    await stage.passes(3600)
+    assert stage.broker.store.log.start == 0
+    client = await stage.client()
+    await client.ok(CLEAN_LOG)
 
-        assert stage.broker.store.log.start > 0
-        first = await client.pull("T", 0)
-        assert first.code == 21
-        assert (await client.pull("T", first.next)).bodies[0][:1] == b"%d" % first.next
-
-    in_world(main, OLD, within=10_000.0)
+    assert stage.broker.store.log.start > 0
+    first = await client.pull("T", 0)
+    assert first.code == 21
+    assert (await client.pull("T", first.next)).bodies[0][:1] == b"%d" % first.next

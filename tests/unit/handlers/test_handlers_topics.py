@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, with_topics
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.command import BINARY, JSON
@@ -21,84 +22,72 @@ async def config(client, name):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_topic_is_made_as_it_is_wanted_and_changed(serve, kind):
-    async def main(stage):
-        client = await stage.client()
-        first = TopicSettings("T", "TBW102", 4, 8, 6, "MULTI_TAG", 1, order=True)
-        await client.ok(PUT, first, kind=kind)
-        assert await config(client, "T") == TopicConfig("T", 4, 8, 6, "MULTI_TAG", 1, order=True)
-        await client.ok(PUT, TopicSettings("T", "TBW102", 2, 2, 4), kind=kind)
-        assert await config(client, "T") == TopicConfig("T", 2, 2, 4)
-
-    serve(main)
+@run_by("serve")
+async def test_a_topic_is_made_as_it_is_wanted_and_changed(stage, /, kind):
+    client = await stage.client()
+    first = TopicSettings("T", "TBW102", 4, 8, 6, "MULTI_TAG", 1, order=True)
+    await client.ok(PUT, first, kind=kind)
+    assert await config(client, "T") == TopicConfig("T", 4, 8, 6, "MULTI_TAG", 1, order=True)
+    await client.ok(PUT, TopicSettings("T", "TBW102", 2, 2, 4), kind=kind)
+    assert await config(client, "T") == TopicConfig("T", 2, 2, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "read", "write"),
     [("a b", 4, 4), ("", 4, 4), ("T", 0, 0), ("T", -1, 4), ("T", 5000, 4), ("TBW102", 4, 4)],
 )
-def test_a_topic_that_cannot_be_is_refused(serve, name, read, write):
-    async def main(stage):
-        client = await stage.client()
-        before = await config(client, name)
+@run_by("serve")
+async def test_a_topic_that_cannot_be_is_refused(stage, /, name, read, write):
+    client = await stage.client()
+    before = await config(client, name)
 
-        assert await client.code_of(PUT, TopicSettings(name, "TBW102", read, write, 6)) == ERROR
-        assert await config(client, name) == before
-
-    serve(main)
+    assert await client.code_of(PUT, TopicSettings(name, "TBW102", read, write, 6)) == ERROR
+    assert await config(client, name) == before
 
 
-def test_all_topics_are_shown_with_the_state_they_are_in(serve):
-    async def main(stage):
-        client = await stage.client()
-        before = TopicConfigs.read((await client.ok(GET_ALL)).body).data_version
-        await client.topic("T")
-        body = (await client.ok(GET_ALL)).body
+@run_by("serve")
+async def test_all_topics_are_shown_with_the_state_they_are_in(stage, /):
+    client = await stage.client()
+    before = TopicConfigs.read((await client.ok(GET_ALL)).body).data_version
+    await client.topic("T")
+    body = (await client.ok(GET_ALL)).body
 
-        shown = TopicConfigs.read(body)
-        assert shown.topic_config_table["T"] == TopicConfig("T", 1, 1, 6)
-        assert shown.data_version.counter == before.counter + 1
-        assert b" " not in body
-
-    serve(main)
+    shown = TopicConfigs.read(body)
+    assert shown.topic_config_table["T"] == TopicConfig("T", 1, 1, 6)
+    assert shown.data_version.counter == before.counter + 1
+    assert b" " not in body
 
 
-def test_one_topic_is_shown_or_unknown(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_one_topic_is_shown_or_unknown(stage, /):
+    client = await stage.client()
 
-        assert await config(client, "T") == -NO_TOPIC
-        assert (await config(client, "TBW102")).perm == 7
-
-    serve(main)
+    assert await config(client, "T") == -NO_TOPIC
+    assert (await config(client, "TBW102")).perm == 7
 
 
-def test_the_brokers_own_topics_are_listed(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        names = TopicNames.read((await client.ok(SYSTEM)).body).topic_list
+@run_by("serve")
+async def test_the_brokers_own_topics_are_listed(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    names = TopicNames.read((await client.ok(SYSTEM)).body).topic_list
 
-        assert "TBW102" in names
-        assert "DefaultCluster_REPLY_TOPIC" in names
-        assert "T" not in names
-
-    serve(main)
+    assert "TBW102" in names
+    assert "DefaultCluster_REPLY_TOPIC" in names
+    assert "T" not in names
 
 
-def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.send("T")
-        await client.commit("g", "T", 0, 1)
-        await client.ok(DELETE, TopicHeader("T"))
+@run_by("serve")
+async def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(stage, /):
+    client = await stage.client()
+    await client.send("T")
+    await client.commit("g", "T", 0, 1)
+    await client.ok(DELETE, TopicHeader("T"))
 
-        assert await config(client, "T") == -NO_TOPIC
-        assert (await client.pull("T")).code == NO_TOPIC
-        assert stage.broker.offsets.get("g", "T", 0) is None
-        await client.ok(DELETE, TopicHeader("T"))
-
-    serve(main)
+    assert await config(client, "T") == -NO_TOPIC
+    assert (await client.pull("T")).code == NO_TOPIC
+    assert stage.broker.offsets.get("g", "T", 0) is None
+    await client.ok(DELETE, TopicHeader("T"))
 
 
 def test_a_topic_made_again_never_shows_what_was_deleted():
@@ -166,13 +155,11 @@ def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
     in_world(first, restarted=second)
 
 
-def test_the_brokers_own_topics_cannot_be_deleted(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve")
+async def test_the_brokers_own_topics_cannot_be_deleted(stage, /):
+    client = await stage.client()
 
-        assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
-
-    serve(main)
+    assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
 
 
 def test_topics_survive_a_restart():
@@ -185,10 +172,8 @@ def test_topics_survive_a_restart():
     in_world(first, restarted=second)
 
 
-def test_without_auto_creation_there_is_no_template_to_be_found(serve):
-    async def main(stage):
-        client = await stage.client()
+@run_by("serve", with_topics(auto_create=False))
+async def test_without_auto_creation_there_is_no_template_to_be_found(stage, /):
+    client = await stage.client()
 
-        assert await config(client, "TBW102") == -NO_TOPIC
-
-    serve(main, with_topics(auto_create=False))
+    assert await config(client, "TBW102") == -NO_TOPIC

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, sending
 from tests.unit.handlers.transaction_stage import (
     COMMIT,
@@ -36,250 +37,226 @@ from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher
 
 
-def test_a_half_message_is_invisible_until_it_is_committed(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T", 4)
-        half = await prepare(client, queue=2, TAGS="red", KEYS="k1")
-        assert (half.queue, half.offset) == (2, 0)
-        assert (await client.pull("T", queue=2)).records == []
+@run_by("serve")
+async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
+    client = await stage.client()
+    await client.topic("T", 4)
+    half = await prepare(client, queue=2, TAGS="red", KEYS="k1")
+    assert (half.queue, half.offset) == (2, 0)
+    assert (await client.pull("T", queue=2)).records == []
 
-        assert await end(client, half, COMMIT) == 0
+    assert await end(client, half, COMMIT) == 0
 
-        (found,) = (await client.pull("T", queue=2)).records
-        assert (found.body, found.queue_offset, found.sys_flag & 0xC) == (b"half", 0, 8)
-        told = found.property_map()
-        assert (told["REAL_TOPIC"], told["REAL_QID"]) == ("T", "2")
-        assert (told["TRAN_MSG"], told["PGROUP"], told["UNIQ_KEY"]) == ("true", GROUP, "U1")
-        assert found.prepared_position == half.position
-        shown = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(found.position))
-        assert records.unpack(shown.body)[0] == found
-
-    serve(main)
+    (found,) = (await client.pull("T", queue=2)).records
+    assert (found.body, found.queue_offset, found.sys_flag & 0xC) == (b"half", 0, 8)
+    told = found.property_map()
+    assert (told["REAL_TOPIC"], told["REAL_QID"]) == ("T", "2")
+    assert (told["TRAN_MSG"], told["PGROUP"], told["UNIQ_KEY"]) == ("true", GROUP, "U1")
+    assert found.prepared_position == half.position
+    shown = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(found.position))
+    assert records.unpack(shown.body)[0] == found
 
 
-def test_rolled_back_is_never_seen(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        half = await prepare(client)
+@run_by("serve")
+async def test_rolled_back_is_never_seen(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    half = await prepare(client)
 
-        assert await end(client, half, ROLLBACK) == 0
+    assert await end(client, half, ROLLBACK) == 0
 
-        await client.send("T", b"next")
-        assert (await client.pull("T")).bodies == [b"next"]
-
-    serve(main)
+    await client.send("T", b"next")
+    assert (await client.pull("T")).bodies == [b"next"]
 
 
 @pytest.mark.fault("M1")
-def test_said_again_is_answered_again_and_changes_nothing(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        half = await prepare(client)
-        at_once = [client.asking(37, half.end(COMMIT)) for _ in range(5)]
-        assert {each.code for each in await asyncio.gather(*at_once)} == {0}
-        assert await end(client, half, COMMIT) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    serve(main)
+@run_by("serve")
+async def test_said_again_is_answered_again_and_changes_nothing(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    half = await prepare(client)
+    at_once = [client.asking(37, half.end(COMMIT)) for _ in range(5)]
+    assert {each.code for each in await asyncio.gather(*at_once)} == {0}
+    assert await end(client, half, COMMIT) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("M2")
 @pytest.mark.parametrize(
     ("first", "second", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
-def test_the_first_decision_holds(serve, first, second, code):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        half = await prepare(client)
-        both = [client.asking(37, half.end(what)) for what in (first, second)]
-        assert [each.code for each in await asyncio.gather(*both)] == [0, code]
-        assert await end(client, half, second) == code
-        assert len((await client.pull("T")).records) == (first == COMMIT)
-        assert stage.broker.transactions.tally.conflicts == 2
-
-    serve(main)
+@run_by("serve")
+async def test_the_first_decision_holds(stage, /, first, second, code):
+    client = await stage.client()
+    await client.topic("T")
+    half = await prepare(client)
+    both = [client.asking(37, half.end(what)) for what in (first, second)]
+    assert [each.code for each in await asyncio.gather(*both)] == [0, code]
+    assert await end(client, half, second) == code
+    assert len((await client.pull("T")).records) == (first == COMMIT)
+    assert stage.broker.transactions.tally.conflicts == 2
 
 
 @pytest.mark.fault("M4")
-def test_what_an_end_gets_wrong_is_told_apart(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        half = await prepare(client)
-        assert await end(client, half, COMMIT, producer_group="other") == 203
-        assert await end(client, half, COMMIT, commit_log_offset=half.position + 1) == 604
-        assert await end(client, half, COMMIT, tran_state_table_offset=7) == 22
-        assert await end(client, half, 5) == 29
-        assert await end(client, half, COMMIT, msg_id=None, transaction_id=None) == 0
-
-    serve(main)
+@run_by("serve")
+async def test_what_an_end_gets_wrong_is_told_apart(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    half = await prepare(client)
+    assert await end(client, half, COMMIT, producer_group="other") == 203
+    assert await end(client, half, COMMIT, commit_log_offset=half.position + 1) == 604
+    assert await end(client, half, COMMIT, tran_state_table_offset=7) == 22
+    assert await end(client, half, 5) == 29
+    assert await end(client, half, COMMIT, msg_id=None, transaction_id=None) == 0
 
 
 @pytest.mark.fault("M6")
-def test_a_half_message_sent_again_is_the_same_transaction(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        first = await prepare(client)
-        second = await prepare(client)
-        assert (second.offset, second.position) == (first.offset, first.position)
-        assert await end(client, first, COMMIT) == 0
-        third = await prepare(client)
-        assert (third.offset, third.position) == (first.offset, first.position)
-        assert await end(client, third, COMMIT) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    serve(main)
+@run_by("serve")
+async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    first = await prepare(client)
+    second = await prepare(client)
+    assert (second.offset, second.position) == (first.offset, first.position)
+    assert await end(client, first, COMMIT) == 0
+    third = await prepare(client)
+    assert (third.offset, third.position) == (first.offset, first.position)
+    assert await end(client, third, COMMIT) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
-def test_a_producer_that_says_nothing_is_asked():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.beat(producers=[GROUP])
-        half = await prepare(client)
-        await stage.passes(0.9)
-        assert client.heard_nothing()
+@run_by(in_world, quick())
+async def test_a_producer_that_says_nothing_is_asked(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.beat(producers=[GROUP])
+    half = await prepare(client)
+    await stage.passes(0.9)
+    assert client.heard_nothing()
 
-        request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+    request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
 
-        asked = request.read(CheckState)
-        assert (asked.tran_state_table_offset, asked.commit_log_offset) == (0, half.position)
-        assert (asked.msg_id, asked.transaction_id) == ("U1", "U1")
-        shown, _ = records.unpack(request.body)
-        assert (shown.topic, shown.body, shown.queue_id) == ("T", b"half", 0)
-        assert shown.property_map()["PGROUP"] == GROUP
-        assert await end(client, half, COMMIT, is_check=True) == 0
-        await stage.passes(5)
-        assert client.heard_nothing()
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_world(main, quick())
+    asked = request.read(CheckState)
+    assert (asked.tran_state_table_offset, asked.commit_log_offset) == (0, half.position)
+    assert (asked.msg_id, asked.transaction_id) == ("U1", "U1")
+    shown, _ = records.unpack(request.body)
+    assert (shown.topic, shown.body, shown.queue_id) == ("T", b"half", 0)
+    assert shown.property_map()["PGROUP"] == GROUP
+    assert await end(client, half, COMMIT, is_check=True) == 0
+    await stage.passes(5)
+    assert client.heard_nothing()
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
-def test_unknown_until_parked_and_then_decided_by_hand(caplog):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.beat(producers=[GROUP])
-        half = await prepare(client)
-        for _ in range(3):
-            await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
-            assert await end(client, half, UNKNOWN, is_check=True) == 0
-        await stage.passes(5)
-        assert client.heard_nothing()
-        (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
-        assert parked.body == b"half"
-        assert "check it again with: txmq tx recheck" in caplog.text  # By hand only at last.
-        listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
-        (one,) = OpenTransactions.read(listed.body).transactions
-        assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)
+@run_by(in_world, quick())
+async def test_unknown_until_parked_and_then_decided_by_hand(stage, /, caplog):
+    client = await stage.client()
+    await client.topic("T")
+    await client.beat(producers=[GROUP])
+    half = await prepare(client)
+    for _ in range(3):
+        await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    await stage.passes(5)
+    assert client.heard_nothing()
+    (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
+    assert parked.body == b"half"
+    assert "check it again with: txmq tx recheck" in caplog.text  # By hand only at last.
+    listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
+    (one,) = OpenTransactions.read(listed.body).transactions
+    assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)
 
-        by_hand = DecideTransaction("U1", "commit", "ops", "the ledger has it")
-        await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
+    by_hand = DecideTransaction("U1", "commit", "ops", "the ledger has it")
+    await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
 
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert await end(client, half, ROLLBACK) == 200
-        last = (await client.pull("RMQ_SYS_TRANS_OP_HALF_TOPIC")).records[-1]
-        assert last.property_map()["TXMQ_REASON"] == "ops: the ledger has it"
-        assert last.body == b"0"
-        (shown,) = (await client.pull("RMQ_SYS_TRANS_HALF_TOPIC")).records
-        assert (shown.topic, shown.property_map()["REAL_TOPIC"]) == (
-            "RMQ_SYS_TRANS_HALF_TOPIC",
-            "T",
-        )
-
-    in_world(main, quick())
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert await end(client, half, ROLLBACK) == 200
+    last = (await client.pull("RMQ_SYS_TRANS_OP_HALF_TOPIC")).records[-1]
+    assert last.property_map()["TXMQ_REASON"] == "ops: the ledger has it"
+    assert last.body == b"0"
+    (shown,) = (await client.pull("RMQ_SYS_TRANS_HALF_TOPIC")).records
+    assert (shown.topic, shown.property_map()["REAL_TOPIC"]) == (
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "T",
+    )
 
 
-def test_who_does_not_know_is_followed_by_the_others_of_the_group_in_turn():
-    async def main(stage):
-        origin, second, third = [await stage.client(name) for name in ("a", "b", "c")]
-        await origin.topic("T")
-        members = {"origin": origin, "second": second, "third": third}
-        for each in members.values():
-            await each.beat(producers=[GROUP])
-        halves = [await prepare(origin, unique=f"U{number}") for number in (1, 2)]
-        asked = {half.unique: [] for half in halves}
-        for _ in range(4):
-            await stage.passes(1.1)
-            for name, client in members.items():
-                for unique in checks_heard(client):
-                    asked[unique].append(name)
-                    half = next(each for each in halves if each.unique == unique)
-                    assert await end(client, half, UNKNOWN, is_check=True) == 0
-
-        for turns in asked.values():
-            assert [turns[0], turns[3]] == ["origin", "origin"]
-            assert sorted(turns[1:3]) == ["second", "third"]
-        # Not all go to the same one next.
-        assert asked["U1"] != asked["U2"]
-
-    in_world(main, quick(check_max=9))
-
-
-def test_who_does_not_answer_is_followed_by_another_of_the_group():
-    async def main(stage):
-        origin, other = await stage.client("a"), await stage.client("b")
-        await origin.topic("T")
-        for each in (origin, other):
-            await each.beat(producers=[GROUP])
-        await prepare(origin)
+@run_by(in_world, quick(check_max=9))
+async def test_who_does_not_know_is_followed_by_the_others_of_the_group_in_turn(stage, /):
+    origin, second, third = [await stage.client(name) for name in ("a", "b", "c")]
+    await origin.topic("T")
+    members = {"origin": origin, "second": second, "third": third}
+    for each in members.values():
+        await each.beat(producers=[GROUP])
+    halves = [await prepare(origin, unique=f"U{number}") for number in (1, 2)]
+    asked = {half.unique: [] for half in halves}
+    for _ in range(4):
         await stage.passes(1.1)
-        assert checks_heard(origin) == ["U1"]
-        await origin.beat(producers=[GROUP])
-        await stage.passes(1.1)
-        assert checks_heard(other) == ["U1"]
-        await stage.passes(1.1)
-        # That one said nothing at all, so nothing was spent, and it is not asked twice running.
-        assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
+        for name, client in members.items():
+            for unique in checks_heard(client):
+                asked[unique].append(name)
+                half = next(each for each in halves if each.unique == unique)
+                assert await end(client, half, UNKNOWN, is_check=True) == 0
 
-    in_world(main, quick(check_max=9))
+    for turns in asked.values():
+        assert [turns[0], turns[3]] == ["origin", "origin"]
+        assert sorted(turns[1:3]) == ["second", "third"]
+    # Not all go to the same one next.
+    assert asked["U1"] != asked["U2"]
 
 
-def test_an_id_that_stands_for_another_message_is_refused():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await client.topic("S")
-        first = client.asking(RequestCode.SEND_MESSAGE, preparing("T"), body=b"half")
-        second = client.asking(RequestCode.SEND_MESSAGE, preparing("S"), body=b"half")
-        assert [(await each).code for each in (first, second)] == [0, 13]
-        for topic, body in (("S", b"half"), ("T", b"other")):
-            code = await client.code_of(RequestCode.SEND_MESSAGE, preparing(topic), body=body)
-            assert code == 13
-        half = await prepare(client)
-        assert await end(client, half, COMMIT) == 0
-        code = await client.code_of(RequestCode.SEND_MESSAGE, preparing(), body=b"other")
+@run_by(in_world, quick(check_max=9))
+async def test_who_does_not_answer_is_followed_by_another_of_the_group(stage, /):
+    origin, other = await stage.client("a"), await stage.client("b")
+    await origin.topic("T")
+    for each in (origin, other):
+        await each.beat(producers=[GROUP])
+    await prepare(origin)
+    await stage.passes(1.1)
+    assert checks_heard(origin) == ["U1"]
+    await origin.beat(producers=[GROUP])
+    await stage.passes(1.1)
+    assert checks_heard(other) == ["U1"]
+    await stage.passes(1.1)
+    # That one said nothing at all, so nothing was spent, and it is not asked twice running.
+    assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
+
+
+@run_by(in_lives, DURABLE)
+async def test_an_id_that_stands_for_another_message_is_refused(life, /):
+    client = await life.client()
+    await client.topic("T")
+    await client.topic("S")
+    first = client.asking(RequestCode.SEND_MESSAGE, preparing("T"), body=b"half")
+    second = client.asking(RequestCode.SEND_MESSAGE, preparing("S"), body=b"half")
+    assert [(await each).code for each in (first, second)] == [0, 13]
+    for topic, body in (("S", b"half"), ("T", b"other")):
+        code = await client.code_of(RequestCode.SEND_MESSAGE, preparing(topic), body=body)
         assert code == 13
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert (await client.pull("S")).bodies == []
-
-    in_lives(main, DURABLE)
+    half = await prepare(client)
+    assert await end(client, half, COMMIT) == 0
+    code = await client.code_of(RequestCode.SEND_MESSAGE, preparing(), body=b"other")
+    assert code == 13
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert (await client.pull("S")).bodies == []
 
 
 @pytest.mark.fault("M6")
-def test_a_half_message_sent_again_before_the_first_is_safe_waits_with_it():
-    async def main(life):
-        one, two = await life.client(), await life.client()
-        await one.topic("T")
-        await prepare(one, unique="earlier")
-        life.disk.slow_sync(3.0)
-        first = one.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
-        await life.passes(0.5)
-        again = two.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
-        await life.passes(0.5)
-        assert not first.done()
-        assert not again.done()
-        places = [(await each).field_map() for each in (first, again)]
-        assert places[0]["msgId"] == places[1]["msgId"]
-        assert (await listed(two)).open == 2
-
-    in_lives(main, DURABLE)
+@run_by(in_lives, DURABLE)
+async def test_a_half_message_sent_again_before_the_first_is_safe_waits_with_it(life, /):
+    one, two = await life.client(), await life.client()
+    await one.topic("T")
+    await prepare(one, unique="earlier")
+    life.disk.slow_sync(3.0)
+    first = one.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
+    await life.passes(0.5)
+    again = two.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
+    await life.passes(0.5)
+    assert not first.done()
+    assert not again.done()
+    places = [(await each).field_map() for each in (first, again)]
+    assert places[0]["msgId"] == places[1]["msgId"]
+    assert (await listed(two)).open == 2
 
 
 # What operators ask
@@ -290,132 +267,126 @@ async def listed(client, **given):
     return OpenTransactions.read(answer.body)
 
 
-def test_open_transactions_are_listed_by_pages_and_by_what_they_are():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T", 4)
-        await client.beat(producers=["busy"])
-        for number in range(5):
-            await prepare(client, unique=f"A{number}", group="away", queue=2, KEYS=f"k{number}")
-        parked = [await prepare(client, unique=f"B{number}", group="busy") for number in range(2)]
-        for _ in range(3):
-            for _ in parked:
-                await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
-            for half in parked:
-                assert await end(client, half, UNKNOWN, is_check=True) == 0
-        await life.passes(0.5)
-
-        async def ids(**given):
-            return [each.transaction_id for each in (await listed(client, **given)).transactions]
-
-        everything = await listed(client)
-        assert (everything.open, everything.parked) == (7, 2)
-        assert await ids() == ["A0", "A1", "A2", "A3", "A4", "B0", "B1"]
-        assert await ids(state="parked") == ["B0", "B1"]
-        assert await ids(state="prepared") == ["A0", "A1", "A2", "A3", "A4"]
-        assert await ids(producer_group="busy") == ["B0", "B1"]
-        assert await ids(producer_group="nobody") == []
-        assert [
-            (await listed(client, producer_group=each)).of_group for each in ("busy", "away", "")
-        ] == [2, 5, 0]
-        assert await ids(state="parked", producer_group="away") == []
-        first = await listed(client, count=3)
-        assert [each.transaction_id for each in first.transactions] == ["A0", "A1", "A2"]
-        onwards = first.transactions[-1].half_offset + 1
-        assert await ids(count=3, from_offset=onwards) == ["A3", "A4", "B0"]
-        assert await ids(from_offset=7) == []
-        assert len(await ids(count=0)) == 1
-        one = first.transactions[1]
-        assert (one.producer_group, one.topic, one.queue_id, one.keys) == ("away", "T", 2, "k1")
-        assert (one.state, one.checks, one.is_being_decided) == ("prepared", 0, False)
-        assert one.stored_ms <= life.clock.wall_ms()
-        code = await client.code_of(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="done"))
-        assert code == 29
-
-    in_lives(main, quick(timeout=1.0))
-
-
-def test_pages_of_what_is_parked_skip_none_that_was_parked_late():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await client.beat(producers=[GROUP])
-        late = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "5"}
-        halves = [
-            await prepare(client, unique="LATE", **late),
-            await prepare(client, unique="SOON"),
-        ]
-        for half in reversed(halves):
-            request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
-            assert request.field_map()["transactionId"] == half.unique
+@run_by(in_lives, quick(timeout=1.0))
+async def test_open_transactions_are_listed_by_pages_and_by_what_they_are(life, /):
+    client = await life.client()
+    await client.topic("T", 4)
+    await client.beat(producers=["busy"])
+    for number in range(5):
+        await prepare(client, unique=f"A{number}", group="away", queue=2, KEYS=f"k{number}")
+    parked = [await prepare(client, unique=f"B{number}", group="busy") for number in range(2)]
+    for _ in range(3):
+        for _ in parked:
+            await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        for half in parked:
             assert await end(client, half, UNKNOWN, is_check=True) == 0
-        while (await listed(client)).parked < 2:
-            await life.passes(0.1)
+    await life.passes(0.5)
 
-        first = await listed(client, state="parked", count=1)
-        (one,) = first.transactions
-        rest = await listed(client, state="parked", from_offset=one.half_offset + 1)
+    async def ids(**given):
+        return [each.transaction_id for each in (await listed(client, **given)).transactions]
 
-        shown = [each.transaction_id for each in first.transactions + rest.transactions]
-        assert shown == ["LATE", "SOON"]
+    everything = await listed(client)
+    assert (everything.open, everything.parked) == (7, 2)
+    assert await ids() == ["A0", "A1", "A2", "A3", "A4", "B0", "B1"]
+    assert await ids(state="parked") == ["B0", "B1"]
+    assert await ids(state="prepared") == ["A0", "A1", "A2", "A3", "A4"]
+    assert await ids(producer_group="busy") == ["B0", "B1"]
+    assert await ids(producer_group="nobody") == []
+    assert [
+        (await listed(client, producer_group=each)).of_group for each in ("busy", "away", "")
+    ] == [2, 5, 0]
+    assert await ids(state="parked", producer_group="away") == []
+    first = await listed(client, count=3)
+    assert [each.transaction_id for each in first.transactions] == ["A0", "A1", "A2"]
+    onwards = first.transactions[-1].half_offset + 1
+    assert await ids(count=3, from_offset=onwards) == ["A3", "A4", "B0"]
+    assert await ids(from_offset=7) == []
+    assert len(await ids(count=0)) == 1
+    one = first.transactions[1]
+    assert (one.producer_group, one.topic, one.queue_id, one.keys) == ("away", "T", 2, "k1")
+    assert (one.state, one.checks, one.is_being_decided) == ("prepared", 0, False)
+    assert one.stored_ms <= life.clock.wall_ms()
+    code = await client.code_of(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="done"))
+    assert code == 29
 
-    in_lives(main, quick(check_max=1))
+
+@run_by(in_lives, quick(check_max=1))
+async def test_pages_of_what_is_parked_skip_none_that_was_parked_late(life, /):
+    client = await life.client()
+    await client.topic("T")
+    await client.beat(producers=[GROUP])
+    late = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "5"}
+    halves = [
+        await prepare(client, unique="LATE", **late),
+        await prepare(client, unique="SOON"),
+    ]
+    for half in reversed(halves):
+        request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
+        assert request.field_map()["transactionId"] == half.unique
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    while (await listed(client)).parked < 2:
+        await life.passes(0.1)
+
+    first = await listed(client, state="parked", count=1)
+    (one,) = first.transactions
+    rest = await listed(client, state="parked", from_offset=one.half_offset + 1)
+
+    shown = [each.transaction_id for each in first.transactions + rest.transactions]
+    assert shown == ["LATE", "SOON"]
 
 
-def test_many_are_checked_again_with_few_requests_and_as_few_entries_of_the_audit(monkeypatch):
+@run_by(in_lives, quick(timeout=60.0))
+async def test_many_are_checked_again_with_few_requests_and_as_few_entries_of_the_audit(
+    life, /, monkeypatch
+):
     monkeypatch.setattr(handlers_transactions, "_RECHECKED_MAX", 2)
 
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await client.beat(producers=["busy", "idle"])
-        for number in range(5):
-            await prepare(client, unique=f"A{number}", group="busy")
-        await prepare(client, unique="B", group="idle")
+    client = await life.client()
+    await client.topic("T")
+    await client.beat(producers=["busy", "idle"])
+    for number in range(5):
+        await prepare(client, unique=f"A{number}", group="busy")
+    await prepare(client, unique="B", group="idle")
 
-        async def recheck(**given):
-            header = RecheckTransactions(**given)
-            answer = await client.ok(RequestCode.RECHECK_TRANSACTIONS, header)
-            return answer.read(RecheckedTransactions)
+    async def recheck(**given):
+        header = RecheckTransactions(**given)
+        answer = await client.ok(RequestCode.RECHECK_TRANSACTIONS, header)
+        return answer.read(RecheckedTransactions)
 
-        pages = [await recheck(producer_group="busy")]
-        while pages[-1].next_offset >= 0:
-            start = pages[-1].next_offset
-            pages.append(await recheck(producer_group="busy", from_offset=start))
+    pages = [await recheck(producer_group="busy")]
+    while pages[-1].next_offset >= 0:
+        start = pages[-1].next_offset
+        pages.append(await recheck(producer_group="busy", from_offset=start))
 
-        assert [page.rechecked for page in pages] == [2, 2, 1]
-        asked = [await client.heard(RequestCode.CHECK_TRANSACTION_STATE) for _ in range(5)]
-        assert [it.field_map()["transactionId"] for it in asked] == [f"A{n}" for n in range(5)]
-        assert await recheck(state="parked") == RecheckedTransactions(0, -1)
-        code = RequestCode.RECHECK_TRANSACTIONS
-        assert await client.code_of(code, RecheckTransactions(state="lost")) == 29
-        entries = list(read_audit(life.disk, pytest.fail))
-        assert [entry.fields.get("rechecked") for entry in entries[-5:]] == [*"2210", None]
-        assert entries[-5].fields["producerGroup"] == "busy"
-
-    in_lives(main, quick(timeout=60.0))
+    assert [page.rechecked for page in pages] == [2, 2, 1]
+    asked = [await client.heard(RequestCode.CHECK_TRANSACTION_STATE) for _ in range(5)]
+    assert [it.field_map()["transactionId"] for it in asked] == [f"A{n}" for n in range(5)]
+    assert await recheck(state="parked") == RecheckedTransactions(0, -1)
+    code = RequestCode.RECHECK_TRANSACTIONS
+    assert await client.code_of(code, RecheckTransactions(state="lost")) == 29
+    entries = list(read_audit(life.disk, pytest.fail))
+    assert [entry.fields.get("rechecked") for entry in entries[-5:]] == [*"2210", None]
+    assert entries[-5].fields["producerGroup"] == "busy"
 
 
-def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent():
-    async def main(life):
-        client = await life.client("origin")
-        await client.topic("T", 4)
-        await client.beat(producers=[GROUP])
-        half = await prepare(client, queue=3, TAGS="red")
-        for name in ("U1", half.offset_id):
-            shown = await client.ok(RequestCode.SHOW_TRANSACTION, NamedTransaction(name))
-            told = TransactionEntry.read(shown.field_map()["transaction"].encode())
-            assert (told.transaction_id, told.half_offset, told.client_id) == ("U1", 0, "origin")
-            assert (told.commit_log_offset, told.offset_msg_id) == (half.position, half.offset_id)
-            record, _ = records.unpack(shown.body)
-            assert (record.topic, record.queue_id, record.body) == ("T", 3, b"half")
-            assert record.sys_flag & 0xC == 0
-        assert await end(client, half, COMMIT) == 0
-        for name in ("U1", half.offset_id, "U2", "no id"):
-            header = NamedTransaction(name)
-            assert await client.code_of(RequestCode.SHOW_TRANSACTION, header) == 22
-
-    in_lives(main)
+@run_by(in_lives)
+async def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent(life, /):
+    client = await life.client("origin")
+    await client.topic("T", 4)
+    await client.beat(producers=[GROUP])
+    half = await prepare(client, queue=3, TAGS="red")
+    for name in ("U1", half.offset_id):
+        shown = await client.ok(RequestCode.SHOW_TRANSACTION, NamedTransaction(name))
+        told = TransactionEntry.read(shown.field_map()["transaction"].encode())
+        assert (told.transaction_id, told.half_offset, told.client_id) == ("U1", 0, "origin")
+        assert (told.commit_log_offset, told.offset_msg_id) == (half.position, half.offset_id)
+        record, _ = records.unpack(shown.body)
+        assert (record.topic, record.queue_id, record.body) == ("T", 3, b"half")
+        assert record.sys_flag & 0xC == 0
+    assert await end(client, half, COMMIT) == 0
+    for name in ("U1", half.offset_id, "U2", "no id"):
+        header = NamedTransaction(name)
+        assert await client.code_of(RequestCode.SHOW_TRANSACTION, header) == 22
 
 
 @pytest.mark.parametrize(
@@ -430,229 +401,206 @@ def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent():
         ({"transaction_id": "U2"}, 22),
     ],
 )
-def test_a_decision_by_hand_says_who_why_and_what(serve, wrong, code):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await prepare(client)
-        header = DecideTransaction("U1", "commit", "ops", "the ledger has it")
-        for name, value in wrong.items():
-            setattr(header, name, value)
-        assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == code
-        assert (await client.pull("T")).bodies == []
-        assert (await listed(client)).open == 1
-
-    serve(main)
+@run_by("serve")
+async def test_a_decision_by_hand_says_who_why_and_what(stage, /, wrong, code):
+    client = await stage.client()
+    await client.topic("T")
+    await prepare(client)
+    header = DecideTransaction("U1", "commit", "ops", "the ledger has it")
+    for name, value in wrong.items():
+        setattr(header, name, value)
+    assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == code
+    assert (await client.pull("T")).bodies == []
+    assert (await listed(client)).open == 1
 
 
 @pytest.mark.parametrize(("decision", "late", "code"), [("commit", 12, 200), ("rollback", 8, 201)])
-def test_a_decision_by_hand_is_as_final_as_any(decision, late, code):
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        half = await prepare(client)
-        header = DecideTransaction(half.offset_id, decision, "ops", "x" * 1019)
-        await client.ok(RequestCode.DECIDE_TRANSACTION, header)
+@run_by(in_lives, DURABLE)
+async def test_a_decision_by_hand_is_as_final_as_any(life, /, decision, late, code):
+    client = await life.client()
+    await client.topic("T")
+    half = await prepare(client)
+    header = DecideTransaction(half.offset_id, decision, "ops", "x" * 1019)
+    await client.ok(RequestCode.DECIDE_TRANSACTION, header)
 
-        assert await end(client, half, late) == code
-        assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == 22
+    assert await end(client, half, late) == code
+    assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == 22
 
-        await life.kill()
-        await life.start()
-        client = await life.client()
-        assert await end(client, half, late) == code
-        assert len((await client.pull("T")).records) == (decision == "commit")
-        last = (await client.pull("RMQ_SYS_TRANS_OP_HALF_TOPIC")).records[-1]
-        assert last.property_map()["TXMQ_REASON"] == "ops: " + "x" * 1019
-        assert last.property_map()["TXMQ_SOURCE"] == "OPERATOR"
-
-    in_lives(main, DURABLE)
+    await life.kill()
+    await life.start()
+    client = await life.client()
+    assert await end(client, half, late) == code
+    assert len((await client.pull("T")).records) == (decision == "commit")
+    last = (await client.pull("RMQ_SYS_TRANS_OP_HALF_TOPIC")).records[-1]
+    assert last.property_map()["TXMQ_REASON"] == "ops: " + "x" * 1019
+    assert last.property_map()["TXMQ_SOURCE"] == "OPERATOR"
 
 
-def test_what_two_operators_decide_at_once_is_decided_once():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await prepare(client)
-        both = [
-            client.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, who, "why"))
-            for who, what in (("one", "commit"), ("two", "rollback"))
-        ]
-        first, second = [each.code for each in await asyncio.gather(*both)]
-        assert first == 0
-        assert second in (22, 200)
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, DURABLE)
+@run_by(in_lives, DURABLE)
+async def test_what_two_operators_decide_at_once_is_decided_once(life, /):
+    client = await life.client()
+    await client.topic("T")
+    await prepare(client)
+    both = [
+        client.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, who, "why"))
+        for who, what in (("one", "commit"), ("two", "rollback"))
+    ]
+    first, second = [each.code for each in await asyncio.gather(*both)]
+    assert first == 0
+    assert second in (22, 200)
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 # Answers wait for the disk
 
 
-def test_no_answer_about_a_decision_comes_before_that_is_durable():
-    async def main(life):
-        one, two = await life.client(), await life.client()
-        await one.topic("T")
-        half = await prepare(one)
-        life.disk.slow_sync(3.0)
-        first = ending(one, half, COMMIT)
-        await life.passes(1.0)
-        later = [ending(one, half, COMMIT), ending(two, half, ROLLBACK), ending(two, half, COMMIT)]
-        await life.passes(1.0)
-        assert not any(each.done() for each in [first, *later])
-        assert (await two.pull("T")).bodies == []
+@run_by(in_lives, DURABLE)
+async def test_no_answer_about_a_decision_comes_before_that_is_durable(life, /):
+    one, two = await life.client(), await life.client()
+    await one.topic("T")
+    half = await prepare(one)
+    life.disk.slow_sync(3.0)
+    first = ending(one, half, COMMIT)
+    await life.passes(1.0)
+    later = [ending(one, half, COMMIT), ending(two, half, ROLLBACK), ending(two, half, COMMIT)]
+    await life.passes(1.0)
+    assert not any(each.done() for each in [first, *later])
+    assert (await two.pull("T")).bodies == []
 
-        codes = [each.code for each in await asyncio.gather(first, *later)]
+    codes = [each.code for each in await asyncio.gather(first, *later)]
 
-        assert codes == [0, 0, 200, 0]
-        assert (await two.pull("T")).bodies == [b"half"]
-        # From now on nothing waits.
-        began = life.world.now()
-        assert [await end(two, half, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
-        assert life.world.now() - began < 1.0
-
-    in_lives(main, DURABLE)
+    assert codes == [0, 0, 200, 0]
+    assert (await two.pull("T")).bodies == [b"half"]
+    # From now on nothing waits.
+    began = life.world.now()
+    assert [await end(two, half, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
+    assert life.world.now() - began < 1.0
 
 
-def test_an_operator_learns_of_no_decision_before_it_is_durable():
+@run_by(in_lives, DURABLE)
+async def test_an_operator_learns_of_no_decision_before_it_is_durable(life, /):
     """A power cut, or the next leader, may still take it back."""
+    one, two = await life.client(), await life.client()
+    await one.topic("T")
+    half = await prepare(one)
+    life.disk.slow_sync(3.0)
+    first = ending(one, half, COMMIT)
+    await life.passes(1.0)
+    by_hand = [
+        two.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, "ops", "why"))
+        for what in ("rollback", "commit")
+    ]
+    await life.passes(1.0)
+    assert not any(each.done() for each in [first, *by_hand])
+    named = NamedTransaction("U1")
+    shown = await one.ok(RequestCode.SHOW_TRANSACTION, named)
+    entry = TransactionEntry.read(shown.field_map()["transaction"].encode())
+    assert (entry.state, entry.is_being_decided) == ("prepared", True)
+    await one.ok(RequestCode.RECHECK_TRANSACTION, named)
 
-    async def main(life):
-        one, two = await life.client(), await life.client()
-        await one.topic("T")
-        half = await prepare(one)
-        life.disk.slow_sync(3.0)
-        first = ending(one, half, COMMIT)
-        await life.passes(1.0)
-        by_hand = [
-            two.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, "ops", "why"))
-            for what in ("rollback", "commit")
-        ]
-        await life.passes(1.0)
-        assert not any(each.done() for each in [first, *by_hand])
-        named = NamedTransaction("U1")
-        shown = await one.ok(RequestCode.SHOW_TRANSACTION, named)
-        entry = TransactionEntry.read(shown.field_map()["transaction"].encode())
-        assert (entry.state, entry.is_being_decided) == ("prepared", True)
-        await one.ok(RequestCode.RECHECK_TRANSACTION, named)
+    codes = [each.code for each in await asyncio.gather(first, *by_hand)]
 
-        codes = [each.code for each in await asyncio.gather(first, *by_hand)]
-
-        assert codes == [0, 200, 0]
-        assert (await two.pull("T")).bodies == [b"half"]
-        assert await one.code_of(RequestCode.SHOW_TRANSACTION, named) == 22
-
-    in_lives(main, DURABLE)
+    assert codes == [0, 200, 0]
+    assert (await two.pull("T")).bodies == [b"half"]
+    assert await one.code_of(RequestCode.SHOW_TRANSACTION, named) == 22
 
 
-def test_a_decision_whose_write_failed_is_refused_with_all_that_followed_it():
-    async def main(life):
-        one, two = await life.client(), await life.client()
-        await one.topic("T")
-        half = await prepare(one)
-        life.disk.slow_sync(3.0)
-        earlier = one.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
-        await life.passes(1.0)
-        asked = [ending(one, half, COMMIT), ending(one, half, COMMIT), ending(two, half, ROLLBACK)]
-        await life.passes(1.0)
-        assert not any(each.done() for each in asked)
-        life.disk.fail_writes()
+@run_by(in_lives, DURABLE)
+async def test_a_decision_whose_write_failed_is_refused_with_all_that_followed_it(life, /):
+    one, two = await life.client(), await life.client()
+    await one.topic("T")
+    half = await prepare(one)
+    life.disk.slow_sync(3.0)
+    earlier = one.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
+    await life.passes(1.0)
+    asked = [ending(one, half, COMMIT), ending(one, half, COMMIT), ending(two, half, ROLLBACK)]
+    await life.passes(1.0)
+    assert not any(each.done() for each in asked)
+    life.disk.fail_writes()
 
-        codes = [each.code for each in await asyncio.gather(*asked)]
+    codes = [each.code for each in await asyncio.gather(*asked)]
 
-        assert (codes, (await earlier).code) == ([14, 14, 14], 0)
-        life.disk.repair()
-        assert len((await listed(two)).transactions) == 2
-        assert await end(two, half, ROLLBACK) == 0
-        assert await end(one, half, COMMIT) == 201
-        assert (await two.pull("T")).bodies == []
-
-    in_lives(main, DURABLE)
+    assert (codes, (await earlier).code) == ([14, 14, 14], 0)
+    life.disk.repair()
+    assert len((await listed(two)).transactions) == 2
+    assert await end(two, half, ROLLBACK) == 0
+    assert await end(one, half, COMMIT) == 201
+    assert (await two.pull("T")).bodies == []
 
 
-def test_a_repeated_end_that_finds_the_write_of_the_first_failed_is_not_answered_with_success(
-    monkeypatch,
+@run_by(in_lives)
+async def test_a_repeated_end_that_finds_the_write_of_the_first_failed_is_not_answered_with_success(
+    life, /, monkeypatch
 ):
     # The second begins a turn of its own, and with that the write of the first.
     monkeypatch.setattr(flusher, "SPAN_BYTES_MAX", 16)
 
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        half = await prepare(client)
-        life.disk.fail_writes(1)
+    client = await life.client()
+    await client.topic("T")
+    half = await prepare(client)
+    life.disk.fail_writes(1)
 
-        codes = [ending(client, half, COMMIT) for _ in range(2)]
+    codes = [ending(client, half, COMMIT) for _ in range(2)]
 
-        assert [each.code for each in await asyncio.gather(*codes)] == [14, 0]
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert await client.max_offset("RMQ_SYS_TRANS_OP_HALF_TOPIC") == 1
-
-    in_lives(main)
+    assert [each.code for each in await asyncio.gather(*codes)] == [14, 0]
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert await client.max_offset("RMQ_SYS_TRANS_OP_HALF_TOPIC") == 1
 
 
-def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.beat(producers=[GROUP])
-        kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
-        for number in range(50):
-            half = await prepare(
-                client, unique=f"U{number}", CHECK_IMMUNITY_TIME_IN_SECONDS=str(10**6 + number)
-            )
-            assert await end(client, half, ROLLBACK) == 0
-        await stage.passes(100)
-        assert client.heard_nothing()
-        checker = stage.broker._checker
-        assert len(checker._immune_until) == 1
-        assert sum(len(bucket.keys) for bucket in checker.checks._buckets.values()) == 1
+@run_by(in_world, quick())
+async def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.beat(producers=[GROUP])
+    kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
+    for number in range(50):
+        half = await prepare(
+            client, unique=f"U{number}", CHECK_IMMUNITY_TIME_IN_SECONDS=str(10**6 + number)
+        )
+        assert await end(client, half, ROLLBACK) == 0
+    await stage.passes(100)
+    assert client.heard_nothing()
+    checker = stage.broker._checker
+    assert len(checker._immune_until) == 1
+    assert sum(len(bucket.keys) for bucket in checker.checks._buckets.values()) == 1
 
-        other = await stage.client()
-        await other.beat(producers=[GROUP])
-        await stage.passes(51)
+    other = await stage.client()
+    await other.beat(producers=[GROUP])
+    await stage.passes(51)
 
-        request = await other.heard(RequestCode.CHECK_TRANSACTION_STATE)
-        assert request.read(CheckState).commit_log_offset == kept.position
-
-    in_world(main, quick())
+    request = await other.heard(RequestCode.CHECK_TRANSACTION_STATE)
+    assert request.read(CheckState).commit_log_offset == kept.position
 
 
-def test_a_group_whose_producers_never_come_is_forgotten_with_its_last_transaction():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        halves = [await prepare(client, unique=f"U{each}", group=f"G{each}") for each in range(9)]
-        await stage.passes(3)
-        assert len(stage.broker._checker.checks.stranded) == 9
+@run_by(in_world, quick())
+async def test_a_group_whose_producers_never_come_is_forgotten_with_its_last_transaction(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    halves = [await prepare(client, unique=f"U{each}", group=f"G{each}") for each in range(9)]
+    await stage.passes(3)
+    assert len(stage.broker._checker.checks.stranded) == 9
 
-        for half in halves:
-            assert await end(client, half, ROLLBACK) == 0
+    for half in halves:
+        assert await end(client, half, ROLLBACK) == 0
 
-        assert stage.broker._checker.checks.stranded == {}
-
-    in_world(main, quick())
+    assert stage.broker._checker.checks.stranded == {}
 
 
-def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decision_too(serve):
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.topic("T2")
-        assert await end(client, await prepare(client), ROLLBACK) == 0
-        header = sending("T2", TRAN_MSG="true", PGROUP=GROUP, UNIQ_KEY="U1")
-        header.sys_flag = 4
+@run_by("serve")
+async def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decision_too(stage, /):
+    client = await stage.client()
+    await client.topic("T")
+    await client.topic("T2")
+    assert await end(client, await prepare(client), ROLLBACK) == 0
+    header = sending("T2", TRAN_MSG="true", PGROUP=GROUP, UNIQ_KEY="U1")
+    header.sys_flag = 4
 
-        assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
-
-    serve(main)
+    assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
 
 
-def test_an_end_before_anything_was_stored_finds_nothing(serve):
-    async def main(stage):
-        client = await stage.client()
-        asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
-        for answer in await asyncio.gather(*asked):
-            assert answer.remark == "the half queue has no message at offset 0"
-
-    serve(main)
+@run_by("serve")
+async def test_an_end_before_anything_was_stored_finds_nothing(stage, /):
+    client = await stage.client()
+    asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
+    for answer in await asyncio.gather(*asked):
+        assert answer.remark == "the half queue has no message at offset 0"

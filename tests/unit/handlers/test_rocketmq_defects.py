@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.crash_points import watched
+from tests.running import run_by
 from tests.simulation.mix import SmallStore, kib
 from tests.unit.handlers.handler_stage import SETTINGS, sending, text_of
 from tests.unit.handlers.transaction_stage import (
@@ -82,21 +83,19 @@ def damage(life, half):
 
 
 @pytest.mark.fault("M1")
-def test_a_second_commit_stores_nothing_a_second_time():
-    async def main(life):
-        client, other = await life.client(), await life.client()
-        await client.topic("T")
-        half = await prepare(client)
-        both = [ending(client, half, COMMIT), ending(other, half, COMMIT)]
-        assert [each.code for each in await asyncio.gather(*both)] == [0, 0]
-        assert await end(client, half, COMMIT) == 0
-        assert await end(other, half, COMMIT, is_check=True) == 0
+@run_by(in_lives)
+async def test_a_second_commit_stores_nothing_a_second_time(life, /):
+    client, other = await life.client(), await life.client()
+    await client.topic("T")
+    half = await prepare(client)
+    both = [ending(client, half, COMMIT), ending(other, half, COMMIT)]
+    assert [each.code for each in await asyncio.gather(*both)] == [0, 0]
+    assert await end(client, half, COMMIT) == 0
+    assert await end(other, half, COMMIT, is_check=True) == 0
 
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert await client.max_offset("T") == 1
-        assert await client.max_offset(DECISIONS) == 1
-
-    in_lives(main)
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert await client.max_offset("T") == 1
+    assert await client.max_offset(DECISIONS) == 1
 
 
 @pytest.mark.fault("M2")
@@ -104,201 +103,191 @@ def test_a_second_commit_stores_nothing_a_second_time():
     ("checked", "late", "code", "bodies"),
     [(ROLLBACK, COMMIT, 201, []), (COMMIT, ROLLBACK, 200, [b"half"])],
 )
-def test_what_a_check_decided_is_not_undone_by_a_late_end(checked, late, code, bodies):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await client.heard(CHECK)
-        assert await end(client, half, checked, is_check=True) == 0
+@run_by(in_lives, quick())
+async def test_what_a_check_decided_is_not_undone_by_a_late_end(
+    life, /, checked, late, code, bodies
+):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await client.heard(CHECK)
+    assert await end(client, half, checked, is_check=True) == 0
 
-        assert await end(client, half, late) == code
+    assert await end(client, half, late) == code
 
-        assert (await client.pull("T")).bodies == bodies
-        assert await end(client, half, checked) == 0
-
-    in_lives(main, quick())
+    assert (await client.pull("T")).bodies == bodies
+    assert await end(client, half, checked) == 0
 
 
 @pytest.mark.fault("M7")
 @pytest.mark.parametrize(
     ("decided", "checked", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
-def test_a_check_that_is_answered_after_the_decision_changes_nothing(decided, checked, code):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await client.heard(CHECK)
-        assert await end(client, half, decided) == 0
+@run_by(in_lives, quick())
+async def test_a_check_that_is_answered_after_the_decision_changes_nothing(
+    life, /, decided, checked, code
+):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await client.heard(CHECK)
+    assert await end(client, half, decided) == 0
 
-        assert await end(client, half, checked, is_check=True) == code
-        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    assert await end(client, half, checked, is_check=True) == code
+    assert await end(client, half, UNKNOWN, is_check=True) == 0
 
-        assert len((await client.pull("T")).records) == (decided == COMMIT)
-        await stay(client, 30, GROUP)
-        assert checks_heard(client) == []
-
-    in_lives(main, quick())
+    assert len((await client.pull("T")).records) == (decided == COMMIT)
+    await stay(client, 30, GROUP)
+    assert checks_heard(client) == []
 
 
 @pytest.mark.fault("M9")
-def test_two_producers_that_answer_one_check_differently_get_one_decision():
-    async def main(life):
-        one, two = await producer(life), await producer(life)
-        await one.topic("T")
-        half = await prepare(one)
-        await one.heard(CHECK)
-        await two.heard(CHECK)  # The first said nothing by the time of the next check.
-        both = [ending(two, half, ROLLBACK, is_check=True), ending(one, half, COMMIT)]
+@run_by(in_lives, quick())
+async def test_two_producers_that_answer_one_check_differently_get_one_decision(life, /):
+    one, two = await producer(life), await producer(life)
+    await one.topic("T")
+    half = await prepare(one)
+    await one.heard(CHECK)
+    await two.heard(CHECK)  # The first said nothing by the time of the next check.
+    both = [ending(two, half, ROLLBACK, is_check=True), ending(one, half, COMMIT)]
 
-        codes = sorted([each.code for each in await asyncio.gather(*both)])
+    codes = sorted([each.code for each in await asyncio.gather(*both)])
 
-        bodies = (await one.pull("T")).bodies
-        assert (codes, bodies) in [([0, 200], [b"half"]), ([0, 201], [])]
-        assert life.broker.transactions.tally.conflicts == 1
-
-    in_lives(main, quick())
+    bodies = (await one.pull("T")).bodies
+    assert (codes, bodies) in [([0, 200], [b"half"]), ([0, 201], [])]
+    assert life.broker.transactions.tally.conflicts == 1
 
 
 @pytest.mark.fault("M3")
-def test_an_end_before_its_half_message_is_known_is_told_so_and_works_later():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await prepare(client, unique="earlier")
-        life.disk.slow_sync(5.0)
-        arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
-        await life.passes(1.0)
-        halves = life.broker.store.halves
-        (half,) = map(halves.pending.unpack, halves.opening.values())
-        commit = EndTransaction(GROUP, half.offset, half.position, COMMIT, msg_id="U1")
+@run_by(in_lives, DURABLE)
+async def test_an_end_before_its_half_message_is_known_is_told_so_and_works_later(life, /):
+    client = await life.client()
+    await client.topic("T")
+    await prepare(client, unique="earlier")
+    life.disk.slow_sync(5.0)
+    arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
+    await life.passes(1.0)
+    halves = life.broker.store.halves
+    (half,) = map(halves.pending.unpack, halves.opening.values())
+    commit = EndTransaction(GROUP, half.offset, half.position, COMMIT, msg_id="U1")
 
-        early = await client.ask(RequestCode.END_TRANSACTION, commit)
+    early = await client.ask(RequestCode.END_TRANSACTION, commit)
 
-        assert early.code == 22
-        assert "no message at offset" in early.remark
-        assert (await arriving).code == 0
-        assert await client.code_of(RequestCode.END_TRANSACTION, commit) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, DURABLE)
+    assert early.code == 22
+    assert "no message at offset" in early.remark
+    assert (await arriving).code == 0
+    assert await client.code_of(RequestCode.END_TRANSACTION, commit) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 # A lost END
 
 
-def test_a_one_way_end_works_like_any_other():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        told = [ending(client, half, what, oneway=True) for what in (COMMIT, COMMIT, ROLLBACK)]
-        await life.passes(0.5)
-        assert not any(each.done() for each in told)
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert await end(client, half, COMMIT) == 0
-
-    in_lives(main)
+@run_by(in_lives)
+async def test_a_one_way_end_works_like_any_other(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    told = [ending(client, half, what, oneway=True) for what in (COMMIT, COMMIT, ROLLBACK)]
+    await life.passes(0.5)
+    assert not any(each.done() for each in told)
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert await end(client, half, COMMIT) == 0
 
 
 @pytest.mark.fault("N1")
-def test_a_one_way_end_that_never_arrives_is_found_out_by_a_check():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        life.world.network.partition("client-1", "server")
-        ending(client, half, COMMIT, oneway=True)
-        client.connection.abort()
-        await life.passes(5.0)
-        life.world.network.heal()
-        assert len(await opened(await life.client())) == 1
+@run_by(in_lives, quick())
+async def test_a_one_way_end_that_never_arrives_is_found_out_by_a_check(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    life.world.network.partition("client-1", "server")
+    ending(client, half, COMMIT, oneway=True)
+    client.connection.abort()
+    await life.passes(5.0)
+    life.world.network.heal()
+    assert len(await opened(await life.client())) == 1
 
-        again = await producer(life, client.name)
-        await again.heard(CHECK)
-        ending(again, half, COMMIT, is_check=True, oneway=True)
-        await life.passes(0.5)
+    again = await producer(life, client.name)
+    await again.heard(CHECK)
+    ending(again, half, COMMIT, is_check=True, oneway=True)
+    await life.passes(0.5)
 
-        assert await again.max_offset("T") == 1
-        assert (await again.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick())
+    assert await again.max_offset("T") == 1
+    assert (await again.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_an_end_works_after_the_broker_restarted(is_killed, is_indexed):
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        decided = await prepare(client, unique="C")
-        undone = await prepare(client, unique="R")
-        open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
-        assert await end(client, decided, COMMIT) == 0
-        assert await end(client, undone, ROLLBACK) == 0
-        await (life.kill() if is_killed else life.stop())
-        if not is_indexed:
-            for name in life.disk.names("index"):
-                life.disk.remove(f"index/{name}")
-        await life.start()
-        client = await life.client()
-        assert sorted(await opened(client)) == ["A", "B"]
+@run_by(in_lives, DURABLE)
+async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_indexed):
+    client = await life.client()
+    await client.topic("T")
+    decided = await prepare(client, unique="C")
+    undone = await prepare(client, unique="R")
+    open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
+    assert await end(client, decided, COMMIT) == 0
+    assert await end(client, undone, ROLLBACK) == 0
+    await (life.kill() if is_killed else life.stop())
+    if not is_indexed:
+        for name in life.disk.names("index"):
+            life.disk.remove(f"index/{name}")
+    await life.start()
+    client = await life.client()
+    assert sorted(await opened(client)) == ["A", "B"]
 
-        # Said again, and contradicted: the log knows.
-        assert [await end(client, decided, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
-        assert [await end(client, undone, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
-        assert [await end(client, open_one, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
-        assert [await end(client, open_two, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
+    # Said again, and contradicted: the log knows.
+    assert [await end(client, decided, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(client, undone, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
+    assert [await end(client, open_one, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(client, open_two, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
 
-        found = (await client.pull("T")).records
-        assert [each.property_map()["UNIQ_KEY"] for each in found] == ["C", "A"]
-        assert [each.queue_offset for each in found] == [0, 1]
-
-    in_lives(main, DURABLE)
+    found = (await client.pull("T")).records
+    assert [each.property_map()["UNIQ_KEY"] for each in found] == ["C", "A"]
+    assert [each.queue_offset for each in found] == [0, 1]
 
 
-def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_transaction():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        first = await prepare(client)
-        assert await end(client, first, ROLLBACK) == 0
-        await life.kill()
-        await life.start()
-        client = await life.client()
+@run_by(in_lives, DURABLE)
+async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_transaction(
+    life, /
+):
+    client = await life.client()
+    await client.topic("T")
+    first = await prepare(client)
+    assert await end(client, first, ROLLBACK) == 0
+    await life.kill()
+    await life.start()
+    client = await life.client()
 
-        again = await prepare(client)
+    again = await prepare(client)
 
-        assert (again.offset, again.position) == (first.offset, first.position)
-        assert await end(client, again, COMMIT) == 201
-        assert await opened(client) == {}
-
-    in_lives(main, DURABLE)
+    assert (again.offset, again.position) == (first.offset, first.position)
+    assert await end(client, again, COMMIT) == 201
+    assert await opened(client) == {}
 
 
-def test_an_end_for_an_id_that_was_used_again_decides_only_what_it_names(monkeypatch):
+@run_by(in_lives)
+async def test_an_end_for_an_id_that_was_used_again_decides_only_what_it_names(
+    life, /, monkeypatch
+):
     monkeypatch.setattr(half_store, "RECENT_TRANSACTIONS", 2)
 
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        first = await prepare(client)
-        assert await end(client, first, ROLLBACK) == 0
-        for unique in "ABC":  # After these nobody remembers the first without a search.
-            assert await end(client, await prepare(client, unique=unique), ROLLBACK) == 0
-        second = await prepare(client)
-        assert second.offset > first.offset
+    client = await life.client()
+    await client.topic("T")
+    first = await prepare(client)
+    assert await end(client, first, ROLLBACK) == 0
+    for unique in "ABC":  # After these nobody remembers the first without a search.
+        assert await end(client, await prepare(client, unique=unique), ROLLBACK) == 0
+    second = await prepare(client)
+    assert second.offset > first.offset
 
-        assert await end(client, first, COMMIT) == 201
-        assert await end(client, first, ROLLBACK) == 0
+    assert await end(client, first, COMMIT) == 201
+    assert await end(client, first, ROLLBACK) == 0
 
-        assert len(await opened(client)) == 1
-        assert await end(client, second, COMMIT) == 0
-        assert await end(client, first, COMMIT) == 201
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main)
+    assert len(await opened(client)) == 1
+    assert await end(client, second, COMMIT) == 0
+    assert await end(client, first, COMMIT) == 201
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("P9")
@@ -340,380 +329,336 @@ def test_a_half_message_that_a_death_kept_from_the_log_is_sent_again_and_there_o
 
 
 @pytest.mark.fault("P11", "M6")
-def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        open_one, decided = [await prepare(client, unique=each) for each in "AB"]
-        assert await end(client, decided, ROLLBACK) == 0
-        await life.kill()
-        await life.start()
-        client = await life.client()
-        again = [await prepare(client, unique=each) for each in "AB"]
-        assert [each.offset for each in again] == [open_one.offset, decided.offset]
-        assert [await end(client, each, COMMIT) for each in again] == [0, 201]
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, DURABLE)
+@run_by(in_lives, DURABLE)
+async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, /):
+    client = await life.client()
+    await client.topic("T")
+    open_one, decided = [await prepare(client, unique=each) for each in "AB"]
+    assert await end(client, decided, ROLLBACK) == 0
+    await life.kill()
+    await life.start()
+    client = await life.client()
+    again = [await prepare(client, unique=each) for each in "AB"]
+    assert [each.offset for each in again] == [open_one.offset, decided.offset]
+    assert [await end(client, each, COMMIT) for each in again] == [0, 201]
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 # Checks that are too many
 
 
-def test_who_is_decided_is_never_checked():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        halves = await asyncio.gather(
-            *[prepare(client, unique=f"U{number}") for number in range(200)]
+@run_by(in_lives, quick())
+async def test_who_is_decided_is_never_checked(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    halves = await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(200)])
+    ends = await asyncio.gather(*[end(client, half, COMMIT) for half in halves])
+    assert set(ends) == {0}
+
+    await stay(client, 300, GROUP)
+
+    assert checks_heard(client) == []
+    assert life.broker.transactions.tally.checks_sent == 0
+
+
+@run_by(in_lives, quick(check_max=100))
+async def test_an_end_that_comes_after_many_checks_ends_them(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    for times in range(1, 6):
+        request = await client.heard(CHECK)
+        shown = request.read(CheckState)
+        assert (shown.tran_state_table_offset, shown.commit_log_offset) == (
+            half.offset,
+            half.position,
         )
-        ends = await asyncio.gather(*[end(client, half, COMMIT) for half in halves])
-        assert set(ends) == {0}
+        told = records.unpack(request.body)[0].property_map()
+        assert told["TRANSACTION_CHECK_TIMES"] == str(times)
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    assert await client.max_offset(HALVES) == 1
 
-        await stay(client, 300, GROUP)
+    assert await end(client, half, COMMIT) == 0
 
-        assert checks_heard(client) == []
-        assert life.broker.transactions.tally.checks_sent == 0
-
-    in_lives(main, quick())
-
-
-def test_an_end_that_comes_after_many_checks_ends_them():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        for times in range(1, 6):
-            request = await client.heard(CHECK)
-            shown = request.read(CheckState)
-            assert (shown.tran_state_table_offset, shown.commit_log_offset) == (
-                half.offset,
-                half.position,
-            )
-            told = records.unpack(request.body)[0].property_map()
-            assert told["TRANSACTION_CHECK_TIMES"] == str(times)
-            assert await end(client, half, UNKNOWN, is_check=True) == 0
-        assert await client.max_offset(HALVES) == 1
-
-        assert await end(client, half, COMMIT) == 0
-
-        await stay(client, 60, GROUP)
-        assert checks_heard(client) == []
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick(check_max=100))
+    await stay(client, 60, GROUP)
+    assert checks_heard(client) == []
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("P13")
-def test_a_broker_that_is_killed_right_after_a_commit_neither_checks_nor_delivers_it_again():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        halves = [await prepare(client, unique=f"U{number}") for number in range(20)]
-        for half in halves[:10]:
-            assert await end(client, half, COMMIT) == 0
-        await life.kill()
-        await life.start()
-        client = await producer(life)
-        await stay(client, 60, GROUP)
-        assert set(checks_heard(client)) == {f"U{number}" for number in range(10, 20)}
-        assert (await client.pull("T")).bodies == [b"half"] * 10
-
-    in_lives(main, quick(DURABLE, check_max=1000))
-
-
-def test_all_that_are_open_are_checked_soon_however_many_there_are():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        client.inbox.replies[CHECK] = lambda request: decided(client, request)
-        count = 3000
-        await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(count)])
-        await life.passes(5.0)
-        assert life.broker.transactions.tally.checks_sent == count
-        assert await client.max_offset("T") == count
-
-    in_lives(main, quick(check_interval=60.0))
+@run_by(in_lives, quick(DURABLE, check_max=1000))
+async def test_a_broker_that_is_killed_right_after_a_commit_neither_checks_nor_delivers_it_again(
+    life, /
+):
+    client = await producer(life)
+    await client.topic("T")
+    halves = [await prepare(client, unique=f"U{number}") for number in range(20)]
+    for half in halves[:10]:
+        assert await end(client, half, COMMIT) == 0
+    await life.kill()
+    await life.start()
+    client = await producer(life)
+    await stay(client, 60, GROUP)
+    assert set(checks_heard(client)) == {f"U{number}" for number in range(10, 20)}
+    assert (await client.pull("T")).bodies == [b"half"] * 10
 
 
-def test_checks_keep_their_interval_whatever_happens_between():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        await prepare(client)
-        for _ in range(5):
-            await client.heard(CHECK)
-            client.close()
-            await life.passes(0.3)
-            client = await producer(life, client.name)
-        for _ in range(5):
-            await client.ok(RequestCode.RECHECK_TRANSACTION, NamedTransaction("U1"))
-            await life.passes(0.2)
-        checks_heard(client)
+@run_by(in_lives, quick(check_interval=60.0))
+async def test_all_that_are_open_are_checked_soon_however_many_there_are(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    client.inbox.replies[CHECK] = lambda request: decided(client, request)
+    count = 3000
+    await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(count)])
+    await life.passes(5.0)
+    assert life.broker.transactions.tally.checks_sent == count
+    assert await client.max_offset("T") == count
 
-        await stay(client, 60, GROUP)
 
-        assert 5 <= len(checks_heard(client)) <= 6
+@run_by(in_lives, quick(check_interval=10.0, check_max=1000))
+async def test_checks_keep_their_interval_whatever_happens_between(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    await prepare(client)
+    for _ in range(5):
+        await client.heard(CHECK)
+        client.close()
+        await life.passes(0.3)
+        client = await producer(life, client.name)
+    for _ in range(5):
+        await client.ok(RequestCode.RECHECK_TRANSACTION, NamedTransaction("U1"))
+        await life.passes(0.2)
+    checks_heard(client)
 
-    in_lives(main, quick(check_interval=10.0, check_max=1000))
+    await stay(client, 60, GROUP)
+
+    assert 5 <= len(checks_heard(client)) <= 6
 
 
 # Attempts that are spent on nothing
 
 
-def test_the_time_in_which_a_producer_wants_not_to_be_asked_costs_no_attempt():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="30")
-        await stay(client, 29.9, GROUP)
-        assert client.heard_nothing()
-        assert (await opened(client))["U1"].checks == 0
+@run_by(in_lives, quick())
+async def test_the_time_in_which_a_producer_wants_not_to_be_asked_costs_no_attempt(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="30")
+    await stay(client, 29.9, GROUP)
+    assert client.heard_nothing()
+    assert (await opened(client))["U1"].checks == 0
 
-        request = await client.heard(CHECK)
-        assert records.unpack(request.body)[0].property_map()["TRANSACTION_CHECK_TIMES"] == "1"
-        assert await opened(client, "parked") == {}
-
-    in_lives(main, quick())
+    request = await client.heard(CHECK)
+    assert records.unpack(request.body)[0].property_map()["TRANSACTION_CHECK_TIMES"] == "1"
+    assert await opened(client, "parked") == {}
 
 
 @pytest.mark.fault("N3")
-def test_an_hour_without_producers_spends_nothing_and_discards_nothing():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        await prepare(client)
-        client.close()
-        await life.passes(HOUR)
-        operator = await life.client()
-        (one,) = (await opened(operator)).values()
-        assert (one.state, one.checks) == ("prepared", 0)
-        stranger = await producer(life, "stranger", "another group")
-        await life.passes(5)
-        assert stranger.heard_nothing()
+@run_by(in_lives, quick())
+async def test_an_hour_without_producers_spends_nothing_and_discards_nothing(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    await prepare(client)
+    client.close()
+    await life.passes(HOUR)
+    operator = await life.client()
+    (one,) = (await opened(operator)).values()
+    assert (one.state, one.checks) == ("prepared", 0)
+    stranger = await producer(life, "stranger", "another group")
+    await life.passes(5)
+    assert stranger.heard_nothing()
 
-        began = life.world.now()
-        back = await producer(life)
-        await back.heard(CHECK)
-        assert life.world.now() - began < 0.1
-        assert (await opened(operator))["U1"].checks == 0
-
-    in_lives(main, quick())
+    began = life.world.now()
+    back = await producer(life)
+    await back.heard(CHECK)
+    assert life.world.now() - began < 0.1
+    assert (await opened(operator))["U1"].checks == 0
 
 
 @pytest.mark.fault("P14")
-def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing():
-    async def main(life):
-        client, operator = await producer(life), await life.client()
-        await client.topic("T")
-        await prepare(client)
-        for _ in range(5):
-            await client.heard(CHECK)
-            client.close()
-            await life.passes(0.2)
-            client = await producer(life)
+@run_by(in_lives, quick(check_interval=10.0))
+async def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing(life, /):
+    client, operator = await producer(life), await life.client()
+    await client.topic("T")
+    await prepare(client)
+    for _ in range(5):
         await client.heard(CHECK)
-        assert (await opened(operator))["U1"].checks == 0
-        assert life.broker.transactions.tally.checks_lost == 5
+        client.close()
+        await life.passes(0.2)
+        client = await producer(life)
+    await client.heard(CHECK)
+    assert (await opened(operator))["U1"].checks == 0
+    assert life.broker.transactions.tally.checks_lost == 5
 
-    in_lives(main, quick(check_interval=10.0))
 
+@run_by(in_lives, quick(check_interval=20.0))
+async def test_a_producer_that_reads_too_slowly_is_not_asked_until_it_has_caught_up(life, /):
+    slow, other = await producer(life, "slow"), await producer(life, "other")
+    await slow.topic("T")
+    half = await prepare(slow)
+    (there,) = [
+        each.connection for each in life.broker.clients.producers(GROUP) if each.client_id == "slow"
+    ]
+    there.pause_writing()
+    await other.heard(CHECK)
+    assert slow.heard_nothing()
+    other.close()
+    await life.passes(30)
+    assert slow.heard_nothing()
+    operator = await life.client()
+    assert (await opened(operator))["U1"].checks == 0
 
-def test_a_producer_that_reads_too_slowly_is_not_asked_until_it_has_caught_up():
-    async def main(life):
-        slow, other = await producer(life, "slow"), await producer(life, "other")
-        await slow.topic("T")
-        half = await prepare(slow)
-        (there,) = [
-            each.connection
-            for each in life.broker.clients.producers(GROUP)
-            if each.client_id == "slow"
-        ]
-        there.pause_writing()
-        await other.heard(CHECK)
-        assert slow.heard_nothing()
-        other.close()
-        await life.passes(30)
-        assert slow.heard_nothing()
-        operator = await life.client()
-        assert (await opened(operator))["U1"].checks == 0
+    there.resume_writing()
+    await stay(slow, 10, GROUP)
 
-        there.resume_writing()
-        await stay(slow, 10, GROUP)
-
-        assert checks_heard(slow)
-        assert await end(slow, half, COMMIT, is_check=True) == 0
-
-    in_lives(main, quick(check_interval=20.0))
+    assert checks_heard(slow)
+    assert await end(slow, half, COMMIT, is_check=True) == 0
 
 
 @pytest.mark.fault("N1")
-def test_a_producer_that_is_cut_off_without_a_word_costs_nothing():
-    async def main(life):
-        client, operator = await producer(life), await life.client()
-        await client.topic("T")
-        await prepare(client)
-        life.world.network.partition("client-1", "server")
-        for _ in range(5):
-            await stay(operator, 20)
-        assert (await opened(operator))["U1"].checks == 0
-        assert await opened(operator, "parked") == {}
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_a_producer_that_is_cut_off_without_a_word_costs_nothing(life, /):
+    client, operator = await producer(life), await life.client()
+    await client.topic("T")
+    await prepare(client)
+    life.world.network.partition("client-1", "server")
+    for _ in range(5):
+        await stay(operator, 20)
+    assert (await opened(operator))["U1"].checks == 0
+    assert await opened(operator, "parked") == {}
 
 
 # One exception stops them all
 
 
-def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_checked():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        halves = [
-            await prepare(client, unique=f"U{number}", body=bytes(1000)) for number in range(5)
-        ]
-        damage(life, halves[1])
+@run_by(in_lives, quick(check_interval=10.0, check_max=100))
+async def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_checked(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    halves = [await prepare(client, unique=f"U{number}", body=bytes(1000)) for number in range(5)]
+    damage(life, halves[1])
 
-        await stay(client, 25, GROUP)
+    await stay(client, 25, GROUP)
 
-        heard = checks_heard(client)
-        assert [heard.count(f"U{number}") for number in range(5)] == [3, 0, 3, 3, 3]
-        # Nor does it keep an operator from seeing the others, and that it is there.
-        listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
-        shown = OpenTransactions.read(listed.body).transactions
-        assert [each.half_offset for each in shown] == [0, 1, 2, 3, 4]
-        assert [each.transaction_id for each in shown] == ["U0", "", "U2", "U3", "U4"]
-        assert await end(client, halves[1], ROLLBACK) == 0
-
-    in_lives(main, quick(check_interval=10.0, check_max=100))
+    heard = checks_heard(client)
+    assert [heard.count(f"U{number}") for number in range(5)] == [3, 0, 3, 3, 3]
+    # Nor does it keep an operator from seeing the others, and that it is there.
+    listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
+    shown = OpenTransactions.read(listed.body).transactions
+    assert [each.half_offset for each in shown] == [0, 1, 2, 3, 4]
+    assert [each.transaction_id for each in shown] == ["U0", "", "U2", "U3", "U4"]
+    assert await end(client, halves[1], ROLLBACK) == 0
 
 
 # Whom to ask
 
 
-def test_the_producer_that_sent_it_is_asked_first():
-    async def main(life):
-        before, origin, after = [await producer(life) for _ in range(3)]
-        await origin.topic("T")
-        for number in range(10):
-            await prepare(origin, unique=f"U{number}")
-        await life.passes(1.5)
-        assert len(checks_heard(origin)) == 10
-        assert before.heard_nothing()
-        assert after.heard_nothing()
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_the_producer_that_sent_it_is_asked_first(life, /):
+    before, origin, after = [await producer(life) for _ in range(3)]
+    await origin.topic("T")
+    for number in range(10):
+        await prepare(origin, unique=f"U{number}")
+    await life.passes(1.5)
+    assert len(checks_heard(origin)) == 10
+    assert before.heard_nothing()
+    assert after.heard_nothing()
 
 
-def test_another_of_the_group_is_asked_where_the_one_that_sent_it_is_gone():
-    async def main(life):
-        origin, other = await producer(life), await producer(life)
-        await origin.topic("T")
-        half = await prepare(origin)
-        origin.close()
-        await other.heard(CHECK)
-        assert await end(other, half, COMMIT, is_check=True) == 0
-        assert (await other.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_another_of_the_group_is_asked_where_the_one_that_sent_it_is_gone(life, /):
+    origin, other = await producer(life), await producer(life)
+    await origin.topic("T")
+    half = await prepare(origin)
+    origin.close()
+    await other.heard(CHECK)
+    assert await end(other, half, COMMIT, is_check=True) == 0
+    assert (await other.pull("T")).bodies == [b"half"]
 
 
-def test_another_is_asked_next_where_the_one_that_sent_it_says_nothing():
-    async def main(life):
-        origin, other = await producer(life), await producer(life)
-        await origin.topic("T")
-        await prepare(origin)
-        await origin.heard(CHECK)
-        await life.passes(0.5)
-        assert other.heard_nothing()
-        await origin.beat(producers=[GROUP])
-        await other.heard(CHECK)
-        assert origin.heard_nothing()
-        # It was there and said nothing: that counts.
-        assert (await opened(other))["U1"].checks == 1
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_another_is_asked_next_where_the_one_that_sent_it_says_nothing(life, /):
+    origin, other = await producer(life), await producer(life)
+    await origin.topic("T")
+    await prepare(origin)
+    await origin.heard(CHECK)
+    await life.passes(0.5)
+    assert other.heard_nothing()
+    await origin.beat(producers=[GROUP])
+    await other.heard(CHECK)
+    assert origin.heard_nothing()
+    # It was there and said nothing: that counts.
+    assert (await opened(other))["U1"].checks == 1
 
 
 @pytest.mark.fault("P14")
-def test_after_a_restart_somebody_of_the_group_is_asked():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await life.kill()
-        await life.start()
-        other = await producer(life)
-        request = await other.heard(CHECK)
-        assert request.read(CheckState).commit_log_offset == half.position
-        assert await end(other, half, COMMIT, is_check=True) == 0
-        assert (await other.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick(DURABLE))
+@run_by(in_lives, quick(DURABLE))
+async def test_after_a_restart_somebody_of_the_group_is_asked(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await life.kill()
+    await life.start()
+    other = await producer(life)
+    request = await other.heard(CHECK)
+    assert request.read(CheckState).commit_log_offset == half.position
+    assert await end(other, half, COMMIT, is_check=True) == 0
+    assert (await other.pull("T")).bodies == [b"half"]
 
 
-def test_one_group_that_says_nothing_holds_up_no_other(monkeypatch):
+@run_by(in_lives, quick(check_interval=5.0, check_max=1000))
+async def test_one_group_that_says_nothing_holds_up_no_other(life, /, monkeypatch):
     monkeypatch.setattr(checker, "CHECKS_MAX", 8)
     monkeypatch.setattr(checker, "CHECKS_PER_PRODUCER_MAX", 4)
 
-    async def main(life):
-        silent = [await producer(life, None, "silent") for _ in range(3)]
-        client = await producer(life)
-        await client.topic("T")
-        for number in range(40):
-            await prepare(silent[0], unique=f"S{number}", group="silent")
-        await life.passes(2.0)
-        await prepare(client)
+    silent = [await producer(life, None, "silent") for _ in range(3)]
+    client = await producer(life)
+    await client.topic("T")
+    for number in range(40):
+        await prepare(silent[0], unique=f"S{number}", group="silent")
+    await life.passes(2.0)
+    await prepare(client)
 
-        await asyncio.wait_for(client.inbox.get(), 25.0)
-
-    in_lives(main, quick(check_interval=5.0, check_max=1000))
+    await asyncio.wait_for(client.inbox.get(), 25.0)
 
 
-def test_a_group_without_producers_holds_up_no_other():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        for number in range(300):
-            await prepare(client, unique=f"S{number}", group="away")
-        await prepare(client)
-        await life.passes(2.0)
-        assert checks_heard(client)[0] == "U1"
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_a_group_without_producers_holds_up_no_other(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    for number in range(300):
+        await prepare(client, unique=f"S{number}", group="away")
+    await prepare(client)
+    await life.passes(2.0)
+    assert checks_heard(client)[0] == "U1"
 
 
 # What is sent
 
 
-def test_a_half_message_that_does_not_name_its_group_belongs_to_its_sender():
-    async def main(life):
-        client = await producer(life, None, "producers")
-        await client.topic("T")
-        header = preparing(group="producers")
-        header.properties = text_of(TRAN_MSG="true", UNIQ_KEY="U1")
-        await client.ok(RequestCode.SEND_MESSAGE, header, body=b"half")
+@run_by(in_lives, quick())
+async def test_a_half_message_that_does_not_name_its_group_belongs_to_its_sender(life, /):
+    client = await producer(life, None, "producers")
+    await client.topic("T")
+    header = preparing(group="producers")
+    header.properties = text_of(TRAN_MSG="true", UNIQ_KEY="U1")
+    await client.ok(RequestCode.SEND_MESSAGE, header, body=b"half")
 
-        request = await client.heard(CHECK)
+    request = await client.heard(CHECK)
 
-        shown, _ = records.unpack(request.body)
-        assert properties.find(shown.properties, properties.PRODUCER_GROUP) == "producers"
-        assert (await opened(client))["U1"].producer_group == "producers"
-
-    in_lives(main, quick())
+    shown, _ = records.unpack(request.body)
+    assert properties.find(shown.properties, properties.PRODUCER_GROUP) == "producers"
+    assert (await opened(client))["U1"].producer_group == "producers"
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_a_half_message_that_wants_to_be_delayed_is_refused(name):
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(**{name: "3"}), body=b"half")
-        assert refused.code == 13
-        assert name in refused.remark
-        assert await client.max_offset(HALVES) == 0
-
-    in_lives(main)
+@run_by(in_lives)
+async def test_a_half_message_that_wants_to_be_delayed_is_refused(life, /, name):
+    client = await life.client()
+    await client.topic("T")
+    refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(**{name: "3"}), body=b"half")
+    assert refused.code == 13
+    assert name in refused.remark
+    assert await client.max_offset(HALVES) == 0
 
 
 # Clocks
@@ -721,116 +666,106 @@ def test_a_half_message_that_wants_to_be_delayed_is_refused(name):
 
 @pytest.mark.fault("T1")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(jump):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await life.passes(5.0)
-        life.clock.jump(jump)
-        await life.passes(4.9)
-        assert client.heard_nothing()
-        await life.passes(0.2)
-        assert checks_heard(client) == ["U1"]
-        life.clock.jump(-2 * jump)
-        await life.passes(9.8)
-        assert client.heard_nothing()
-        await life.passes(0.3)
-        assert checks_heard(client) == ["U1"]
-        assert await end(client, half, COMMIT) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick(timeout=10.0, check_interval=10.0))
+@run_by(in_lives, quick(timeout=10.0, check_interval=10.0))
+async def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(life, /, jump):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await life.passes(5.0)
+    life.clock.jump(jump)
+    await life.passes(4.9)
+    assert client.heard_nothing()
+    await life.passes(0.2)
+    assert checks_heard(client) == ["U1"]
+    life.clock.jump(-2 * jump)
+    await life.passes(9.8)
+    assert client.heard_nothing()
+    await life.passes(0.3)
+    assert checks_heard(client) == ["U1"]
+    assert await end(client, half, COMMIT) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("T2")
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_producer_whose_clock_is_a_day_off_is_asked_in_time(days):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        await prepare(client, born=life.clock.wall_ms() + days * 86_400_000)
-        await life.passes(0.9)
-        assert client.heard_nothing()
-        await life.passes(0.2)
-        assert checks_heard(client) == ["U1"]
-
-    in_lives(main, quick())
+@run_by(in_lives, quick())
+async def test_a_producer_whose_clock_is_a_day_off_is_asked_in_time(life, /, days):
+    client = await producer(life)
+    await client.topic("T")
+    await prepare(client, born=life.clock.wall_ms() + days * 86_400_000)
+    await life.passes(0.9)
+    assert client.heard_nothing()
+    await life.passes(0.2)
+    assert checks_heard(client) == ["U1"]
 
 
 # Room
 
 
-def test_halves_are_refused_where_too_many_are_open_and_decisions_are_not():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        first, second = [await prepare(client, unique=each) for each in "AB"]
-        refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(unique="C"), body=b"half")
-        assert refused.code == 2
-        assert "pending_max" in refused.remark
-        again = await prepare(client, unique="A")
-        assert again.offset == first.offset
-        await client.send("T", b"plain")
+@run_by(in_lives, quick(pending_max=2))
+async def test_halves_are_refused_where_too_many_are_open_and_decisions_are_not(life, /):
+    client = await life.client()
+    await client.topic("T")
+    first, second = [await prepare(client, unique=each) for each in "AB"]
+    refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(unique="C"), body=b"half")
+    assert refused.code == 2
+    assert "pending_max" in refused.remark
+    again = await prepare(client, unique="A")
+    assert again.offset == first.offset
+    await client.send("T", b"plain")
 
-        assert await end(client, first, COMMIT) == 0
-        assert await end(client, second, ROLLBACK) == 0
+    assert await end(client, first, COMMIT) == 0
+    assert await end(client, second, ROLLBACK) == 0
 
-        await prepare(client, unique="C")
-        assert (await client.pull("T")).bodies == [b"plain", b"half"]
-
-    in_lives(main, quick(pending_max=2))
+    await prepare(client, unique="C")
+    assert (await client.pull("T")).bodies == [b"plain", b"half"]
 
 
 @pytest.mark.fault("S8")
-def test_a_disk_that_fills_up_refuses_halves_first_then_sends_and_never_decisions():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        one, two, three = [await prepare(client, unique=each) for each in "ABC"]
-        used = life.disk.space().used
+@run_by(in_lives, DURABLE)
+async def test_a_disk_that_fills_up_refuses_halves_first_then_sends_and_never_decisions(life, /):
+    client = await life.client()
+    await client.topic("T")
+    one, two, three = [await prepare(client, unique=each) for each in "ABC"]
+    used = life.disk.space().used
 
-        async def fills(part):
-            life.disk.capacity = int(used / part)
-            await life.passes(6.0)
-
-        async def codes():
-            header = preparing(unique="D")
-            half = await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half")
-            plain = await client.code_of(RequestCode.SEND_MESSAGE, sending("T"), body=b"plain")
-            return half, plain
-
-        await fills(0.89)
-        assert await codes() == (14, 0)
-        assert await end(client, one, COMMIT) == 0
-        await fills(0.95)
-        assert await codes() == (14, 14)
-        assert await end(client, two, COMMIT) == 0
-        assert await end(client, two, ROLLBACK) == 200
-        assert await end(client, three, ROLLBACK) == 0
-        life.disk.capacity = None
+    async def fills(part):
+        life.disk.capacity = int(used / part)
         await life.passes(6.0)
-        assert await codes() == (0, 0)
 
-    in_lives(main, DURABLE)
+    async def codes():
+        header = preparing(unique="D")
+        half = await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half")
+        plain = await client.code_of(RequestCode.SEND_MESSAGE, sending("T"), body=b"plain")
+        return half, plain
+
+    await fills(0.89)
+    assert await codes() == (14, 0)
+    assert await end(client, one, COMMIT) == 0
+    await fills(0.95)
+    assert await codes() == (14, 14)
+    assert await end(client, two, COMMIT) == 0
+    assert await end(client, two, ROLLBACK) == 200
+    assert await end(client, three, ROLLBACK) == 0
+    life.disk.capacity = None
+    await life.passes(6.0)
+    assert await codes() == (0, 0)
 
 
-def test_decisions_are_taken_while_the_disk_is_too_slow_for_sends():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        one, two = [await prepare(client, unique=each) for each in "AB"]
-        life.disk.slow_sync(4.0)
-        deciding = ending(client, one, COMMIT)
-        await life.passes(2.0)
-        header = preparing(unique="C")
-        assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 2
-        later = ending(client, two, ROLLBACK)
-        assert await client.code_of(RequestCode.SEND_MESSAGE, sending("T"), body=b"plain") == 2
-        assert [(await each).code for each in (deciding, later)] == [0, 0]
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, DURABLE)
+@run_by(in_lives, DURABLE)
+async def test_decisions_are_taken_while_the_disk_is_too_slow_for_sends(life, /):
+    client = await life.client()
+    await client.topic("T")
+    one, two = [await prepare(client, unique=each) for each in "AB"]
+    life.disk.slow_sync(4.0)
+    deciding = ending(client, one, COMMIT)
+    await life.passes(2.0)
+    header = preparing(unique="C")
+    assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 2
+    later = ending(client, two, ROLLBACK)
+    assert await client.code_of(RequestCode.SEND_MESSAGE, sending("T"), body=b"plain") == 2
+    assert [(await each).code for each in (deciding, later)] == [0, 0]
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("M5")
@@ -873,112 +808,102 @@ def by_its_key(half, _):
 
 @pytest.mark.parametrize("asks", [by_its_id, by_its_copy, by_its_key])
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_parked_can_be_checked_anew(asks, is_restarted):
-    async def main(life):
+@run_by(in_lives, quick(DURABLE))
+async def test_what_is_parked_can_be_checked_anew(life, /, asks, is_restarted):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    for _ in range(3):
+        await client.heard(CHECK)
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    await stay(client, 30, GROUP)
+    assert client.heard_nothing()
+    if is_restarted:
+        await life.kill()
+        await life.start()
         client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        for _ in range(3):
-            await client.heard(CHECK)
-            assert await end(client, half, UNKNOWN, is_check=True) == 0
         await stay(client, 30, GROUP)
         assert client.heard_nothing()
-        if is_restarted:
-            await life.kill()
-            await life.start()
-            client = await producer(life)
-            await stay(client, 30, GROUP)
-            assert client.heard_nothing()
-        (copy,) = (await client.pull(PARKED)).records
+    (copy,) = (await client.pull(PARKED)).records
 
-        await client.ok(*asks(half, copy))
+    await client.ok(*asks(half, copy))
 
-        for _ in range(3):
-            await client.heard(CHECK)
-            assert await end(client, half, UNKNOWN, is_check=True) == 0
-        await stay(client, 10, GROUP)
-        assert client.heard_nothing()
-        assert (await opened(client))["U1"].state == "parked"
-        assert await client.max_offset(PARKED) == 1
-        await client.ok(*asks(half, copy))
+    for _ in range(3):
         await client.heard(CHECK)
-        assert await end(client, half, COMMIT, is_check=True) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-        assert await client.code_of(*asks(half, copy)) == 22
-
-    in_lives(main, quick(DURABLE))
+        assert await end(client, half, UNKNOWN, is_check=True) == 0
+    await stay(client, 10, GROUP)
+    assert client.heard_nothing()
+    assert (await opened(client))["U1"].state == "parked"
+    assert await client.max_offset(PARKED) == 1
+    await client.ok(*asks(half, copy))
+    await client.heard(CHECK)
+    assert await end(client, half, COMMIT, is_check=True) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
+    assert await client.code_of(*asks(half, copy)) == 22
 
 
 @pytest.mark.parametrize(("what", "bodies"), [(COMMIT, [b"half"]), (ROLLBACK, [])])
-def test_a_late_end_still_decides_what_is_parked(what, bodies):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await stay(client, 120, GROUP)
-        assert (await opened(client))["U1"].state == "parked"
-        assert len(checks_heard(client)) == 3
-        assert await end(client, half, what) == 0
-        assert (await client.pull("T")).bodies == bodies
-        assert await opened(client) == {}
-
-    in_lives(main, quick(check_interval=20.0))
+@run_by(in_lives, quick(check_interval=20.0))
+async def test_a_late_end_still_decides_what_is_parked(life, /, what, bodies):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await stay(client, 120, GROUP)
+    assert (await opened(client))["U1"].state == "parked"
+    assert len(checks_heard(client)) == 3
+    assert await end(client, half, what) == 0
+    assert (await client.pull("T")).bodies == bodies
+    assert await opened(client) == {}
 
 
-def test_what_could_not_be_parked_because_the_disk_refused_is_parked_later():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        await prepare(client)
-        life.disk.fail_writes()
-        await stay(client, 100, GROUP)
-        assert (await opened(client))["U1"].state == "prepared"
-        life.disk.repair()
-        await stay(client, 60, GROUP)
-        assert (await opened(client))["U1"].state == "parked"
-        assert await client.max_offset(PARKED) == 1
-
-    in_lives(main, quick(check_interval=20.0))
+@run_by(in_lives, quick(check_interval=20.0))
+async def test_what_could_not_be_parked_because_the_disk_refused_is_parked_later(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    await prepare(client)
+    life.disk.fail_writes()
+    await stay(client, 100, GROUP)
+    assert (await opened(client))["U1"].state == "prepared"
+    life.disk.repair()
+    await stay(client, 60, GROUP)
+    assert (await opened(client))["U1"].state == "parked"
+    assert await client.max_offset(PARKED) == 1
 
 
-def test_a_decision_that_the_disk_refused_leaves_a_transaction_that_is_checked():
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        life.disk.slow_sync(4.0)
-        earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
-        await life.passes(0.5)
-        deciding = ending(client, half, COMMIT)
-        await life.passes(2.0)
-        assert not deciding.done()
-        life.disk.fail_writes()
-        assert (await deciding).code == 14
-        assert (await earlier).code == 0
-        life.disk.repair()
-        life.disk.slow_sync(0.0)
+@run_by(in_lives, quick(DURABLE, check_max=100))
+async def test_a_decision_that_the_disk_refused_leaves_a_transaction_that_is_checked(life, /):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    life.disk.slow_sync(4.0)
+    earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
+    await life.passes(0.5)
+    deciding = ending(client, half, COMMIT)
+    await life.passes(2.0)
+    assert not deciding.done()
+    life.disk.fail_writes()
+    assert (await deciding).code == 14
+    assert (await earlier).code == 0
+    life.disk.repair()
+    life.disk.slow_sync(0.0)
 
-        await stay(client, 20, GROUP)
+    await stay(client, 20, GROUP)
 
-        assert "U1" in checks_heard(client)
-
-    in_lives(main, quick(DURABLE, check_max=100))
+    assert "U1" in checks_heard(client)
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.TAIL])
-def test_what_is_parked_stays_parked_when_the_power_goes(loss):
-    async def main(life):
-        client = await producer(life)
-        await client.topic("T")
-        half = await prepare(client)
-        await stay(client, 120, GROUP)
-        assert (await opened(client))["U1"].state == "parked"
-        await life.lose_power(loss)
-        await life.start()
-        client = await producer(life)
-        assert (await opened(client, "parked")).keys() == {"U1"}
-        assert await client.max_offset(PARKED) == 1
-        assert await end(client, half, COMMIT) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    in_lives(main, quick(DURABLE, check_interval=20.0))
+@run_by(in_lives, quick(DURABLE, check_interval=20.0))
+async def test_what_is_parked_stays_parked_when_the_power_goes(life, /, loss):
+    client = await producer(life)
+    await client.topic("T")
+    half = await prepare(client)
+    await stay(client, 120, GROUP)
+    assert (await opened(client))["U1"].state == "parked"
+    await life.lose_power(loss)
+    await life.start()
+    client = await producer(life)
+    assert (await opened(client, "parked")).keys() == {"U1"}
+    assert await client.max_offset(PARKED) == 1
+    assert await end(client, half, COMMIT) == 0
+    assert (await client.pull("T")).bodies == [b"half"]

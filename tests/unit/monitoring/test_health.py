@@ -7,6 +7,7 @@ from http import HTTPStatus
 import pytest
 from msgspec.structs import replace
 
+from tests.running import run_by
 from tests.unit.handlers.handler_stage import SETTINGS, in_world
 from tests.unit.monitoring.scraping import of_broker
 from tests.unit.set_stage import in_set
@@ -23,27 +24,23 @@ async def readiness(broker):
     return page.status, page.text
 
 
-def test_a_broker_that_serves_is_ready_and_alive():
-    async def main(stage):
-        assert await readiness(stage.broker) == (HTTPStatus.OK, "ready\n")
-        assert (await of_broker(stage.broker).pages()["/health/live"]()).text == "alive\n"
-
-    in_world(main)
+@run_by(in_world)
+async def test_a_broker_that_serves_is_ready_and_alive(stage, /):
+    assert await readiness(stage.broker) == (HTTPStatus.OK, "ready\n")
+    assert (await of_broker(stage.broker).pages()["/health/live"]()).text == "alive\n"
 
 
-def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready():
-    async def main(stage):
-        admission = stage.broker.admission
-        for cause in ("disk", "copies"):
-            admission.set_cause(cause, f"the cause is {cause}")
-            assert await readiness(stage.broker) == (
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                f"not ready: the cause is {cause}\n",
-            )
-            admission.clear_cause(cause)
-        assert (await readiness(stage.broker))[0] == HTTPStatus.OK
-
-    in_world(main)
+@run_by(in_world)
+async def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready(stage, /):
+    admission = stage.broker.admission
+    for cause in ("disk", "copies"):
+        admission.set_cause(cause, f"the cause is {cause}")
+        assert await readiness(stage.broker) == (
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"not ready: the cause is {cause}\n",
+        )
+        admission.clear_cause(cause)
+    assert (await readiness(stage.broker))[0] == HTTPStatus.OK
 
 
 def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
@@ -96,64 +93,58 @@ def test_a_scrape_during_which_a_broker_closes_its_files_shows_the_rest(monkeypa
     in_world(main)
 
 
-def test_a_broker_that_no_name_server_knows_is_not_ready():
-    async def main(stage):
-        stage.broker._registrar.is_registered = lambda: False
+@run_by(in_world)
+async def test_a_broker_that_no_name_server_knows_is_not_ready(stage, /):
+    stage.broker._registrar.is_registered = lambda: False
 
-        status, text = await readiness(stage.broker)
-        assert status == HTTPStatus.SERVICE_UNAVAILABLE
-        assert "no name server knows this broker" in text
-
-    in_world(main)
+    status, text = await readiness(stage.broker)
+    assert status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "no name server knows this broker" in text
 
 
-def test_a_leader_that_lacks_copies_is_not_ready_until_one_has_joined():
-    async def main(stage):
-        def settings(role):
-            found = plain(role)
-            return replace(found, replication=replace(found.replication, min_in_sync=2))
+@run_by(in_set)
+async def test_a_leader_that_lacks_copies_is_not_ready_until_one_has_joined(stage, /):
+    def settings(role):
+        found = plain(role)
+        return replace(found, replication=replace(found.replication, min_in_sync=2))
 
-        plain = stage.first.settings
-        await stage.first.lead()
-        broker = stage.first.broker
-        copies = broker._copies.answers
-        copies._settings = replace(copies._settings, min_in_sync=2)
-        copies._adjust()
-        status, text = await readiness(broker)
-        assert status == HTTPStatus.SERVICE_UNAVAILABLE
-        assert "1 of 2 copies are in sync" in text
+    plain = stage.first.settings
+    await stage.first.lead()
+    broker = stage.first.broker
+    copies = broker._copies.answers
+    copies._settings = replace(copies._settings, min_in_sync=2)
+    copies._adjust()
+    status, text = await readiness(broker)
+    assert status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "1 of 2 copies are in sync" in text
 
-        client = await stage.first.client()
-        copies._settings = replace(copies._settings, min_in_sync=1)
-        copies._adjust()
-        await client.topic("T")
-        await client.send("T")
-        copies._settings = replace(copies._settings, min_in_sync=2)
-        stage.second.follow()
-        await stage.caught_up(stage.second)
-        assert (await readiness(broker))[0] == HTTPStatus.OK
-
-    in_set(main)
+    client = await stage.first.client()
+    copies._settings = replace(copies._settings, min_in_sync=1)
+    copies._adjust()
+    await client.topic("T")
+    await client.send("T")
+    copies._settings = replace(copies._settings, min_in_sync=2)
+    stage.second.follow()
+    await stage.caught_up(stage.second)
+    assert (await readiness(broker))[0] == HTTPStatus.OK
 
 
-def test_a_follower_is_not_ready_and_names_the_leader():
-    async def main(stage):
-        await stage.first.lead()
-        client = await stage.first.client()
-        await client.topic("T")
-        await client.send("T")
-        stage.second.follow()
-        await stage.caught_up(stage.second)
-        follower = stage.second.follower
-        pages = MonitoringPages(follower_settings(stage), LoneProcess(follower=follower))
+@run_by(in_set)
+async def test_a_follower_is_not_ready_and_names_the_leader(stage, /):
+    await stage.first.lead()
+    client = await stage.first.client()
+    await client.topic("T")
+    await client.send("T")
+    stage.second.follow()
+    await stage.caught_up(stage.second)
+    follower = stage.second.follower
+    pages = MonitoringPages(follower_settings(stage), LoneProcess(follower=follower))
 
-        page = await pages.pages()[READY]()
-        assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
-        assert f"the process follows {stage.first.address}" in page.text
-        facts = json.loads((await pages.info()).text)
-        assert (facts["role"], facts["leader"]) == ("follower", stage.first.address)
-
-    in_set(main)
+    page = await pages.pages()[READY]()
+    assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert f"the process follows {stage.first.address}" in page.text
+    facts = json.loads((await pages.info()).text)
+    assert (facts["role"], facts["leader"]) == ("follower", stage.first.address)
 
 
 def follower_settings(stage):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.names.names_peer import (
     LoopClock,
     MemoryDisk,
@@ -66,67 +67,58 @@ async def route(peer):
     return await ask(peer, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
 
 
-def test_a_broker_registers_and_a_client_finds_it():
-    async def main():
-        async with World() as world:
-            broker, client = await world.peer(), await world.peer()
-            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+@run_by(in_world)
+async def test_a_broker_registers_and_a_client_finds_it():
+    async with World() as world:
+        broker, client = await world.peer(), await world.peer()
+        await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
 
-            found = TopicRoute.read((await route(client)).body)
+        found = TopicRoute.read((await route(client)).body)
 
-            assert found.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
-
-    in_world(main)
+        assert found.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
 
 
-def test_a_closed_connection_takes_its_broker_away_at_once():
-    async def main():
-        async with World() as world:
-            broker, client = await world.peer(), await world.peer()
-            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
-            before = world.clock.monotonic()
+@run_by(in_world)
+async def test_a_closed_connection_takes_its_broker_away_at_once():
+    async with World() as world:
+        broker, client = await world.peer(), await world.peer()
+        await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+        before = world.clock.monotonic()
 
-            broker.close()
-            await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # meanwhile the end arrives
-            with pytest.raises(TopicNotFound):
-                await route(client)
-
-            assert world.clock.monotonic() == before
-
-    in_world(main)
-
-
-def test_a_silent_broker_is_gone_with_the_next_sweep_after_its_time():
-    """Its connection stays: 20 s of silence were agreed, and 120 s close a connection."""
-
-    async def main():
-        async with World() as world:
-            broker, client = await world.peer(), await world.peer()
-            who = registration(heartbeat_timeout_millis=20_000)
-            await ask(broker, Code.REGISTER_BROKER, who, body=BODY)
-
-            await asyncio.sleep(19.9)
+        broker.close()
+        await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # meanwhile the end arrives
+        with pytest.raises(TopicNotFound):
             await route(client)
-            await asyncio.sleep(5.2)
-            with pytest.raises(TopicNotFound):
-                await route(client)
 
-            assert broker.is_open
-
-    in_world(main)
+        assert world.clock.monotonic() == before
 
 
-def test_a_broker_that_registers_every_30_seconds_stays():
-    async def main():
-        async with World() as world:
-            broker = await world.peer()
-            for _ in range(20):
-                await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
-                await asyncio.sleep(30.0)
+@run_by(in_world)
+async def test_a_silent_broker_is_gone_with_the_next_sweep_after_its_time():
+    """Its connection stays: 20 s of silence were agreed, and 120 s close a connection."""
+    async with World() as world:
+        broker, client = await world.peer(), await world.peer()
+        who = registration(heartbeat_timeout_millis=20_000)
+        await ask(broker, Code.REGISTER_BROKER, who, body=BODY)
 
-            await route(broker)
+        await asyncio.sleep(19.9)
+        await route(client)
+        await asyncio.sleep(5.2)
+        with pytest.raises(TopicNotFound):
+            await route(client)
 
-    in_world(main)
+        assert broker.is_open
+
+
+@run_by(in_world)
+async def test_a_broker_that_registers_every_30_seconds_stays():
+    async with World() as world:
+        broker = await world.peer()
+        for _ in range(20):
+            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+            await asyncio.sleep(30.0)
+
+        await route(broker)
 
 
 def test_what_operators_note_is_there_after_a_restart():
@@ -180,17 +172,15 @@ def test_a_file_that_was_deleted_is_restored_from_its_predecessor(path, caplog):
     assert disk.files[path] == kept
 
 
-def test_what_the_disk_refuses_is_refused_to_the_operator():
+@run_by(in_world)
+async def test_what_the_disk_refuses_is_refused_to_the_operator():
     disk = MemoryDisk()
     disk.broken = True
 
-    async def main():
-        async with World(disk) as world:
-            peer = await world.peer()
-            with pytest.raises(InternalError, match="No space left"):
-                await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
-
-    in_world(main)
+    async with World(disk) as world:
+        peer = await world.peer()
+        with pytest.raises(InternalError, match="No space left"):
+            await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
 
 
 async def put_slowly(world, disk, *entries):
@@ -205,108 +195,96 @@ async def put_slowly(world, disk, *entries):
     return peer, asked
 
 
-def test_a_slow_disk_holds_up_only_the_changes_themselves():
+@run_by(in_world)
+async def test_a_slow_disk_holds_up_only_the_changes_themselves():
     disk = MemoryDisk()
 
-    async def main():
-        async with World(disk) as world:
-            peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"), ("a", "2"))
+    async with World(disk) as world:
+        peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"), ("a", "2"))
 
-            with pytest.raises(NotFound):
-                await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-            assert not any(one.done() for one in asked)
-            disk.is_free.set()
-            await asyncio.gather(*asked)
+        with pytest.raises(NotFound):
+            await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+        assert not any(one.done() for one in asked)
+        disk.is_free.set()
+        await asyncio.gather(*asked)
 
-            found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-            assert json.loads(found.body) == {"table": {"a": "2", "b": "1"}}
-
-    in_world(main)
+        found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+        assert json.loads(found.body) == {"table": {"a": "2", "b": "1"}}
 
 
-def test_changes_that_arrive_during_a_write_share_the_next_one():
+@run_by(in_world)
+async def test_changes_that_arrive_during_a_write_share_the_next_one():
     disk = MemoryDisk()
 
-    async def main():
-        async with World(disk) as world:
-            entries = [(f"k{number}", "v") for number in range(10)]
-            _, asked = await put_slowly(world, disk, *entries)
-            before = disk.writes
-            disk.is_free.set()
-            await asyncio.gather(*asked)
+    async with World(disk) as world:
+        entries = [(f"k{number}", "v") for number in range(10)]
+        _, asked = await put_slowly(world, disk, *entries)
+        before = disk.writes
+        disk.is_free.set()
+        await asyncio.gather(*asked)
 
-            # The first change alone, then all others; each write replaces two files.
-            assert disk.writes - before == 4
-
-    in_world(main)
+        # The first change alone, then all others; each write replaces two files.
+        assert disk.writes - before == 4
 
 
-def test_a_failed_write_undoes_the_changes_that_stand_upon_it():
+@run_by(in_world)
+async def test_a_failed_write_undoes_the_changes_that_stand_upon_it():
     disk = MemoryDisk()
 
-    async def main():
-        async with World(disk) as world:
-            peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"))
-            disk.broken = True
-            disk.is_free.set()
-            refused = await asyncio.gather(*asked, return_exceptions=True)
-            assert [type(error) for error in refused] == [InternalError, InternalError]
-            disk.broken = False
+    async with World(disk) as world:
+        peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"))
+        disk.broken = True
+        disk.is_free.set()
+        refused = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in refused] == [InternalError, InternalError]
+        disk.broken = False
 
-            await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "c", "value": "1"})
+        await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "c", "value": "1"})
 
-            found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-            assert json.loads(found.body) == {"table": {"c": "1"}}
-
-    in_world(main)
+        found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+        assert json.loads(found.body) == {"table": {"c": "1"}}
 
 
-def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
+@run_by(in_world)
+async def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
     monkeypatch.setattr(key_values, "POSTPONED_MAX", 2)
     disk = MemoryDisk()
 
-    async def main():
-        async with World(disk) as world:
-            peer, asked = await put_slowly(world, disk, ("a", "1"), ("a", "2"))
+    async with World(disk) as world:
+        peer, asked = await put_slowly(world, disk, ("a", "1"), ("a", "2"))
 
-            with pytest.raises(ServiceUnavailable, match="wait for the disk"):
-                await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
-            disk.is_free.set()
-            await asyncio.gather(*asked)
+        with pytest.raises(ServiceUnavailable, match="wait for the disk"):
             await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
+        disk.is_free.set()
+        await asyncio.gather(*asked)
+        await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
 
-    in_world(main)
 
-
-def test_a_field_that_nobody_reads_may_hold_any_bytes():
+@run_by(in_world)
+async def test_a_field_that_nobody_reads_may_hold_any_bytes():
     header = {"namespace": "N", "key": "k", "value": "v", "more": "xyz"}
     frame = encode(Code.PUT_KV_CONFIG, 1, header).replace(b"xyz", b"\xf1yz")
 
-    async def main():
-        async with World(MemoryDisk()) as world:
-            peer = await world.peer()
-            peer._transport.write(frame)
-            await asyncio.sleep(1.0)
+    async with World(MemoryDisk()) as world:
+        peer = await world.peer()
+        peer._transport.write(frame)
+        await asyncio.sleep(1.0)
 
-            found = await ask(peer, Code.GET_KV_CONFIG, {"namespace": "N", "key": "k"})
-            assert found.field_map() == {"value": "v"}
-            await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "k"})
-
-    in_world(main)
+        found = await ask(peer, Code.GET_KV_CONFIG, {"namespace": "N", "key": "k"})
+        assert found.field_map() == {"value": "v"}
+        await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "k"})
 
 
-def test_the_end_waits_for_a_running_write():
+@run_by(in_world)
+async def test_the_end_waits_for_a_running_write():
     disk = MemoryDisk()
 
-    async def main():
-        async with World(disk) as world:
-            _, (asked,) = await put_slowly(world, disk, ("a", "1"))
-            asyncio.get_running_loop().call_later(1.0, disk.is_free.set)
-        assert "config/kv.json" in disk.files
-        with pytest.raises(ConnectionLost):
-            await asked
-
-    in_world(main)
+    async with World(disk) as world:
+        _, (asked,) = await put_slowly(world, disk, ("a", "1"))
+        asyncio.get_running_loop().call_later(1.0, disk.is_free.set)
+    assert "config/kv.json" in disk.files
+    with pytest.raises(ConnectionLost):
+        await asked
 
 
 @pytest.mark.parametrize(
@@ -317,30 +295,26 @@ def test_the_end_waits_for_a_running_write():
         ("config/names.properties", b"\xff"),
     ],
 )
-def test_a_damaged_file_stops_the_start(path, data):
+@run_by(in_world)
+async def test_a_damaged_file_stops_the_start(path, data):
     disk = MemoryDisk()
     disk.files[path] = data
 
-    async def main():
-        with pytest.raises(DamagedFile, match=path):
-            async with World(disk):
-                pass
-
-    in_world(main)
+    with pytest.raises(DamagedFile, match=path):
+        async with World(disk):
+            pass
 
 
-def test_the_door_is_shut_and_every_timer_gone_at_the_end():
-    async def main():
-        async with World() as world:
-            peer = await world.peer()
-        with pytest.raises(OSError, match="refused"):
-            await world.network.connect(asyncio.Protocol, *PLACE)
-        await asyncio.sleep(0)
-        assert not peer.is_open
-        # Whatever still ticks would tick for ever: nothing may be left to wait for.
-        assert not [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]
-
-    in_world(main)
+@run_by(in_world)
+async def test_the_door_is_shut_and_every_timer_gone_at_the_end():
+    async with World() as world:
+        peer = await world.peer()
+    with pytest.raises(OSError, match="refused"):
+        await world.network.connect(asyncio.Protocol, *PLACE)
+    await asyncio.sleep(0)
+    assert not peer.is_open
+    # Whatever still ticks would tick for ever: nothing may be left to wait for.
+    assert not [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]
 
 
 def test_it_is_entered_before_it_is_opened():

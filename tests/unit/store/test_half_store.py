@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from tests.running import run_by
 from tests.soak import count
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Shelf, Sizes
@@ -267,33 +268,33 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
     assert shelf.bodies() == {number: b"%d" % number for number in range(60)}
 
 
-def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(monkeypatch):
+@run_by(simulate, 1)
+async def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(
+    world, /, monkeypatch
+):
     """What is staged behind a marker must not push it into the next file."""
     monkeypatch.setattr("txmq_broker.store.half_store.SPAN_BYTES_MAX", 1000)
     monkeypatch.setattr("txmq_broker.services.flusher.SPAN_BYTES_MAX", 1000)
 
-    async def main(world):
-        async with Press(MemoryDisk()) as press:
-            shelf = press.shelf
-            early = [f"{number}" for number in range(8)]
-            for unique in early:
-                shelf.prepare(b"." * 200, "Early", unique=unique)
-                shelf.flush()
-            shelf.add(BIG, topic="Fill")
-            (half,) = prepare(shelf, "z")
-            press.admission.set_cause("disk", "the disk is full")
-            for unique in ("z", *early):
-                press.flusher.decision_ms()
-                shelf.decide(unique, COMMITTED)
-            await press.flusher.drain()
+    async with Press(MemoryDisk()) as press:
+        shelf = press.shelf
+        early = [f"{number}" for number in range(8)]
+        for unique in early:
+            shelf.prepare(b"." * 200, "Early", unique=unique)
+            shelf.flush()
+        shelf.add(BIG, topic="Fill")
+        (half,) = prepare(shelf, "z")
+        press.admission.set_cause("disk", "the disk is full")
+        for unique in ("z", *early):
+            press.flusher.decision_ms()
+            shelf.decide(unique, COMMITTED)
+        await press.flusher.drain()
 
-            decision = shelf.store.halves.decision_on(half)
-            ((marker, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
-            assert decision.queue_offset == 0, "it was committed in place"
-            assert shelf.store.log.file_at(marker) == shelf.store.log.file_at(half.position)
-            assert len(shelf.bodies("Early")) == 8
-
-    simulate(main, 1)
+        decision = shelf.store.halves.decision_on(half)
+        ((marker, *_),) = shelf.store.find_queue("T", 0).read(0, 1)
+        assert decision.queue_offset == 0, "it was committed in place"
+        assert shelf.store.log.file_at(marker) == shelf.store.log.file_at(half.position)
+        assert len(shelf.bodies("Early")) == 8
 
 
 def test_what_is_staged_behind_a_marker_never_pushes_it_away_from_its_half(small_margin):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.running import run_by
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import (
     Loss,
@@ -561,81 +562,71 @@ def test_a_lost_tail_is_lost_for_good_and_zeros_follow_when_the_file_grows():
 # --- slow syncs ---
 
 
-def test_a_slow_sync_does_not_cover_what_is_written_meanwhile():
-    async def scenario(world):
-        disk = MemoryDisk()
-        disk.slow_sync(2.0)
-        file = disk.open("f", create=True)
-        file.write(0, b"before")
-        sync = asyncio.ensure_future(disk.sync_soon([file]))
-        await asyncio.sleep(1)
-        file.write(6, b" while it ran")
-        assert disk.durable("f") == b""
-        await sync
-        assert world.now() == 2
-        assert disk.durable("f") == b"before"
+@run_by(simulate, 1)
+async def test_a_slow_sync_does_not_cover_what_is_written_meanwhile(world, /):
+    disk = MemoryDisk()
+    disk.slow_sync(2.0)
+    file = disk.open("f", create=True)
+    file.write(0, b"before")
+    sync = asyncio.ensure_future(disk.sync_soon([file]))
+    await asyncio.sleep(1)
+    file.write(6, b" while it ran")
+    assert disk.durable("f") == b""
+    await sync
+    assert world.now() == 2
+    assert disk.durable("f") == b"before"
+    await disk.sync_soon([file])
+    assert disk.durable("f") == b"before while it ran"
+
+
+@run_by(simulate, 1)
+async def test_syncs_wait_for_each_other(world, /):
+    disk = MemoryDisk()
+    disk.slow_sync(1.0)
+    file = disk.open("f", create=True)
+    await asyncio.gather(*(disk.sync_soon([file]) for _ in range(5)))
+    assert world.now() == 5
+
+
+@run_by(simulate, 1)
+async def test_other_work_takes_its_turn_among_the_syncs(world, /):
+    disk = MemoryDisk()
+    disk.slow_sync(1.0)
+    file = disk.open("f", create=True)
+    sync = asyncio.ensure_future(disk.sync_soon([file]))
+    await disk.run_soon(lambda: disk.replace("g", b"x"))
+    assert world.now() == 2
+    assert sync.done()
+    assert disk.durable("g") == b"x"
+
+
+@run_by(simulate, 1)
+async def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before(world, /):
+    disk = MemoryDisk()
+    disk.slow_sync(1.0)
+    file = disk.open("f", create=True)
+    file.write(0, b"old")
+    slow = asyncio.ensure_future(disk.sync_soon([file]))
+    await asyncio.sleep(0.5)
+    file.write(0, b"new")
+    file.sync()
+    await slow
+    assert disk.durable("f") == b"new"
+
+
+@run_by(simulate, 1)
+async def test_a_slow_sync_can_fail_or_meet_a_crash(world, /):
+    disk = MemoryDisk()
+    disk.slow_sync(1.0, 3.0)
+    file = disk.open("f", create=True)
+    file.write(0, b"x")
+    disk.fail_next_sync()
+    with pytest.raises(OSError, match="Input/output"):
         await disk.sync_soon([file])
-        assert disk.durable("f") == b"before while it ran"
-
-    simulate(scenario, 1)
-
-
-def test_syncs_wait_for_each_other():
-    async def scenario(world):
-        disk = MemoryDisk()
-        disk.slow_sync(1.0)
-        file = disk.open("f", create=True)
-        await asyncio.gather(*(disk.sync_soon([file]) for _ in range(5)))
-        assert world.now() == 5
-
-    simulate(scenario, 1)
-
-
-def test_other_work_takes_its_turn_among_the_syncs():
-    async def scenario(world):
-        disk = MemoryDisk()
-        disk.slow_sync(1.0)
-        file = disk.open("f", create=True)
-        sync = asyncio.ensure_future(disk.sync_soon([file]))
-        await disk.run_soon(lambda: disk.replace("g", b"x"))
-        assert world.now() == 2
-        assert sync.done()
-        assert disk.durable("g") == b"x"
-
-    simulate(scenario, 1)
-
-
-def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before():
-    async def scenario(world):
-        disk = MemoryDisk()
-        disk.slow_sync(1.0)
-        file = disk.open("f", create=True)
-        file.write(0, b"old")
-        slow = asyncio.ensure_future(disk.sync_soon([file]))
-        await asyncio.sleep(0.5)
-        file.write(0, b"new")
-        file.sync()
-        await slow
-        assert disk.durable("f") == b"new"
-
-    simulate(scenario, 1)
-
-
-def test_a_slow_sync_can_fail_or_meet_a_crash():
-    async def scenario(world):
-        disk = MemoryDisk()
-        disk.slow_sync(1.0, 3.0)
-        file = disk.open("f", create=True)
-        file.write(0, b"x")
-        disk.fail_next_sync()
-        with pytest.raises(OSError, match="Input/output"):
-            await disk.sync_soon([file])
-        file.write(0, b"y")
-        sync = asyncio.ensure_future(disk.sync_soon([file]))
-        await asyncio.sleep(0.5)
-        disk.crash(loss=Loss.EVERYTHING)
-        with pytest.raises(StaleHandleError):
-            await sync
-        assert not any(disk.durable("f"))
-
-    simulate(scenario, 1)
+    file.write(0, b"y")
+    sync = asyncio.ensure_future(disk.sync_soon([file]))
+    await asyncio.sleep(0.5)
+    disk.crash(loss=Loss.EVERYTHING)
+    with pytest.raises(StaleHandleError):
+        await sync
+    assert not any(disk.durable("f"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.running import run_by
 from txmq.testing import (
     DeadlockError,
     LivelockError,
@@ -37,26 +38,24 @@ def test_time_passes_only_when_everything_waits():
     assert time.monotonic() - started < 5
 
 
-def test_timers_fire_in_order_and_time_outs_work():
-    async def scenario(world):
-        seen = []
+@run_by(simulate, 1)
+async def test_timers_fire_in_order_and_time_outs_work(world, /):
+    seen = []
 
-        async def at(moment):
-            await asyncio.sleep(moment)
-            seen.append((moment, world.now()))
+    async def at(moment):
+        await asyncio.sleep(moment)
+        seen.append((moment, world.now()))
 
-        async with asyncio.TaskGroup() as group:
-            for moment in (3.5, 0.25, 2.0, 0.0, 1e-6):
-                group.create_task(at(moment))
-        assert [moment for moment, _ in seen] == [0.0, 1e-6, 0.25, 2.0, 3.5]
-        assert all(now == pytest.approx(moment, abs=1e-8) for moment, now in seen)
+    async with asyncio.TaskGroup() as group:
+        for moment in (3.5, 0.25, 2.0, 0.0, 1e-6):
+            group.create_task(at(moment))
+    assert [moment for moment, _ in seen] == [0.0, 1e-6, 0.25, 2.0, 3.5]
+    assert all(now == pytest.approx(moment, abs=1e-8) for moment, now in seen)
 
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(10):
-                await asyncio.Event().wait()
-        assert world.now() == pytest.approx(13.5)
-
-    simulate(scenario, 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await asyncio.Event().wait()
+    assert world.now() == pytest.approx(13.5)
 
 
 async def cancelled_group(world):

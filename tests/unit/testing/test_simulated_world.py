@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from tests.running import run_by
 from txmq.testing import (
     LeakedTaskError,
     Loss,
@@ -557,20 +558,18 @@ def test_a_failing_scenario_tells_of_the_errors_in_programs():
     assert any("the reason" in note for note in caught.value.__notes__)
 
 
-def test_programs_started_on_a_paused_machine_wait():
-    async def scenario(world):
-        machine = world.machine("m")
-        machine.pause()
-        running = machine.run(asyncio.sleep(1, "done"))
-        await asyncio.sleep(10)
-        assert not running.done()
-        machine.resume()
-        assert await running == "done"
-        machine.pause()
-        machine.restart()
-        assert await machine.run(asyncio.sleep(1, "again")) == "again"
-
-    simulate(scenario, 1)
+@run_by(simulate, 1)
+async def test_programs_started_on_a_paused_machine_wait(world, /):
+    machine = world.machine("m")
+    machine.pause()
+    running = machine.run(asyncio.sleep(1, "done"))
+    await asyncio.sleep(10)
+    assert not running.done()
+    machine.resume()
+    assert await running == "done"
+    machine.pause()
+    machine.restart()
+    assert await machine.run(asyncio.sleep(1, "again")) == "again"
 
 
 def test_nothing_is_logged_or_left_open(caplog):
@@ -592,28 +591,26 @@ def test_a_world_that_never_ran_can_be_closed():
 # --- small parts ---
 
 
-def test_clocks_can_be_wrong():
-    async def scenario(world):
-        clock, right = world.machine("a").clock, world.machine("b").clock
-        began = clock.wall_ms()
-        assert began == right.wall_ms()
-        await asyncio.sleep(10)
-        assert clock.wall_ms() == began + 10_000
-        clock.jump(-3600)
-        assert clock.wall_ms() == began + 10_000 - 3_600_000
-        clock.drift(0.01)
-        assert clock.wall_ms() == began + 10_000 - 3_600_000
-        await asyncio.sleep(100)
-        assert clock.wall_ms() == began + 110_000 - 3_600_000 + 1000
-        clock.drift(0)
-        await asyncio.sleep(1)
-        assert clock.wall_ms() == began + 111_000 - 3_600_000 + 1000
-        assert right.wall_ms() == began + 111_000
-        assert clock.monotonic() == asyncio.get_running_loop().time() == 111
-        late = SimulatedClock(asyncio.get_running_loop())
-        assert late.wall_ms() == right.wall_ms()
-
-    simulate(scenario, 1)
+@run_by(simulate, 1)
+async def test_clocks_can_be_wrong(world, /):
+    clock, right = world.machine("a").clock, world.machine("b").clock
+    began = clock.wall_ms()
+    assert began == right.wall_ms()
+    await asyncio.sleep(10)
+    assert clock.wall_ms() == began + 10_000
+    clock.jump(-3600)
+    assert clock.wall_ms() == began + 10_000 - 3_600_000
+    clock.drift(0.01)
+    assert clock.wall_ms() == began + 10_000 - 3_600_000
+    await asyncio.sleep(100)
+    assert clock.wall_ms() == began + 110_000 - 3_600_000 + 1000
+    clock.drift(0)
+    await asyncio.sleep(1)
+    assert clock.wall_ms() == began + 111_000 - 3_600_000 + 1000
+    assert right.wall_ms() == began + 111_000
+    assert clock.monotonic() == asyncio.get_running_loop().time() == 111
+    late = SimulatedClock(asyncio.get_running_loop())
+    assert late.wall_ms() == right.wall_ms()
 
 
 def test_chance_follows_from_the_seed():

@@ -35,7 +35,7 @@ class WrongBooks(Exception):
 
 def bank(bench, plan):
     """Transfers per second, latencies and parts of each way, by transfers at once; and ratios."""
-    from tests import databases  # Other sections need no database.
+    from tests.servers import databases  # Other sections need no database.
 
     server = databases.postgres(is_durable=True)
     try:

@@ -68,7 +68,7 @@ class Bank:
 
 def decorated(bench, plan):
     """Transactions per second of each colour and way, and the ratios; checks look at 16 at once."""
-    from tests import databases  # Other sections need no database.
+    from tests.servers import databases  # Other sections need no database.
 
     server = databases.postgres(is_durable=True)
     try:

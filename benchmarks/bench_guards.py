@@ -17,7 +17,7 @@ COMPARED_AT = 16
 
 def guards(bench, plan):
     """Calls per second of each colour and way, and the ratios; checks look at 16 at once."""
-    from tests import databases  # Other sections need no database.
+    from tests.servers import databases  # Other sections need no database.
 
     del bench
     server = databases.postgres(is_durable=True)

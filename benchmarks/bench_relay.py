@@ -39,7 +39,7 @@ NOTIFY = "SELECT pg_notify('txmq_outbox', '')"
 
 def relay(bench, plan):
     """Rows per second of each way and kind, without and with a snapshot held; and latencies."""
-    from tests import databases  # Other sections need no database.
+    from tests.servers import databases  # Other sections need no database.
 
     server = databases.postgres(is_durable=True)
     found = {}
@@ -173,7 +173,7 @@ class _looking:
 def _scene(bench, server, broker, way):
     from sqlalchemy import create_engine, text
 
-    from tests import databases
+    from tests.servers import databases
     from txmq.outbox.table import Outbox
 
     with server.database() as url:

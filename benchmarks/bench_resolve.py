@@ -33,7 +33,7 @@ SETTINGS = ("transaction.timeout=0.1s",)
 
 def resolve(bench, plan):
     """Seconds and transactions per second of both sizes, and the ratio of these per second."""
-    from tests import databases
+    from tests.servers import databases
 
     few, many = sizes = [plan.resolved // TIMES, plan.resolved]
     server = databases.postgres()

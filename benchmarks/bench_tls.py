@@ -6,7 +6,7 @@ import bench_driver
 import bench_frames
 from bench_sends import BODY_BYTES, COMPARED_AT, TURN_WARM_UP_S, spread
 
-from tests.certificates import Authority
+from tests.servers.certificates import Authority
 
 COST = "cpu_us_per_message"
 

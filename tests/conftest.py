@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests import java_archive
-from tests.certificates import Authority
+from tests.servers import java_archive
+from tests.servers.certificates import Authority
 from tests.soak import SOAK, count, left_to_the_soak
 from tools import java
 from tools.packages import Unprepared
@@ -204,7 +204,7 @@ def logs_go_where_they_went():
 @pytest.fixture(scope="session")
 def postgres():
     """A PostgreSQL server."""
-    from tests import database_server, databases
+    from tests.servers import database_server, databases
 
     with database_server.wanted(databases.postgres) as server:
         yield server
@@ -213,7 +213,7 @@ def postgres():
 @pytest.fixture(scope="session")
 def redis_server():
     """A Redis server; a test that breaks it mends it."""
-    from tests import database_server, redis_server
+    from tests.servers import database_server, redis_server
 
     with database_server.wanted(redis_server.redis_server) as server:
         yield server
@@ -222,7 +222,7 @@ def redis_server():
 @pytest.fixture(scope="session")
 def spark():
     """One Spark for all tests of a process: it takes seconds to start, and a minute to warm up."""
-    from tests import spark_session
+    from tests.servers import spark_session
 
     session = spark_session.start()
     yield session
@@ -235,7 +235,7 @@ def browser():
 
     Of one module: while it is open its thread has a running loop, and no other can be run there.
     """
-    from tests import browser
+    from tests.servers import browser
 
     with browser.opened() as found:
         yield found
@@ -260,7 +260,7 @@ def authority(tmp_path_factory):
 @pytest.fixture(scope="module")
 def etcd():
     """An etcd that a test may kill and start again."""
-    from tests import database_server, etcd_server
+    from tests.servers import database_server, etcd_server
 
     with database_server.wanted(etcd_server.etcd_server) as server:
         yield server

@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import (
+from tests.faults import own_network
+from tests.interop import interop_clients
+from tests.servers import (
     axe,
     browser,
     databases,
     etcd_server,
     java_archive,
     jdbc_driver,
-    own_network,
     prometheus_server,
     redis_server,
 )
-from tests.database_server import has_docker
-from tests.interop import interop_clients
+from tests.servers.database_server import has_docker
 from tools import java
 from tools.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_program
 

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import create_engine, text
 
 import txmq
-from tests import spark_session
 from tests.reconcile.whole_stage import WEDNESDAY, Stage
+from tests.servers import spark_session
 from txmq import (
     Admin,
     ConsumerSettings,

@@ -33,7 +33,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.contract_cluster import Cluster, Remarks
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 
 REMARKS = pytest.StashKey[Remarks]()
 TEST_SECONDS = 180

@@ -17,12 +17,12 @@ from typing import NamedTuple, get_args
 import msgspec
 import psycopg
 
-from tests.databases import conninfo
 from tests.docs.commands import split, understand
 from tests.docs.outputs import ANY, is_in_order, is_output_of, line_count
 from tests.docs.pages import CODE, ROOT, all_pages, commands, excerpts
 from tests.docs.scratch import execute
 from tests.docs.vocabulary import see_words
+from tests.servers.databases import conninfo
 from txmq.cli.serve import foreign_names
 from txmq.reconcile import read_rules
 from txmq.reconcile.log.source import COLUMNS

@@ -33,7 +33,7 @@ FOREIGN = {
     "du": "the shell's",
     "docker": "Docker's",
     "export": "the shell's",
-    "etcd": "etcd's; tests/etcd_server.py runs it",
+    "etcd": "etcd's; tests/servers/etcd_server.py runs it",
     "etcdctl": "etcd's; test_guarded_etcd.py sends the same requests",
     "git": "Git's",
     "openssl": "OpenSSL's; tests/docs/test_tls_page.py runs it",

@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests import database_server, databases, redis_server
 from tests.docs.checks import NOT_RUN, check
 from tests.docs.pages import CODE, FENCE, all_pages
 from tests.docs.program_server import ProgramServer
 from tests.docs.scratch import Scratch
+from tests.servers import database_server, databases, redis_server
 
 PLACES = {
     "python": {

@@ -20,7 +20,7 @@ import traceback
 from functools import cache
 from typing import NamedTuple
 
-from tests.serving import environment
+from tests.servers.serving import environment
 
 PATIENCE_S = 20
 LOADED = (

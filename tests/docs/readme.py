@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.serving import environment, free_port
+from tests.servers.serving import environment, free_port
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 NAMES = "127.0.0.1:9876"

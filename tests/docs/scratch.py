@@ -7,7 +7,7 @@ from functools import cached_property
 import psycopg
 from sqlalchemy import create_engine
 
-from tests.databases import conninfo
+from tests.servers.databases import conninfo
 from txmq.idempotent.unique_key import create_done
 from txmq.outbox.table import create_outbox
 from txmq.transaction.resources.schema import create_fence

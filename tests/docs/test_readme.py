@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.readme import README, commands, follow, programs, wrong_lines
-from tests.serving import environment
+from tests.servers.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 125

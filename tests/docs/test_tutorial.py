@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.docs.tutorial import EXAMPLES, PAGES, ROOT, Reader, Saved, steps
-from tests.serving import environment
+from tests.servers.serving import environment
 
 SITTINGS = ["first", "second", "third"]
 WORDS_MAX = 1_800

@@ -6,8 +6,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from tests import spark_session
 from tests.docs.tutorial import PAGES, Reader
+from tests.servers import spark_session
 from txmq.cli.root import app
 
 ROUND_S = 300

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.certificates import Authority
 from tests.running import in_loop, run_by
+from tests.servers.certificates import Authority
 from tests.unit.access.test_authorizer import ACCOUNTS, ADMIN, ALLOWED, BODY, FIELDS
 from txmq import Client, ClientSettings, Credentials, Message, Producer
 from txmq.protocol import command as commands

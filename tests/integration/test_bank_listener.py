@@ -20,7 +20,7 @@ from examples.bank_transfer.listener import GROUP, ICBCTransactionListener, mess
 from examples.bank_transfer.orders import TRANSFERS, Advice, Order, Outcome
 from examples.bank_transfer.steps import Steps
 from examples.bank_transfer.ways import Way
-from tests.serving import CHECKOUT, environment
+from tests.servers.serving import CHECKOUT, environment
 from txmq import (
     Client,
     HalfMessage,

@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 from examples.bank_transfer.orders import Order
 from examples.bank_transfer.tour.programs import Program, free_port
 from examples.bank_transfer.tour.reconciliation import RULES, written
-from tests import spark_session
-from tests.serving import environment
+from tests.servers import spark_session
+from tests.servers.serving import environment
 from txmq.cli.root import app
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Day

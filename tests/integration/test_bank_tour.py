@@ -21,7 +21,7 @@ from examples.bank_transfer.__main__ import main
 from examples.bank_transfer.databases import driven
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.world import databases
-from tests.serving import CHECKOUT, environment
+from tests.servers.serving import CHECKOUT, environment
 from tests.soak import IS_SOAK, only_in_soak
 
 TOUR = [sys.executable, "-m", "examples.bank_transfer"]

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import ConsumerSettings, Message, SendStatus, StartFrom, blocking
 from txmq.errors import IllegalOperation, LocalProtocolError, TopicNotFound, UsageError
 from txmq.runtime import background

@@ -8,10 +8,10 @@ from statistics import median
 
 import pytest
 
-from tests import full_disk
-from tests.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
-from tests.set_traffic import traffic
+from tests.faults import full_disk
+from tests.servers.broker_set import BUSY_S, FAIL_OVER_S, LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.soak import IS_SOAK, count
+from tests.traffic.set_traffic import traffic
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.serving import BrokerProcess, free_port
+from tests.servers.serving import BrokerProcess, free_port
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq.errors import TransportError, TxmqError

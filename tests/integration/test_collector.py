@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.floods import NamesProcess
-from tests.serving import BrokerProcess
+from tests.faults.floods import NamesProcess
+from tests.servers.serving import BrokerProcess
 from txmq.protocol.bodies import Heartbeat
 
 REPORT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq.message import Queue

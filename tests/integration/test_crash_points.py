@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.crash_driver import Driver, connected
-from tests.crash_points import CHECK, COPY, LABELS, PARK, phase_of
-from tests.serving import BrokerProcess, environment
+from tests.faults.crash_driver import Driver, connected
+from tests.faults.crash_points import CHECK, COPY, LABELS, PARK, phase_of
+from tests.servers.serving import BrokerProcess, environment
 from tests.soak import IS_SOAK
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
@@ -38,7 +38,7 @@ class Launcher:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tests.crash_launcher",
+                "tests.faults.crash_launcher",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -17,11 +17,11 @@ from html import unescape
 import pytest
 from playwright.sync_api import expect
 
-from tests.console_look import check_page, examined, keep_picture
-from tests.console_stage import ConsoleProcess, Visitor
-from tests.crowd import LAG, QUEUES, Crowd, fill, group_of, topic_of
-from tests.serving import BrokerProcess
+from tests.integration.console.console_look import check_page, examined, keep_picture
+from tests.integration.console.console_stage import ConsoleProcess, Visitor
+from tests.servers.serving import BrokerProcess
 from tests.soak import IS_SOAK
+from tests.traffic.crowd import LAG, QUEUES, Crowd, fill, group_of, topic_of
 from txmq import Message, blocking
 from txmq.ops.search import STEP_S
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.serving import BrokerProcess, ask, environment
+from tests.servers.serving import BrokerProcess, ask, environment
 from txmq import Message, Producer
 from txmq.errors import CorruptRecord, StoreError
 from txmq.protocol import record as records

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from tests.failing_disk import BYTES_MAX, FailingDisk
+from tests.faults.failing_disk import BYTES_MAX, FailingDisk
 from tests.running import run_by
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from tests.waiting import run
 from tools.packages import Unprepared
 from txmq import Message, Producer, ProducerSettings

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from tests import floods
-from tests.serving import BrokerProcess
+from tests.faults import floods
+from tests.servers.serving import BrokerProcess
 from tests.soak import IS_SOAK
 
 MEMORY_MAX = 64 * floods.MIB

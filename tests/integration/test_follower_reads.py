@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tests.broker_set import GET_CLUSTER, BrokerSet
-from tests.serving import PULL_MESSAGE, ask
+from tests.servers.broker_set import GET_CLUSTER, BrokerSet
+from tests.servers.serving import PULL_MESSAGE, ask
 
 SEND_MESSAGE, END_TRANSACTION = 10, 37
 LEASE_S = 2

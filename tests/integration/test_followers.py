@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.serving import BrokerProcess, ask, environment
+from tests.servers.serving import BrokerProcess, ask, environment
 from tests.waiting import until
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.values import SendStatus

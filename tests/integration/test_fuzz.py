@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import LIST_TRANSACTIONS, BrokerProcess, ask
+from tests.servers.serving import LIST_TRANSACTIONS, BrokerProcess, ask
 from tests.soak import count
 from txmq.protocol import batch
 from txmq.protocol.codes import RequestCode

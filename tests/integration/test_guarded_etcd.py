@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from tests import database_server, etcd_server
-from tests.broker_set import BrokerSet
-from tests.certificates import Authority
 from tests.running import in_loop, run_by
-from tests.serving import environment
+from tests.servers import database_server, etcd_server
+from tests.servers.broker_set import BrokerSet
+from tests.servers.certificates import Authority
+from tests.servers.serving import environment
 from txmq.errors import ConfigError, TransportError
 from txmq.runtime.coordinator import Leader, LogEnd
 from txmq_broker.replication.etcd import etcd_address, etcd_coordinator

@@ -10,7 +10,7 @@ import txmq.cli
 from examples.bank_transfer import __main__ as bank
 from examples.bank_transfer import listener
 from examples.rocketmq_tour import program as tour
-from tests.serving import CHECKOUT, environment
+from tests.servers.serving import CHECKOUT, environment
 
 
 async def nothing(names):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq.errors import TxmqError

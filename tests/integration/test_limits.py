@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from tests.honest_client import frame
 from tests.running import in_loop, run_by
+from tests.traffic.honest_client import frame
 from txmq import limits
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.bodies import TextTable

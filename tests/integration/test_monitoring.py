@@ -11,9 +11,9 @@ import urllib.request
 import pytest
 from msgspec.structs import replace
 
-from tests.broker_set import BrokerSet
 from tests.integration.cli.test_cli_serve import started, stopped
-from tests.serving import ask
+from tests.servers.broker_set import BrokerSet
+from tests.servers.serving import ask
 from tests.soak import IS_SOAK
 from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
 from txmq import Message, Producer, errors

@@ -5,11 +5,12 @@ import subprocess
 import msgspec
 import pytest
 
-from tests import etcd_server, own_network, partition_driver
-from tests.database_server import die_with_us
-from tests.linearizability import Operation, contradiction
-from tests.serving import environment
+from tests.faults import own_network, partition_driver
+from tests.servers import etcd_server
+from tests.servers.database_server import die_with_us
+from tests.servers.serving import environment
 from tests.soak import count, some_of
+from tests.traffic.linearizability import Operation, contradiction
 from tools.packages import Unprepared
 
 SECONDS = count(5, 60)
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(2 * SECONDS_MAX)
 
 
 class History(msgspec.Struct):
-    """What :mod:`tests.partition_driver` writes."""
+    """What :mod:`tests.faults.partition_driver` writes."""
 
     counts: dict[str, int]
     operations: dict[str, list[Operation]]

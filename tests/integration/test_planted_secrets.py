@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from tests.serving import START_SECONDS, STOP_SECONDS, BrokerProcess, environment, free_port
+from tests.servers.serving import START_SECONDS, STOP_SECONDS, BrokerProcess, environment, free_port
 from txmq import Client, ClientSettings, Credentials, Message, Producer
 from txmq.cli.root import app
 from txmq.errors import TxmqError

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import create_engine
 
-from tests.console_stage import ConsoleProcess, Visitor, park
 from tests.integration.cli.test_cli_serve import started, stopped
+from tests.integration.console.console_stage import ConsoleProcess, Visitor, park
 from tests.integration.outbox.relay_stage import RelayProgram
 from tests.integration.test_small_metrics import address_in
-from tests.prometheus_server import (
+from tests.reconcile import runs
+from tests.servers.prometheus_server import (
     RULES,
     data_of,
     programs,
@@ -22,9 +23,8 @@ from tests.prometheus_server import (
     promtool,
     samples,
 )
-from tests.reconcile import runs
-from tests.serving import BrokerProcess
-from tests.several_brokers import SeveralBrokers
+from tests.servers.serving import BrokerProcess
+from tests.servers.several_brokers import SeveralBrokers
 from tests.waiting import until
 from txmq import Message, Outbox, blocking
 from txmq.cli.resolve import metrics_of as resolver_text

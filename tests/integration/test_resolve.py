@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import NullPool
 
 from tests.integration.dead_service import GROUP, TOPIC, Silent
-from tests.serving import BrokerProcess, environment
+from tests.servers.serving import BrokerProcess, environment
 from txmq import Message, SQLResource, TransactionProducer
 from txmq.protocol import properties
 from txmq.transaction.resources.schema import create_fence

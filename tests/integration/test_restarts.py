@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import Client, Message, Producer
 from txmq.client.values import SendStatus
 from txmq.errors import ServiceUnavailable, TransportError

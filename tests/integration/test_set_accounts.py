@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests import soak
-from tests.broker_set import BrokerSet
-from tests.serving import CHECKOUT, environment
-from tests.stranger import FRAMES
+from tests.faults.stranger import FRAMES
+from tests.servers.broker_set import BrokerSet
+from tests.servers.serving import CHECKOUT, environment
 from txmq import Client, ClientSettings, Credentials, Message, Producer, ProducerSettings
 from txmq.client import Admin, Session
 from txmq.errors import NoPermission, TransportError
@@ -215,7 +215,7 @@ def strangers(address, kinds):
         found = [
             stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.stranger", address, kind],
+                    [sys.executable, "-m", "tests.faults.stranger", address, kind],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=environment(),

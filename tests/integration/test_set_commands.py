@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests import database_server, etcd_server
-from tests.broker_set import BrokerSet
-from tests.serving import environment
+from tests.servers import database_server, etcd_server
+from tests.servers.broker_set import BrokerSet
+from tests.servers.serving import environment
 
 LEASE_S = 2
 REASON = "the other machine has burnt"

@@ -10,10 +10,10 @@ from enum import StrEnum
 
 import pytest
 
-from tests.broker_set import LEASE_S, SETTINGS, BrokerSet, assert_alike
-from tests.set_damage import Damage, damage, snapshot
-from tests.set_traffic import traffic
+from tests.faults.set_damage import Damage, damage, snapshot
+from tests.servers.broker_set import LEASE_S, SETTINGS, BrokerSet, assert_alike
 from tests.soak import some_of
+from tests.traffic.set_traffic import traffic
 from txmq_broker.replication.etcd import etcd_coordinator
 
 OLDER_S = 3

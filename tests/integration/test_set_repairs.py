@@ -18,11 +18,11 @@ from enum import StrEnum
 
 import pytest
 
-from tests.broker_set import SETTINGS, BrokerSet, assert_alike
-from tests.serving import PULL_MESSAGE, ask, free_port, split_records
-from tests.set_damage import data_of, flip_bits, log_files
-from tests.set_traffic import traffic
+from tests.faults.set_damage import data_of, flip_bits, log_files
+from tests.servers.broker_set import SETTINGS, BrokerSet, assert_alike
+from tests.servers.serving import PULL_MESSAGE, ask, free_port, split_records
 from tests.soak import IS_SOAK
+from tests.traffic.set_traffic import traffic
 from tests.unit.monitoring.scraping import Scrape
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.client import Client

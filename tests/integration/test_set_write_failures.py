@@ -5,8 +5,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from tests import full_disk
-from tests.broker_set import (
+from tests.faults import full_disk
+from tests.faults.failing_writes import FailingWrites
+from tests.servers.broker_set import (
     BUSY_S,
     FAIL_OVER_S,
     LEASE_S,
@@ -15,9 +16,8 @@ from tests.broker_set import (
     BrokerSet,
     assert_alike,
 )
-from tests.failing_writes import FailingWrites
-from tests.set_traffic import traffic
 from tests.soak import only_in_soak, some_of
+from tests.traffic.set_traffic import traffic
 
 
 class Broken:

@@ -7,10 +7,10 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.console_stage import ConsoleProcess, Visitor
 from tests.integration.cli.test_cli_serve import started, stopped
+from tests.integration.console.console_stage import ConsoleProcess, Visitor
 from tests.integration.test_monitoring import read
-from tests.serving import ask, free_port
+from tests.servers.serving import ask, free_port
 from txmq.console import metrics as console_metrics
 from txmq_broker.names import metrics as name_metrics
 from txmq_broker.testing import BrokerThread

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 from typer.testing import CliRunner
 
-from tests.certificates import lock
 from tests.running import in_loop, run_by
+from tests.servers.certificates import lock
 from txmq import (
     Client,
     ClientSettings,

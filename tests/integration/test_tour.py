@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.serving import CHECKOUT, BrokerProcess, environment
+from tests.servers.serving import CHECKOUT, BrokerProcess, environment
 from txmq import Message
 from txmq.client import Admin, Session
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from examples.web.bank import TABLES
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import blocking
 from txmq.errors import TopicNotFound
 from txmq.runtime.background import Background

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import CHECKOUT, environment
+from tests.servers.serving import CHECKOUT, environment
 
 A_TEST = """
 import broker, txmq, txmq_broker as installed

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests import database_server, etcd_server
-from tests.cut_proxy import CutProxy
+from tests.faults.cut_proxy import CutProxy
 from tests.running import in_loop, run_by
-from tests.serving import environment, free_port
+from tests.servers import database_server, etcd_server
+from tests.servers.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import Leader, LogEnd

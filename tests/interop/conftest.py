@@ -12,7 +12,7 @@ from tests.interop.interop_clients import (
 )
 from tests.interop.interop_stage import Stage
 from tests.interop.interop_together import Play, PlaySet, Together
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from tools.packages import Unprepared
 
 

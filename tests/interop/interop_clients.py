@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.serving import environment
+from tests.servers.serving import environment
 from tools.packages import Unprepared, node_program, npm_folder, pip_environment
 
 HERE = Path(__file__).resolve().parent

@@ -13,11 +13,11 @@ from threading import Lock
 
 import pytest
 
-from tests import database_server, etcd_server
-from tests.broker_set import BrokerSet
 from tests.interop import interop_scenarios as scenarios
 from tests.interop.interop_stage import Stage
-from tests.serving import BrokerProcess
+from tests.servers import database_server, etcd_server
+from tests.servers.broker_set import BrokerSet
+from tests.servers.serving import BrokerProcess
 
 AT_ONCE = 12
 MEASURED_AT_ONCE = 5

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.interop.interop_stage import Stage, letters
-from tests.serving import BrokerProcess, environment
+from tests.servers.serving import BrokerProcess, environment
 
 ACCOUNTS = """
 accounts:

@@ -9,7 +9,7 @@ import contextlib
 import pytest
 
 from tests.interop.interop_stage import Stage, assert_once, letters, names
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 
 MESSAGES, DAMAGED = 20, 10
 

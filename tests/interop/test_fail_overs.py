@@ -6,8 +6,8 @@ import time
 
 from tests.interop.interop_stage import QUEUES, letters
 from tests.interop.interop_together import PlaySet, played
-from tests.set_traffic import Traffic
 from tests.soak import count
+from tests.traffic.set_traffic import Traffic
 
 LEASE_S = 2
 LATE_S = 100  # a C++ client asks for the route every 30 s

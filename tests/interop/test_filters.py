@@ -12,7 +12,7 @@ import pytest
 from tests.interop.interop_clients import SharedSenders
 from tests.interop.interop_scenarios import tag_expression_selects
 from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names, shares
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from tests.soak import only_in_soak
 
 SQL = "age BETWEEN 0 AND 6 AND region IN ('eu', 'us') AND (vip = TRUE OR note IS NULL)"

@@ -24,7 +24,7 @@ from tests.interop.interop_clients import news
 from tests.interop.interop_later import SOAK
 from tests.interop.interop_stage import letter
 from tests.interop.interop_together import PlayBroker, played
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 
 CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]
 PACE_MS = 8

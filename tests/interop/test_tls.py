@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.certificates import Authority
 from tests.interop.interop_clients import HERE
 from tests.interop.interop_stage import ASKS_SOON, Stage, half, letter, letters
 from tests.interop.test_access import ACCOUNTS, BILL, SHOP
-from tests.serving import BrokerProcess, environment, free_port
+from tests.servers.certificates import Authority
+from tests.servers.serving import BrokerProcess, environment, free_port
 from tools.packages import node_program
 
 OPERATOR = {"TXMQ_ACCESS_KEY": "operator", "TXMQ_SECRET_KEY": "operator-secret"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.linearizability import (
+from tests.traffic.linearizability import (
     ABSENT,
     COMMITTED,
     OPEN,

@@ -5,9 +5,9 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests import spark_session
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
+from tests.servers import spark_session
 from txmq.reconcile.contents import ContentHash
 from txmq.reconcile.core import reconcile_frames
 from txmq.reconcile.ledgers import CARRIED_ON, Role

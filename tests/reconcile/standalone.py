@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pyspark
 
-from tests import spark_session
-from tests.database_server import die_with_us
-from tests.serving import free_port
+from tests.servers import spark_session
+from tests.servers.database_server import die_with_us
+from tests.servers.serving import free_port
 
 HOST = "127.0.0.1"
 START_SECONDS = 60

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.extracts import JOURNAL, START_MS, Books, bank_of, book, in_order, rules_of
+from tests.reconcile.extracts import JOURNAL, START_MS, Books, bank_of, book, in_order, rules_of
 from txmq.errors import ReconcileRefused
 
 BEYOND = "which does not fit into 64 bits"

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import text
 
-from tests.extracts import (
+from tests.reconcile.extracts import (
     JOURNAL,
     NOON_MS,
     START_MS,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.extracts import DAY, NOON_MS, START_MS, Books, bank_of, book, rules_of
+from tests.reconcile.extracts import DAY, NOON_MS, START_MS, Books, bank_of, book, rules_of
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.extract import book_files
 from txmq.reconcile.rules_file import read_rules

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from py4j.protocol import Py4JError
 
-from tests.extracts import (
+from tests.reconcile.extracts import (
     DAY,
     JOURNAL,
     NOON_MS,

@@ -7,7 +7,16 @@ from datetime import timedelta
 import pyarrow.parquet as pq
 import pytest
 
-from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, extracted, rows_of, rules_of
+from tests.reconcile.extracts import (
+    DAY,
+    NOON_MS,
+    START_MS,
+    bank_of,
+    book,
+    extracted,
+    rows_of,
+    rules_of,
+)
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.loader import check_totals, load
 from txmq.reconcile.extract.manifest import FILE, Manifest

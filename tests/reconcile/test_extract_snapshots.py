@@ -6,7 +6,7 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from tests.extracts import NOON_MS, Books, bank_of, book, rules_of
+from tests.reconcile.extracts import NOON_MS, Books, bank_of, book, rules_of
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract import postgres as reading
 

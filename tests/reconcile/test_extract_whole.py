@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.extracts import (
+from tests.reconcile.extracts import (
     DAY,
     NOON_MS,
     START_MS,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.extracts import DAY
 from tests.reconcile.breaks import rules, transfer
+from tests.reconcile.extracts import DAY
 from txmq.reconcile.arrow import arrow_schema
 from txmq.reconcile.items import LONG, BreakLife, with_doubts
 from txmq.reconcile.tables import ITEMS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.old_spans import in_old_form
+from tests.faults.old_spans import in_old_form
 from tests.reconcile.log_stage import Taken, delete_when_opened, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused

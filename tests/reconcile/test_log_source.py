@@ -7,7 +7,7 @@ from pyspark.sql import functions as f
 
 from tests.docs.pages import read as read_page
 from tests.reconcile.log_stage import ALWAYS, Taken, order, read_log, rules_of
-from tests.serving import CHECKOUT
+from tests.servers.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
 from txmq.reconcile.log.collapse import LogRequest

@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from tests import spark_session
 from tests.reconcile.planted_cases import BY_RULES
 from tests.reconcile.planted_ledgers import DATES, Ledgers, full_key, moment, steps_of
+from tests.servers import spark_session
 from tests.soak import IS_SOAK, some_of
 from txmq.cli.root import app
 from txmq.reconcile.results import Results

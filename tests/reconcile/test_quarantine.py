@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.extracts import JOURNAL, NOON_MS, START_MS, Book, Books, bank_of, book, rules_of
+from tests.reconcile.extracts import (
+    JOURNAL,
+    NOON_MS,
+    START_MS,
+    Book,
+    Books,
+    bank_of,
+    book,
+    rules_of,
+)
 from tests.reconcile.frames import session
 from tests.reconcile.test_extract_files import (
     MT,

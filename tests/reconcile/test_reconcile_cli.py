@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.reconcile.object_store import Store
-from tests.serving import CHECKOUT
+from tests.servers.serving import CHECKOUT
 from txmq.cli.reconcile import requested_days
 from txmq.cli.root import app
 from txmq.errors import ConfigError

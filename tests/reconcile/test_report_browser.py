@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import CONTRAST_MIN, TEXTS
 from tests.reconcile import runs
+from tests.servers.browser import CONTRAST_MIN, TEXTS
 from txmq.reconcile.report.page import page
 
 PICTURE = {"width": 1_300, "height": 1_350}

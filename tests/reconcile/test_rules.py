@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.serving import CHECKOUT
+from tests.servers.serving import CHECKOUT
 from txmq.errors import ConfigError
 from txmq.reconcile.rules import Bank, Day, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.rules_file import read_rules

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.reconcile import standalone
-from tests.serving import CHECKOUT, free_port
+from tests.servers.serving import CHECKOUT, free_port
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.spark import open_spark
 

@@ -5,7 +5,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tests import spark_session
 from tests.reconcile.whole_stage import (
     FRIDAY,
     PAYEE,
@@ -16,6 +15,7 @@ from tests.reconcile.whole_stage import (
     Stage,
     at,
 )
+from tests.servers import spark_session
 from txmq.cli.root import app
 
 pytestmark = pytest.mark.timeout(600)  # The first run starts Spark.

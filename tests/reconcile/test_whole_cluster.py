@@ -9,7 +9,7 @@ import pytest
 
 from tests.reconcile import standalone
 from tests.reconcile.whole_driver import PLAN, extracted, reconciled
-from tests.serving import CHECKOUT
+from tests.servers.serving import CHECKOUT
 from txmq.reconcile.classes import Class
 from txmq.reconcile.results import Results
 from txmq.reconcile.tables import TABLES

@@ -14,7 +14,7 @@ import pytest
 
 from tests.reconcile import standalone
 from tests.reconcile.whole_stage import WEDNESDAY, Stage
-from tests.serving import CHECKOUT
+from tests.servers.serving import CHECKOUT
 
 DRIVER, WORKER, SERVER = 8, 6, 6
 """The points at which each of them is killed."""

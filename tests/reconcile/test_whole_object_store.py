@@ -20,10 +20,10 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from tests import spark_session
-from tests.bucket_server import Refusal, bucket_server
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
-from tests.serving import environment
+from tests.servers import spark_session
+from tests.servers.bucket_server import Refusal, bucket_server
+from tests.servers.serving import environment
 from tests.soak import some_of
 from txmq.cli.root import app
 from txmq.reconcile.explanations import Explanations

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from tests import spark_session
 from tests.reconcile.whole_stage import (
     FRIDAY,
     PAYEE,
@@ -27,7 +26,8 @@ from tests.reconcile.whole_stage import (
     Stage,
     at,
 )
-from tests.serving import CHECKOUT
+from tests.servers import spark_session
+from tests.servers.serving import CHECKOUT
 from tests.soak import only_in_soak
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 from pyarrow.fs import LocalFileSystem
 from typer.testing import CliRunner
 
-from tests import spark_session
-from tests.extracts import DAY, NOON_MS, bank_of, rules_of
+from tests.reconcile.extracts import DAY, NOON_MS, bank_of, rules_of
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
+from tests.servers import spark_session
 from txmq.cli.root import app
 from txmq.reconcile import storage
 from txmq.reconcile.extract.extraction import extract_day

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from math import inf
 
-from tests.cancelling import Watched
+from tests.faults.cancelling import Watched
 from tests.simulation.client_history import Committing, Handled, Handling, Left, Loaded, Sent
 from tests.simulation.client_mix import ClientMix, GroupMix
 from tests.simulation.history import History

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from tests.linearizability import ABSENT
 from tests.simulation.history import EndShown, HalfSending, History, TransactionShown
 from tests.simulation.mix import Mix
 from tests.simulation.workload import TROUBLE, Client
+from tests.traffic.linearizability import ABSENT
 from txmq.client import Session
 from txmq.errors import NotFound
 from txmq.message import Queue

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from tests.crash_driver import connected
+from tests.faults.crash_driver import connected
 from tests.simulation.mix import SmallStore, kib
 from txmq.errors import TransportError
 from txmq.protocol import properties

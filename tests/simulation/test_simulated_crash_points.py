@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.crash_driver import Driver, connected
-from tests.crash_points import COPY, LABELS, SAVE, phase_of, watched
+from tests.faults.crash_driver import Driver, connected
+from tests.faults.crash_points import COPY, LABELS, SAVE, phase_of, watched
 from tests.simulation.mix import SmallStore, kib
 from tests.soak import count
 from txmq.settings.units import Duration, Size

@@ -13,7 +13,7 @@ import pytest
 
 import txmq
 from tests.docs.type_checks import run_pyright
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import allocation, blocking, errors, idempotent, reconcile, testing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from pathlib import Path
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error, Page
 
-from tests import browser as chromium
+from tests.servers import browser as chromium
 from tools.packages import Unprepared
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from examples.bank_transfer.databases import Opening, engine, open_accounts
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 
 SOON = ("transaction.timeout=1s", "transaction.check_interval=1s")
 CUSTOMERS = ("Lin Yue", "Chen Hao", "Wang Fang", "Zhao Min", "Liu Yang", "Sun Jia")

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.integration.bank.conftest import BankProcess
-from tests.serving import CHECKOUT, environment
+from tests.servers.serving import CHECKOUT, environment
 
 NOTHING = "%00"
 LISTENER = [sys.executable, "-u", "-m", "examples.bank_transfer.listener"]

@@ -5,8 +5,8 @@ from itertools import count as numbers
 
 import pytest
 
-from tests.broker_set import BrokerSet
 from tests.integration.bank.ways_stage import BALANCE, Banks
+from tests.servers.broker_set import BrokerSet
 from tests.soak import count
 from tests.unit.bank.books_stage import sqlite_in
 

@@ -35,7 +35,7 @@ from tests.integration.bank.ways_stage import (
     stage,
 )
 from tests.running import run_by
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from tests.unit.bank.books_stage import DAY_MS, sqlite_in
 from txmq.runtime.clock import SystemClock
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.integration.worker.worker_process import is_running, wait_for
-from tests.several_brokers import SeveralBrokers
+from tests.servers.several_brokers import SeveralBrokers
 from txmq import Client, ClientSettings, ClientTls, Message
 from txmq.errors import ConnectionLost
 from txmq.message import Queue

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.worker.worker_process import is_running, wait_for
 from tests.interop.interop_clients import prepare_cpp
 from tests.interop.interop_stage import Stage, assert_once, half, letters
-from tests.several_brokers import SeveralBrokers
+from tests.servers.several_brokers import SeveralBrokers
 from txmq import Message
 from txmq.client import Admin, Session
 from txmq.errors import TxmqError

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from tests.certificates import Authority
-from tests.floods import NamesProcess
-from tests.honest_client import answer, frame
+from tests.faults.floods import NamesProcess
 from tests.integration.test_access import outside_address
-from tests.serving import environment
+from tests.servers.certificates import Authority
+from tests.servers.serving import environment
+from tests.traffic.honest_client import answer, frame
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.access.acl_files import AclFiles

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import CHECKOUT, BrokerProcess, ask, environment
+from tests.servers.serving import CHECKOUT, BrokerProcess, ask, environment
 from tests.unit.store.shelf import LOG, Shelf, rewrite
 from txmq import (
     LocalTransactionState,

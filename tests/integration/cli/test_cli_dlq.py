@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from tests import console_stage
-from tests.console_stage import asked
+from tests.integration.console import console_stage
+from tests.integration.console.console_stage import asked
 from txmq.client import Session
 from txmq.message import Message
 from txmq.protocol import command, headers

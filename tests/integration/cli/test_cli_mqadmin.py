@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from tests.broker_set import BrokerSet
+from tests.servers.broker_set import BrokerSet
 from txmq import (
     ConsumerSettings,
     Message,

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from tests.serving import free_port
+from tests.servers.serving import free_port
 from txmq import Message, SQLResource, TransactionProducer
 from txmq.cli import resolve as module
 from txmq.cli.root import app

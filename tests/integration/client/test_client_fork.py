@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq_broker.testing import BrokerThread
 
 BEFORE = """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import Message, blocking
 from txmq_broker.testing import BrokerThread
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.console_stage import PARKING, ConsoleProcess, Visitor
+from tests.integration.console.console_stage import PARKING, ConsoleProcess, Visitor
 from txmq_broker.testing import BrokerThread
 
 

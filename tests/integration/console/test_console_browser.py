@@ -3,9 +3,8 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests import axe
-from tests.console_look import check_page, examined, keep_picture, opened
-from tests.console_stage import (
+from tests.integration.console.console_look import check_page, examined, keep_picture, opened
+from tests.integration.console.console_stage import (
     HOSTILE,
     PARKING,
     ConsoleProcess,
@@ -16,7 +15,8 @@ from tests.console_stage import (
     delay,
     park,
 )
-from tests.serving import free_port
+from tests.servers import axe
+from tests.servers.serving import free_port
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 

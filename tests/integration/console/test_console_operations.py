@@ -7,8 +7,14 @@ import re
 
 import pytest
 
-from tests.console_stage import HOSTILE, ConsoleProcess, Visitor, run_apart, text_of
-from tests.console_stage import visitor as opened
+from tests.integration.console.console_stage import (
+    HOSTILE,
+    ConsoleProcess,
+    Visitor,
+    run_apart,
+    text_of,
+)
+from tests.integration.console.console_stage import visitor as opened
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq import Client, Producer
 from txmq.client import Admin, Session

@@ -10,7 +10,7 @@ from getpass import getuser
 import pytest
 
 import txmq
-from tests.console_stage import (
+from tests.integration.console.console_stage import (
     HOSTILE,
     ConsoleProcess,
     Visitor,
@@ -21,7 +21,7 @@ from tests.console_stage import (
     park,
     text_of,
 )
-from tests.serving import BrokerProcess, environment
+from tests.servers.serving import BrokerProcess, environment
 from txmq.console.app import PAGES
 from txmq.message import Message, Queue
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.console_stage import TOKEN, text_of, visitor
+from tests.integration.console.console_stage import TOKEN, text_of, visitor
 from tests.running import in_loop, run_by
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.broker_set import BrokerSet
-from tests.console_look import check_page, examined, keep_picture
-from tests.console_stage import ConsoleProcess, Visitor, text_of
+from tests.integration.console.console_look import check_page, examined, keep_picture
+from tests.integration.console.console_stage import ConsoleProcess, Visitor, text_of
+from tests.servers.broker_set import BrokerSet
 
 REASON = "its disk is old"
 

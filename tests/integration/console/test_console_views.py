@@ -9,9 +9,16 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select, update
 
-from tests.console_look import check_page, examined, keep_picture, opened
-from tests.console_stage import HOSTILE, ConsoleProcess, Visitor, asked, park, text_of
-from tests.reports_stage import BEFORE, DAY, write_reports
+from tests.integration.console.console_look import check_page, examined, keep_picture, opened
+from tests.integration.console.console_stage import (
+    HOSTILE,
+    ConsoleProcess,
+    Visitor,
+    asked,
+    park,
+    text_of,
+)
+from tests.integration.console.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
     HandlerEnd,
     HandlerOutcome,

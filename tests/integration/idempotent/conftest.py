@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from tests import mariadb
-from tests.database_server import wanted
 from tests.integration.idempotent.redis_stage import ALONE, IN_FRONT, Stage, prepared
 from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, TABLES, Shop
 from tests.integration.resources.resource_stage import ON_MARIADB
+from tests.servers import mariadb
+from tests.servers.database_server import wanted
 
 HERE = Path(__file__).parent
 HERE = Path(__file__).parent

@@ -15,11 +15,11 @@ import threading
 from collections import Counter, defaultdict
 from dataclasses import asdict
 
-from tests.broken_guards import MarkedFirst
-from tests.database_server import die_with_us
-from tests.effects import SECRET
-from tests.guard_driver import POINTS, Plan
-from tests.serving import environment
+from tests.faults.broken_guards import MarkedFirst
+from tests.faults.guard_driver import POINTS, Plan
+from tests.servers.database_server import die_with_us
+from tests.servers.serving import environment
+from tests.traffic.effects import SECRET
 from txmq import Message, Producer, ProducerSettings
 from txmq.client import Admin, Session
 from txmq.idempotent import TokenGuard
@@ -42,7 +42,7 @@ class Group:
         self._log = folder / f"{plan.group}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.guard_driver"],
+                [sys.executable, "-m", "tests.faults.guard_driver"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -13,8 +13,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.broken_guards import MARK, MarkedFirst
-from tests.effects import EFFECT, PAYMENT, Effects, engine_options
+from tests.faults.broken_guards import MARK, MarkedFirst
+from tests.traffic.effects import EFFECT, PAYMENT, Effects, engine_options
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.unique_key import UniqueKeyTable
 from txmq.testing.deliveries import Deliveries, End, Point, received

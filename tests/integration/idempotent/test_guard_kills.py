@@ -9,12 +9,12 @@ import contextlib
 import pytest
 from sqlalchemy.engine import make_url
 
-from tests.effects import Effects
-from tests.guard_driver import POINTS
+from tests.faults.guard_driver import POINTS
 from tests.integration.idempotent.guard_stage import LEVELS, TIMES, overdriven
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from tests.soak import SOAK, only_in_soak
 from tests.soak import count as soak
+from tests.traffic.effects import Effects
 
 FIRST_START_SECONDS = 300
 

@@ -311,8 +311,8 @@ async def test_keys_go_by_themselves(stage):
 
 
 def test_a_cluster_will_do(tmp_path):
-    from tests.database_server import wanted
-    from tests.redis_server import redis_server
+    from tests.servers.database_server import wanted
+    from tests.servers.redis_server import redis_server
 
     with wanted(lambda: redis_server("--cluster-enabled", "yes", is_own=True)) as server:
         server.order("CLUSTER", "ADDSLOTSRANGE", 0, 16383)

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from tests.database_server import wanted
 from tests.integration.idempotent.redis_stage import ALONE, awaited, entered, until
-from tests.redis_server import redis_server as server_with
+from tests.servers.database_server import wanted
+from tests.servers.redis_server import redis_server as server_with
 from txmq.errors import DatabaseFailed, Effect, LeaseLost
 
 pytestmark = [

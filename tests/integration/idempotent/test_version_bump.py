@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.databases import conninfo
 from tests.integration.idempotent.shop_stage import Account
 from tests.integration.resources.resource_stage import ON_MARIADB, said
+from tests.servers.databases import conninfo
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Verdict
 from txmq.idempotent.version import VersionGuard

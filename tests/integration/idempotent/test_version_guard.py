@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tests.faults.one_connection import SMALL, is_prepared, small
 from tests.integration.idempotent.shop_stage import SOAK, SOME, Account
 from tests.integration.idempotent.test_guard_contract import until_it_is_done
 from tests.integration.resources.resource_stage import ON_MARIADB, said
-from tests.one_connection import SMALL, is_prepared, small
 from txmq.databases.failures import Failure, failure
 from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, UsageError, VersionGap

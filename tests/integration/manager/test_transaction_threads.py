@@ -13,7 +13,7 @@ from contextvars import ContextVar
 import pytest
 
 from tests.running import run_by
-from tests.serving import environment
+from tests.servers.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
 from tests.waiting import run, until
 from txmq import blocking

@@ -8,8 +8,8 @@ from sqlalchemy import create_engine, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests import mariadb
-from tests.databases import conninfo
+from tests.servers import mariadb
+from tests.servers.databases import conninfo
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox

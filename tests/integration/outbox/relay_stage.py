@@ -10,7 +10,7 @@ import time
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq.outbox.table import Outbox
 
 WITHIN_S = 50

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from sqlalchemy import MetaData, create_engine
 
-from tests.databases import conninfo
 from tests.integration.outbox.outbox_stage import DATABASES
+from tests.servers.databases import conninfo
 from txmq import Message
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox

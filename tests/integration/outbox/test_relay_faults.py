@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from tests.integration.outbox.outbox_stage import DATABASES
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.running import in_loop, run_by
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import Client, Message, Relay, RelaySettings, errors
 from txmq.databases.dialects import NOW_MS
 from txmq.limits import SLOTS

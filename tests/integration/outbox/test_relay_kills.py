@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import ConsumerSettings, Message, StartFrom, blocking
 from txmq.idempotent import DoneTable, UniqueKeyTable, idempotent
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.one_connection import SMALL, see_it_is_prepared, small
+from tests.faults.one_connection import SMALL, see_it_is_prepared, small
 from tests.running import in_loop, run_by
 from txmq.databases.sources import adapter_of
 from txmq.limits import SLOTS

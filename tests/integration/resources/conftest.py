@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from tests import mariadb
-from tests.database_server import wanted
 from tests.integration.resources.resource_stage import KINDS, ON_MARIADB, Bank
+from tests.servers import mariadb
+from tests.servers.database_server import wanted
 
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]

@@ -8,8 +8,8 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from tests.databases import conninfo
 from tests.integration.resources.resource_stage import Stage, said
+from tests.servers.databases import conninfo
 from txmq.databases import postgres as first_statement
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.resources import SQLResource

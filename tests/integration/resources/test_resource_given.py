@@ -11,8 +11,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import greenlet_spawn
 
-from tests.databases import conninfo
 from tests.integration.resources.resource_stage import Stage, insert, said
+from tests.servers.databases import conninfo
 from txmq.errors import ConfigError, DatabaseFailed, FenceMissing, FenceUnsafe
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState

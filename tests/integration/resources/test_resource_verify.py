@@ -10,9 +10,9 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from tests.databases import conninfo
 from tests.integration.resources.resource_stage import KINDS, Bank, Stage, insert
 from tests.running import in_loop, run_by
+from tests.servers.databases import conninfo
 from txmq.errors import (
     ConfigError,
     DatabaseFailed,

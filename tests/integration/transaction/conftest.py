@@ -9,7 +9,7 @@ from sqlalchemy.engine import make_url
 
 from tests.integration.transaction.crash_bank import Bank
 from tests.integration.transaction.crash_stage import Tellers
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 
 FIRST_START_SECONDS = 300
 SOON = ("transaction.timeout=0.3s", "transaction.check_interval=0.2s")

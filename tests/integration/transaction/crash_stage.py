@@ -15,7 +15,7 @@ from dataclasses import asdict
 from tests.integration.transaction.crash_bank import QUEUES, Scene
 from tests.integration.transaction.crash_teller import Plan
 from tests.integration.transaction.crash_wire import BrokerWire, DatabaseWire
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import Client, SQLResource, TransactionManager
 
 __all__ = ["Tellers", "another", "on_scene", "plan", "soak", "soaked", "wires"]

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.databases import conninfo
 from tests.integration.transaction.crash_bank import COMMITTED, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene, soak
 from tests.integration.transaction.crash_wire import REPLY, REQUEST, DatabaseWire
+from tests.servers.databases import conninfo
 from txmq import SQLResource, TransactionManager, TransactionState
 from txmq.errors import OutcomeUnknown
 

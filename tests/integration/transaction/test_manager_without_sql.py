@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.serving import environment
+from tests.servers.serving import environment
 
 PROGRAM = """
 import sys

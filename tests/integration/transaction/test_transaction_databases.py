@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import StaticPool
 
-from tests.databases import conninfo
 from tests.integration.transaction.crash_bank import OPENING, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene
 from tests.running import in_loop, run_by
+from tests.servers.databases import conninfo
 from txmq import (
     ConsumerSettings,
     PushConsumer,

@@ -13,10 +13,10 @@ from itertools import islice
 
 import psycopg_pool
 
-from tests.databases import conninfo
 from tests.integration.transaction.crash_bank import PAYERS, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import another, on_scene, soak
 from tests.running import in_loop, run_by
+from tests.servers.databases import conninfo
 from txmq import Client, SQLResource, TransactionManager
 from txmq.errors import RolledBackByCheck
 from txmq.transaction import ManagerSettings

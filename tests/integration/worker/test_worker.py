@@ -10,7 +10,7 @@ from urllib.error import HTTPError
 import pytest
 
 from tests.integration.worker.worker_process import WorkerProcess, is_running, wait_for
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq import Message
 from txmq.blocking import Client, Producer
 from txmq_broker.testing import BrokerThread

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from contextlib import suppress
 
-from tests.serving import environment
+from tests.servers.serving import environment
 
 PATIENCE_S = 20
 

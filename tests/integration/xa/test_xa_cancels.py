@@ -9,9 +9,9 @@ import psycopg_pool
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.databases import conninfo
 from tests.integration.transaction.crash_stage import soak
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of
+from tests.servers.databases import conninfo
 from txmq.transaction.resources import XAResource
 from txmq.transaction.state import LocalTransactionState
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
 from tests.integration.xa.xa_wire import Line, spelled
-from tests.serving import environment
+from tests.servers.serving import environment
 from txmq.cli.root import app
 from txmq.transaction.resources.two_phase import gid_of
 

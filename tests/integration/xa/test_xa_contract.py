@@ -211,7 +211,7 @@ def test_a_server_without_room_is_told_before_anything_is_decided(banks):
 def with_room(bank, gid):
     from psycopg import connect, sql
 
-    from tests.databases import conninfo
+    from tests.servers.databases import conninfo
 
     with connect(conninfo(bank.url)) as connection:
         connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid)))

@@ -20,7 +20,7 @@ from tests.integration.xa.xa_stage import OPENING
 from tests.integration.xa.xa_teller import XAPlan
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line, spelled
 from tests.running import in_loop, run_by
-from tests.serving import BrokerProcess
+from tests.servers.serving import BrokerProcess
 from txmq import Client, TransactionManager
 
 PREPARE = (b"PREPARE TRANSACTION", b"PREPARE TRANSACTION\0")

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from tests.databases import conninfo
 from tests.integration.xa.xa_stage import GROUP, OPENING, order_of, said
+from tests.servers.databases import conninfo
 from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.errors import RollBack
 from txmq.settings.units import Duration

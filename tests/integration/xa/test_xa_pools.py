@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.databases import conninfo
 from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
+from tests.servers.databases import conninfo
 from txmq.transaction.resources import XAResource
 from txmq.transaction.state import LocalTransactionState
 

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from tests.databases import conninfo
+from tests.servers.databases import conninfo
 from txmq.runtime.clock import SystemClock
 from txmq.transaction.resources import XAResource
 from txmq.transaction.resources.schema import create_fence

@@ -2,7 +2,7 @@
 
 A transaction is a register that is written once, by an END, an answer to a check or an operator;
 what a broker shows of it, and what can be read of its message, are reads. A queue is a log that
-only grows: by sends and commits, read by pulls. See :mod:`tests.linearizability`.
+only grows: by sends and commits, read by pulls. See :mod:`tests.traffic.linearizability`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from tests.linearizability import (
-    ABSENT,
-    COMMITTED,
-    OPEN,
-    ROLLED_BACK,
-    Append,
-    End,
-    Operation,
-    Read,
-    Show,
-    Write,
-    contradiction,
-)
 from tests.simulation.checkers.kept import decision_told
 from tests.simulation.copy_history import FollowerRead
 from tests.simulation.history import (
@@ -46,6 +33,19 @@ from tests.simulation.history import (
     Word,
     half_mark,
     mark,
+)
+from tests.traffic.linearizability import (
+    ABSENT,
+    COMMITTED,
+    OPEN,
+    ROLLED_BACK,
+    Append,
+    End,
+    Operation,
+    Read,
+    Show,
+    Write,
+    contradiction,
 )
 from txmq.message import Queue
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.cancelling import cancelled_everywhere
+from tests.faults.cancelling import cancelled_everywhere
 from tests.unit.client.consumer_stage import GROUP, TOPIC, Stage
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.client import Client

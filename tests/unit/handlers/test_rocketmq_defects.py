@@ -9,7 +9,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from tests.crash_points import watched
+from tests.faults.crash_points import watched
 from tests.running import run_by
 from tests.simulation.mix import SmallStore, kib
 from tests.unit.handlers.handler_stage import SETTINGS, sending, text_of

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.certificates import Authority
+from tests.servers.certificates import Authority
 from tests.unit.remoting.remoting_stage import ADDRESS, Stage, echo, failure
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.limits import CONNECTION_BACKLOG_BYTES, TLS_HANDSHAKE_BYTES_MAX, TLS_HANDSHAKE_S

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.old_spans import in_old_form
+from tests.faults.old_spans import in_old_form
 from tests.unit.store.shelf import Shelf, rewrite
 from tests.unit.test_inspection import hard, inspect, repair
 from txmq.errors import CorruptRecord

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.cancelling import cancelled_everywhere
+from tests.faults.cancelling import cancelled_everywhere
 from tests.unit.client.fake_cluster import FakeCluster
 from tests.unit.transaction.producing_stage import (
     COMMIT,

@@ -13,7 +13,7 @@ import signal
 
 from sqlalchemy.engine import make_url
 
-from tests.database_server import Server, contained, started
+from tests.servers.database_server import Server, contained, started
 
 IMAGE = "mariadb:10.11"
 DRIVER, ASYNC_DRIVER = "pymysql", "aiomysql"

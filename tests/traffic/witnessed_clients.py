@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 
-from tests.linearizability import (
+from tests.traffic.linearizability import (
     ABSENT,
     COMMITTED,
     OPEN,

@@ -1,7 +1,7 @@
 """Runs a broker set of three members in a network of its own while its leader is cut off.
 
-``unshare ... python -m tests.partition_driver CASE SECONDS FOLDER`` writes what clients saw to
-``history.json`` in the folder. See :mod:`tests.own_network`.
+``unshare ... python -m tests.faults.partition_driver CASE SECONDS FOLDER`` writes what clients saw
+to ``history.json`` in the folder. See :mod:`tests.faults.own_network`.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from tests import etcd_server
-from tests.broker_set import BrokerSet
-from tests.database_server import launched
-from tests.linearizability import Read
-from tests.own_network import APART, SUBNET, OwnNetwork
-from tests.witnessed_clients import QUEUES, WitnessedClients
+from tests.faults.own_network import APART, SUBNET, OwnNetwork
+from tests.servers import etcd_server
+from tests.servers.broker_set import BrokerSet
+from tests.servers.database_server import launched
+from tests.traffic.linearizability import Read
+from tests.traffic.witnessed_clients import QUEUES, WitnessedClients
 
 CASES = {
     "etcd": (("leader", "etcd"), ("etcd", "leader")),
@@ -54,7 +54,15 @@ MEMBERS = ("m1", "m2", "m3")
 
 def command(case, seconds, folder):
     """The command that runs a case."""
-    return [*APART, sys.executable, "-m", "tests.partition_driver", case, str(seconds), str(folder)]
+    return [
+        *APART,
+        sys.executable,
+        "-m",
+        "tests.faults.partition_driver",
+        case,
+        str(seconds),
+        str(folder),
+    ]
 
 
 class PlacedEtcd(etcd_server.Programs):

@@ -12,7 +12,7 @@ import urllib.request
 from contextlib import suppress
 
 from tests.integration.worker.worker_process import PATIENCE_S, wait_for
-from tests.serving import BrokerProcess, ask, environment, free_port
+from tests.servers.serving import BrokerProcess, ask, environment, free_port
 from txmq.client import Admin, Session
 
 SEARCH_ROUTE = 105

@@ -12,7 +12,7 @@ from html import unescape
 
 import httpx
 
-from tests.serving import START_SECONDS, STOP_SECONDS, environment
+from tests.servers.serving import START_SECONDS, STOP_SECONDS, environment
 from txmq import LocalTransactionState, TransactionProducer, blocking
 from txmq.client import Admin, Session
 from txmq.console.app import console_app
@@ -55,7 +55,7 @@ class ConsoleProcess:
     """A console, on a free port if none is named; its open pages are refreshed every second."""
 
     def __init__(self, names, *options, port=0):
-        command = [sys.executable, "-m", "tests.swift_console", "console"]
+        command = [sys.executable, "-m", "tests.integration.console.swift_console", "console"]
         command += ["--listen", f"127.0.0.1:{port}"]
         self.process = subprocess.Popen(
             [*command, "--names", names, *options],

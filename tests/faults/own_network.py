@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 
-from tests.serving import environment
+from tests.servers.serving import environment
 
 PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 """What is needed, and Debian's package of each."""
@@ -44,7 +44,7 @@ def reason_against():
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
         return f"not on PATH: {', '.join(missing)} (Debian: apt install {packages})"
-    trial = [*APART, sys.executable, "-m", "tests.own_network"]
+    trial = [*APART, sys.executable, "-m", "tests.faults.own_network"]
     try:
         done = subprocess.run(
             trial,

@@ -2,7 +2,7 @@
 
 A flood is a coroutine that opens connections of its own, sends, and reads what comes back.
 :func:`measure` runs one beside an honest client in another process, and takes the server's memory
-from ``/proc``. Run as ``python -m tests.floods [NAME ...]`` to see the figures of
+from ``/proc``. Run as ``python -m tests.faults.floods [NAME ...]`` to see the figures of
 the full floods.
 """
 
@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.honest_client import frame
-from tests.serving import CHECKOUT, BrokerProcess, environment
+from tests.servers.serving import CHECKOUT, BrokerProcess, environment
+from tests.traffic.honest_client import frame
 
 MIB = 1024 * 1024
 PATIENCE_S = 300
@@ -59,7 +59,7 @@ def measure(server, flood, count):
     """The cost of one flood, beside an honest client."""
     kind = "names" if isinstance(server, NamesProcess) else "broker"
     honest = subprocess.Popen(
-        [sys.executable, "-m", "tests.honest_client", server.address, kind],
+        [sys.executable, "-m", "tests.traffic.honest_client", server.address, kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment(),

@@ -6,7 +6,7 @@ import psycopg_pool
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.databases import conninfo
+from tests.servers.databases import conninfo
 from txmq.databases.adapter import reading
 
 __all__ = ["SMALL", "is_prepared", "prepare", "see_it_is_prepared", "small"]

@@ -21,9 +21,9 @@ import redis.asyncio
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.broken_guards import MarkedFirst
-from tests.database_server import die_with_us
-from tests.effects import EFFECT, PAYMENT, SECRET, STOCK, engine_options
+from tests.faults.broken_guards import MarkedFirst
+from tests.servers.database_server import die_with_us
+from tests.traffic.effects import EFFECT, PAYMENT, SECRET, STOCK, engine_options
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.errors import KeyInProgress
 from txmq.idempotent import RedisGuard, TokenGuard, UniqueKeyTable, VersionGuard, idempotent

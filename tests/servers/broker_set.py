@@ -9,8 +9,8 @@ import threading
 import time
 from contextlib import suppress
 
-from tests.cut_proxy import CutProxy
-from tests.serving import BrokerProcess, ask, environment
+from tests.faults.cut_proxy import CutProxy
+from tests.servers.serving import BrokerProcess, ask, environment
 
 GET_CLUSTER = 106
 PATIENCE_S = 30

@@ -1,0 +1,1 @@
+"""What goes wrong in tests: kills, full disks, cut networks, hostile peers."""

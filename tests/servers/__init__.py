@@ -1,0 +1,1 @@
+"""Programs that tests start, such as databases, browsers and brokers, and what they need."""

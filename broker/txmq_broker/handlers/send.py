@@ -145,6 +145,7 @@ class SendHandlers:
         topic_name = group_name = ""
         origin: str | None = None
         topic = cleared
+        judged: dict[str, str] | None = None
         terms = NO_TERMS
         for request in requests:
             header = request.ext
@@ -179,7 +180,8 @@ class SendHandlers:
             sys_flag = header.sys_flag & _CLIENTS_BITS | v6_bits
             half_queue = None
             if special is not None or sys_flag & TYPE_BITS:
-                terms = terms_of(special)
+                if special != judged:  # A producer's half messages mostly have equal ones.
+                    judged, terms = special, terms_of(special)
                 if sys_flag & TYPE_BITS or terms.is_marked:
                     if room < 0:
                         table, opening = halves.pending.table, halves.opening

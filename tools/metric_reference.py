@@ -95,6 +95,43 @@ Every class has a value for every currency of the day, also 0, so an alert ends 
 `group` is `break`, `open` or `agreed`: sum `at_risk` over `group="break"` for the value in the \
 report.
 """
+OF_FIGURES = """\
+## The broker's figures
+
+`txmq broker status --all` and `mqadmin brokerStatus` (request 28) show the broker's own figures \
+with RocketMQ's.
+Those of limits and refusals are [metrics](#limits-and-refusals) under other names: \
+`filterCharactersWaiting` is the limit `filter_characters_waiting`, `topicsRefused` counts \
+refusals with the reason `topics`, and `unreadAnswersCut` those with `unread_answers_cut`.
+The others are:
+
+| figure | meaning |
+|---|---|
+| `transactionsOpen`, `transactionsParkedNow` | transactions without a decision, and how many of \
+them are parked |
+| `transactionsCommitted`, `transactionsRolledBack` | decisions since the start |
+| `transactionsConflicts` | refused contrary decisions since the start; more than 0 needs [a \
+person](../howto/resolve.md#transactionconflict) |
+| `transactionsChecksSent`, `transactionsChecksUnknown`, `transactionsChecksUnanswered`, \
+`transactionsChecksLost` | checks since the start, and those that brought no decision |
+| `messagesWaiting` | messages that wait for their time |
+| `filtersCompiled` | filters that the broker keeps compiled |
+| `epoch`, `isLeader` | the epoch of this leadership (0 without a coordinator), and 1 at a leader \
+|
+| `followers`, `followersInSync` | connected followers, and those that have everything that was \
+acknowledged |
+| `bytesNotCopied` | bytes that the last of the connected followers lacks |
+| `answersWaitingForFollowers` | writes whose answers wait for followers |
+| `secondsSinceLeaseRenewal` | the age of the lease that the coordinator has confirmed; only for \
+members of a broker set |
+| `putTps`, `getTransferredTps` | messages in and out a second |
+| `position`, `bytesNotShown` | at a follower: the end of its copy, and what consumers do not see \
+there yet |
+
+A name server answers `mqadmin brokerStatus -b 127.0.0.1:9876` too: with `brokers` and `topics` \
+that are registered, `keyValues` and their `keyValueCharacters`, `registrationsRefused` and \
+`keyValuesRefused` since the start, and the figures of connections.
+"""
 WHO = {origin: str(origin) or "leader" for origin in Origin}
 
 
@@ -115,6 +152,7 @@ def page() -> str:
         small_table(OF_NAMES, name_server_metrics.PREFIX, name_server_metrics.ROWS),
         small_table(OF_CONSOLES, console_metrics.PREFIX, console_metrics.ROWS),
         small_table(OF_RECONCILIATIONS, reconcile_metrics.PREFIX, reconcile_metrics.METRICS),
+        OF_FIGURES,
     ]
     return "\n".join(parts)
 

@@ -12,12 +12,28 @@ from tests.servers.serving import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 125
-FIRST_SCREEN = 16
+LINKS_MAX = 15
+FIRST_SCREEN = 24
+FIRST_CODE_LINES_MAX = 12
 SERVICE_LINES_MAX = 30
 
 
 def test_it_is_short():
     assert len(README.read_text().splitlines()) <= LINES_MAX
+
+
+def test_it_has_few_links_and_pictures():
+    assert len(re.findall(r"\]\(", README.read_text())) <= LINKS_MAX
+
+
+def test_its_first_screen_begins_with_a_part_of_its_service():
+    screen = "\n".join(README.read_text().splitlines()[:FIRST_SCREEN])
+    language, code = re.search(r"^```(\w+)\n(.*?)^```$", screen, re.MULTILINE | re.DOTALL).groups()
+    (service,) = programs().values()
+
+    assert language == "py"
+    assert code in service
+    assert len(code.splitlines()) <= FIRST_CODE_LINES_MAX
 
 
 def test_its_first_screen_names_the_two_commands_that_do_everything():

@@ -32,7 +32,7 @@ RIGHTS = {
         "txmq_outbox_relay": "SELECT, INSERT, UPDATE, DELETE",
     },
 }
-"""As howto/fence.md, howto/idempotent.md and howto/relay.md have them."""
+"""As howto/fence.md, howto/idempotent.md and howto/outbox.md have them."""
 
 
 @pytest.fixture(scope="module")

@@ -293,7 +293,7 @@ def test_promtool_finds_no_fault_in_rules_and_configurations(tmp_path):
         code, said = promtool("check", "rules", rules)
         assert code == 0, said
     (block, *_) = re.findall(
-        r"^( *)```yaml\n(.*?)^ *```", (DOCS / "alerts.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^( *)```yaml\n(.*?)^ *```", (DOCS / "monitor.md").read_text(), re.MULTILINE | re.DOTALL
     )
     file = tmp_path / "config.yml"
     file.write_text(block[1].replace("\n" + block[0], "\n").removeprefix(block[0]))

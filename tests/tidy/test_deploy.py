@@ -114,7 +114,7 @@ def test_the_dashboard_is_fresh():
 
 
 def test_every_alert_has_a_severity_a_sentence_and_a_row_of_its_page():
-    page = (ROOT / "docs/howto/alerts.md").read_text()
+    page = (ROOT / "docs/howto/monitor.md").read_text()
     described = re.findall(r"^\| `(Txmq\w+)` \|", page, re.MULTILINE)
 
     assert described == [rule["alert"] for rule in rules()]

@@ -40,7 +40,7 @@ KINDS = (
     "reference/errors.html",
     "reference/cli.html",
     "reference/configuration.html",
-    "adr/README.html",
+    "adr/index.html",
 )
 """One page of each kind, and those with the widest tables."""
 SERIOUS = {"serious", "critical"}
